@@ -1,0 +1,58 @@
+# One command per job; each sets itself up. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: help setup test check lint types contracts bench chaos demo lock docs clean
+
+help: ## what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY) ## virtual environment with the locked dependencies
+
+$(READY): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Purveyor needs Python 3.11 or newer; set PYTHON=/path/to/it"; exit 1; }
+	@echo "== set-up: virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "== set-up: locked dependencies (hashes checked)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(READY)
+
+test: $(READY) ## all tests, in parallel, against real servers
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+check: lint types contracts test ## everything that must hold before a change lands
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+contracts: $(READY)
+	$(BIN)/lint-imports
+
+bench: $(READY) ## the benchmarks; writes benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks
+
+chaos: $(READY) ## the long versions of the crash and property tests
+	PURVEYOR_CHAOS=1 $(BIN)/python -m pytest -m chaos -n 1 -s
+
+demo: $(READY) ## the main job end to end (comes with the pipeline)
+	@echo "The demo comes with the pipeline. What works today: $(BIN)/purveyor --help"
+
+docs: $(READY) ## the generated pages
+	$(BIN)/python -m scripts.generate_docs
+
+lock: ## resolve the dependencies anew
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	  --quiet --upgrade --all-extras --group dev pyproject.toml --output-file requirements/dev.txt
+
+clean: ## remove what was built
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build artifacts
