@@ -1,0 +1,1 @@
+"""The words every part shares: the error tree and the rules for names. Standard library only."""

@@ -1,0 +1,101 @@
+"""What may be called what: pure rules for names, subjects and headers, shared by every surface.
+
+They are checked before anything is sent: a bad name on the wire shows up as a timeout or as somebody else's problem.
+"""
+
+import re
+from collections.abc import Iterable
+
+from purveyor.model.errors import InvalidHeader, InvalidName, InvalidSubject
+
+_FORBIDDEN_IN_NAME = re.compile(r"[\s.*>/\\\x00-\x1f\x7f]")
+_SUBSCRIPTION = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")
+_BUCKET = re.compile(r"[A-Za-z0-9_-]+")
+_HEADER_NAME = re.compile(r"[!-9;-~]+")  # printable ASCII without the colon
+
+
+def check_name(name: str, what: str = "stream") -> str:
+    """A stream or consumer name: no white space, dots, wildcards or slashes; at most 255 characters."""
+    if not name:
+        raise InvalidName(f"the name of a {what} is empty", fix="give it a name, such as ORDERS")
+    bad = _FORBIDDEN_IN_NAME.search(name)
+    if bad:
+        raise InvalidName(
+            f"invalid {what} name {name!r}: {bad.group()!r} is not allowed",
+            fix="use no white space, '.', '*', '>', '/' or '\\'",
+        )
+    if len(name.encode()) > 255:
+        raise InvalidName(f"invalid {what} name {name[:32]!r}...: longer than 255 bytes", fix="shorten it")
+    return name
+
+
+def check_subscription_name(name: str, reserved: Iterable[str] = ()) -> str:
+    """A subscription name: letters, digits, '-' and '_', at most 64, and not one of the internal queues'."""
+    if not _SUBSCRIPTION.fullmatch(name):
+        raise InvalidName(f"invalid subscription name {name!r}", fix="use 1 to 64 letters, digits, '-' or '_'")
+    if name in set(reserved):
+        raise InvalidName(f"the name {name!r} is reserved for an internal queue", fix="choose another name")
+    return name
+
+
+def check_subject(subject: str, *, wildcards: bool = False) -> str:
+    """A subject: tokens parted by dots, none empty, no white space; `*` and `>` only where wildcards are allowed."""
+    if not subject:
+        raise InvalidSubject("the subject is empty", fix="give one, such as orders.new")
+    if any(ch.isspace() or ord(ch) < 32 or ord(ch) == 127 for ch in subject):
+        raise InvalidSubject(f"invalid subject {subject!r}: white space or control characters", fix="use '.' or '-'")
+    tokens = subject.split(".")
+    if "" in tokens:
+        raise InvalidSubject(f"invalid subject {subject!r}: an empty token", fix="no dot first, last or doubled")
+    for position, token in enumerate(tokens):
+        wild = token == "*" or (token == ">" and position == len(tokens) - 1)
+        if wild and wildcards:
+            continue
+        if wild:
+            raise InvalidSubject(
+                f"invalid subject {subject!r}: {token!r} is a wildcard, and a message needs one exact subject",
+                fix="name each token",
+            )
+        if token == ">":
+            raise InvalidSubject(f"invalid subject {subject!r}: '>' must be the last token", fix="move or drop it")
+    return subject
+
+
+def check_header(name: str, value: str) -> None:
+    """A header: a printable ASCII name without colon, a value without line breaks."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise InvalidHeader(f"invalid header name {name!r}", fix="use printable ASCII characters without spaces or ':'")
+    if "\r" in value or "\n" in value or "\0" in value:
+        raise InvalidHeader(
+            f"invalid value of header {name!r}: it holds a line break or NUL", fix="encode it, in base64 say"
+        )
+
+
+def check_bucket(name: str) -> str:
+    """A key-value bucket name: letters, digits, '-' and '_'."""
+    if not _BUCKET.fullmatch(name):
+        raise InvalidName(f"invalid bucket name {name!r}", fix="use letters, digits, '-' and '_'")
+    return name
+
+
+def check_key(key: str) -> str:
+    """A key in a bucket: letters, digits and -/_=. with no dot at either end."""
+    if not _KEY.fullmatch(key) or key.startswith(".") or key.endswith(".") or ".." in key:
+        raise InvalidName(f"invalid key {key!r}", fix="use letters, digits and any of -/_=. with no dot at either end")
+    return key
+
+
+def subject_matches(pattern: str, subject: str) -> bool:
+    """Whether a subject falls under a pattern with wildcards, as the server sees it.
+
+    >>> subject_matches("orders.>", "orders.eu.new"), subject_matches("orders.*", "orders.eu.new")
+    (True, False)
+    """
+    wanted, given = pattern.split("."), subject.split(".")
+    for index, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > index
+        if index >= len(given) or token not in ("*", given[index]):
+            return False
+    return len(wanted) == len(given)
