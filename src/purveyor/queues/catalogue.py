@@ -1,0 +1,181 @@
+"""The queue catalogue: every queue of Purveyor declared as data, with who writes it and who reads it.
+
+Names are a promise: a deployment that has these streams is taken over in place. Both sides of a queue give its entry to
+`ensure` when they start, so that neither has to start first.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+
+from purveyor.model.errors import InvalidName
+from purveyor.model.names import check_name, check_subscription_name
+from purveyor.queues.config import AckPolicy, ConsumerConfig, Deliver, Retention, StreamConfig
+
+DEFAULT_GROUP = "dispatcher"
+_STAGE_PREFIX = "stage-"
+
+
+class Order(Enum):
+    """What a reader of the queue can rely on."""
+
+    POSITION = "by position"
+    KEY = "by key"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A durable consumer of a queue. `max_ack_pending=1` is a lock with a timeout: a second instance stands by."""
+
+    durable: str
+    who: str
+    ack_wait: timedelta = timedelta(seconds=30)
+    max_ack_pending: int = 1
+    filter_subjects: tuple[str, ...] = ()
+
+    def consumer(self) -> ConsumerConfig:
+        """Its settings on the server."""
+        return ConsumerConfig(
+            durable_name=check_name(self.durable, "consumer"),
+            deliver_policy=Deliver.ALL,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=self.ack_wait,
+            max_ack_pending=self.max_ack_pending,
+            filter_subjects=self.filter_subjects or None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A stream with the durables that read it."""
+
+    name: str
+    purpose: str
+    subjects: tuple[str, ...]
+    retention: Retention
+    writer: str
+    readers: tuple[Reader, ...] = ()
+    people: str = ""
+    """Who reads it without a durable."""
+    order: Order = Order.POSITION
+
+    @property
+    def stream(self) -> str:
+        """The name of its stream."""
+        return f"stream:{self.name}"
+
+    def config(self, *, replicas: int = 1) -> StreamConfig:
+        """The settings of its stream. No size limits: a queue that drops messages is not one."""
+        return StreamConfig(
+            name=self.stream,
+            subjects=self.subjects,
+            retention=self.retention,
+            num_replicas=replicas,
+            allow_direct=True,
+            allow_atomic=True,
+        )
+
+
+LDIF = Queue(
+    name="ldif",
+    purpose="Raw records of a directory, as they were read.",
+    subjects=("ldif.>",),
+    retention=Retention.INTEREST,
+    writer="intake",
+    readers=(Reader(durable="transformer", who="pipeline: transform"),),
+)
+
+PREFILL = Queue(
+    name="prefill",
+    purpose="Requests to fill a new subscription with the current state.",
+    subjects=("prefill",),
+    retention=Retention.WORK_QUEUE,
+    writer="delivery: subscriptions",
+    readers=(Reader(durable="prefill", who="pipeline: prefill", ack_wait=timedelta(seconds=60), max_ack_pending=16),),
+    order=Order.NONE,
+)
+
+PREFILL_FAILURES = Queue(
+    name="prefill-failures",
+    purpose="Prefill requests that failed for good, with the reason.",
+    subjects=("prefill-failures",),
+    retention=Retention.WORK_QUEUE,
+    writer="pipeline: prefill",
+    people="operators",
+    order=Order.NONE,
+)
+
+DEAD_LETTERS = Queue(
+    name="dead-letters",
+    purpose="Whatever could not be processed, with its reason and the way back.",
+    subjects=("dead-letters.>",),
+    retention=Retention.LIMITS,
+    writer="every part",
+    people="operators, retry",
+    order=Order.NONE,
+)
+
+
+def incoming(groups: Iterable[str] = (DEFAULT_GROUP,)) -> Queue:
+    """Events in the order of their positions. Each dispatcher group (a primary, a backup) gets all of them."""
+    return Queue(
+        name="incoming",
+        purpose="Every event of every source, in the one order that counts.",
+        subjects=("incoming", "incoming.>"),
+        retention=Retention.INTEREST,
+        writer="pipeline: transform, the API, the outbox relay",
+        readers=(
+            *(Reader(durable=group, who="pipeline: dispatch") for group in groups),
+            Reader(durable="archive", who="pipeline: archive"),
+        ),
+    )
+
+
+def subscription_queue(name: str) -> Queue:
+    """The queue of one subscription. A message is deleted when it is acknowledged, so it has no durable."""
+    check_subscription_name(name, reserved_names())
+    if name.startswith(_STAGE_PREFIX):
+        raise InvalidName(f"the name {name!r} is reserved: {_STAGE_PREFIX}... are stages", fix="choose another name")
+    return Queue(
+        name=name,
+        purpose=f"What subscription {name} has not acknowledged yet.",
+        subjects=(f"{name}.main", f"{name}.prefill"),
+        retention=Retention.LIMITS,
+        writer="pipeline: dispatch, prefill, replay",
+        people="the API, push",
+    )
+
+
+def stage_queue(endpoint: str, stages: int = 1) -> Queue:
+    """The queue of a transactional endpoint, with one durable for each of its stages."""
+    name = f"{_STAGE_PREFIX}{endpoint.replace('.', '_')}"
+    check_name(name, "stage")
+    return Queue(
+        name=name,
+        purpose=f"Messages on their way through the stages of {endpoint}.",
+        subjects=tuple(f"stage.{endpoint}.{number}" for number in range(stages)),
+        retention=Retention.WORK_QUEUE,
+        writer="stages, the outbox relay",
+        readers=tuple(
+            Reader(
+                durable=f"stage-{number}",
+                who=f"stage {number} of {endpoint}",
+                max_ack_pending=256,
+                filter_subjects=(f"stage.{endpoint}.{number}",),
+            )
+            for number in range(stages)
+        ),
+        order=Order.KEY,
+    )
+
+
+def internal_queues(groups: Iterable[str] = (DEFAULT_GROUP,)) -> tuple[Queue, ...]:
+    """The queues that every deployment has."""
+    return (LDIF, incoming(groups), PREFILL, PREFILL_FAILURES, DEAD_LETTERS)
+
+
+def reserved_names() -> frozenset[str]:
+    """Names that a subscription cannot take."""
+    return frozenset(queue.name for queue in internal_queues())

@@ -1,0 +1,395 @@
+"""One connection of this process to the NATS servers, for control traffic: requests, subscriptions, single publishes.
+
+nats-py does the protocol; here its errors become ours, a lost server becomes a wait of at most `patience`, a refused
+subject becomes PermissionDenied instead of a timeout, and headers keep all their values.
+"""
+
+import asyncio
+import contextlib
+import math
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.protocol import command
+
+from purveyor.model.errors import (
+    AuthenticationFailed,
+    NoAnswer,
+    PermissionDenied,
+    PurveyorError,
+    ServerTooOld,
+    ServerUnavailable,
+    SetupError,
+)
+from purveyor.queues import headers as header_codec
+from purveyor.queues.address import Address
+from purveyor.queues.headers import HeaderBlock, Headers
+
+OLDEST_SERVER = (2, 14)
+_ANSWER_SECONDS = 5.0
+_RECONNECT_SECONDS = 0.25
+_DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A message off the wire: an answer to a request, or one delivered to a subscription."""
+
+    subject: str
+    data: bytes
+    block: HeaderBlock
+    reply: str = ""
+
+    @property
+    def headers(self) -> Headers:
+        """The headers, each with all its values."""
+        return self.block.headers
+
+    @property
+    def status(self) -> int:
+        """The server's status, 0 on ordinary messages."""
+        return self.block.status
+
+
+class _HeaderDict(dict[str, str]):
+    """What nats-py sees of the headers, with the block they came from."""
+
+    block: bytes = b""
+
+
+class _Client(Client):
+    """nats-py with headers of several values: it drops all but one, in both directions."""
+
+    @property
+    def offers_jetstream(self) -> bool:
+        """Whether the server connected to says that JetStream is on."""
+        return bool(self._server_info.get("jetstream"))
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        if not headers:
+            return None
+        parsed = header_codec.decode(headers)
+        seen = _HeaderDict({name: values[-1] for name, values in parsed.headers.items()})
+        if parsed.status:
+            seen["Status"] = str(parsed.status)
+            seen["Description"] = parsed.description
+        seen.block = bytes(headers)
+        return seen
+
+    async def _send_publish(
+        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
+    ) -> None:
+        block = headers.block if isinstance(headers, _HeaderDict) else b""
+        if not block:
+            await super()._send_publish(subject, reply, payload, payload_size, headers)
+            return
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
+        await self._send_command(command.hpub_cmd(subject, reply, block, payload))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
+
+
+def _outgoing(headers: Headers | None) -> _HeaderDict | None:
+    if not headers:
+        return None
+    result = _HeaderDict()
+    result.block = header_codec.encode(headers)
+    return result
+
+
+def _answer(message: Msg) -> Answer:
+    block = message.headers.block if isinstance(message.headers, _HeaderDict) else b""
+    parsed = header_codec.decode(block) if block else HeaderBlock()
+    return Answer(message.subject, message.data, parsed, message.reply)
+
+
+class Subscription:
+    """Messages of one subject as they come; survives a reconnect."""
+
+    def __init__(self, connection: "Connection", inner: Any) -> None:
+        self._connection = connection
+        self._inner = inner
+
+    async def next(self, timeout_seconds: float) -> Answer | None:
+        """The next message, or None when the time is over."""
+        try:
+            return _answer(await self._inner.next_msg(timeout=max(timeout_seconds, 0.001)))
+        except nats_errors.TimeoutError:
+            return None
+        except nats_errors.ConnectionClosedError as error:
+            raise self._connection.closed_error() from error
+
+    async def __aiter__(self) -> AsyncIterator[Answer]:
+        while True:
+            message = await self.next(3600)
+            if message is not None:
+                yield message
+
+    def drain(self) -> list[Answer]:
+        """What arrived and nobody took."""
+        arrived: list[Answer] = []
+        queue: asyncio.Queue[Msg] = self._inner._pending_queue  # noqa: SLF001 - nats-py has no public way
+        while not queue.empty():
+            arrived.append(_answer(queue.get_nowait()))
+        return arrived
+
+    async def close(self) -> None:
+        """Stop listening."""
+        with contextlib.suppress(nats_errors.Error):
+            await self._inner.unsubscribe()
+
+
+class Connection:
+    """See the module. Made by `Connection.open`, closed by `close` or as an async context manager."""
+
+    def __init__(self, address: Address, patience_seconds: float) -> None:
+        self.address = address
+        self.patience_seconds = patience_seconds
+        self._client = _Client()
+        self._connected = asyncio.Event()
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._last_error: Exception | None = None
+        self._rejected = asyncio.Event()
+        self.generation = 1
+        """Counts the connections made: what was asked on an earlier one will not be answered."""
+        self.on_state: Callable[[str], None] | None = None
+
+    @classmethod
+    async def open(cls, address: Address, *, name: str = "purveyor", patience_seconds: float = 60) -> "Connection":
+        """Connect; waits at most `patience_seconds` for a server. Raises AuthenticationFailed, ServerTooOld, ..."""
+        self = cls(address, patience_seconds)
+        connecting = asyncio.create_task(self._client.connect(**self._options(name)))
+        rejected = asyncio.create_task(self._rejected.wait())
+        try:
+            await asyncio.wait((connecting, rejected), timeout=patience_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done() or connecting.exception() is not None:
+                failure = connecting.exception() if connecting.done() else None
+                raise self._connect_error(failure or self._last_error)
+        except BaseException:
+            await _cancel(connecting)
+            with contextlib.suppress(Exception):
+                await self._client.close()
+            raise
+        finally:
+            await _cancel(rejected)
+        self._connected.set()
+        try:
+            self._check_server()
+        except PurveyorError:
+            await self.close()
+            raise
+        return self
+
+    def _options(self, name: str) -> dict[str, Any]:
+        address = self.address
+        options: dict[str, Any] = {
+            "servers": list(address.urls),
+            "name": name,
+            "error_cb": self._on_error,
+            "disconnected_cb": self._on_disconnect,
+            "reconnected_cb": self._on_reconnect,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": _RECONNECT_SECONDS,
+            "connect_timeout": 5,
+            "ping_interval": 10,
+            "max_outstanding_pings": 2,
+            "allow_reconnect": True,
+        }
+        if address.user is not None:
+            options |= {"user": address.user, "password": address.password}
+        if address.token is not None:
+            options["token"] = address.token
+        if address.credentials is not None:
+            text = address.credentials.read_text()
+            key = "user_credentials" if "BEGIN NATS USER JWT" in text else "nkeys_seed"
+            options[key] = str(address.credentials)
+        if address.tls is not None:
+            options |= {
+                "tls": address.tls.context(),
+                "tls_hostname": address.tls.hostname or address.hosts()[0][0],
+                "tls_handshake_first": address.tls.first,
+            }
+        return options
+
+    def _connect_error(self, cause: BaseException | None) -> PurveyorError:
+        if self._rejected.is_set():
+            who = f"user {self.address.user!r}" if self.address.user else "these credentials"
+            return AuthenticationFailed(
+                f"the NATS server at {self.address} does not accept {who}",
+                fix="check PURVEYOR_NATS_URL and PURVEYOR_NATS_CREDENTIALS",
+            )
+        return ServerUnavailable(
+            f"no NATS server answers at {self.address} ({cause or 'no answer'})",
+            fix="is it running, and is the address right?",
+        )
+
+    def _check_server(self) -> None:
+        found = self._client.connected_server_version
+        if (found.major, found.minor) < OLDEST_SERVER:
+            wanted = ".".join(map(str, OLDEST_SERVER))
+            raise ServerTooOld(
+                f"the NATS server at {self.address} is {self.server_version}, older than {wanted}",
+                fix="upgrade nats-server",
+            )
+
+    async def _on_error(self, error: Exception) -> None:
+        self._last_error = error
+        text = str(error)
+        if isinstance(error, nats_errors.AuthorizationError) or "authorization violation" in text.lower():
+            self._rejected.set()
+        found = _DENIED.search(text)
+        if not found:
+            return
+        verb, subject = found.groups()
+        publishing = verb.lower() == "publish"
+        # nats-py gives the text in lower case. A denied inbox leaves every question without an answer.
+        self._fail(
+            PermissionDenied(
+                f"these credentials may not {'publish' if publishing else 'subscribe'} to {subject!r}",
+                fix="use other credentials, or have the permission added",
+                code=403,
+            ),
+            subject.lower() if publishing else None,
+        )
+
+    def _fail(self, error: PurveyorError, subject: str | None = None) -> None:
+        """End the waits for answers: those on one subject, or all."""
+        for waited_for, futures in self._waiting.items():
+            if subject in (None, waited_for):
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(error)
+
+    async def _on_disconnect(self) -> None:
+        self._connected.clear()
+        self._fail(NoAnswer(f"the connection to {self.address} was lost before the answer came", fix="try again"))
+        if self.on_state:
+            self.on_state("disconnected")
+
+    async def _on_reconnect(self) -> None:
+        self.generation += 1
+        self._connected.set()
+        if self.on_state:
+            self.on_state("connected")
+
+    @property
+    def connected(self) -> bool:
+        """Whether a server is there at this moment."""
+        return self._connected.is_set() and self._client.is_connected
+
+    @property
+    def server_version(self) -> str:
+        """The version of the server connected to."""
+        found = self._client.connected_server_version
+        return f"{found.major}.{found.minor}.{found.patch}"
+
+    @property
+    def offers_jetstream(self) -> bool:
+        """Whether the server connected to has JetStream."""
+        return self._client.offers_jetstream
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message (headers and payload) the server takes."""
+        return self._client.max_payload
+
+    def closed_error(self) -> PurveyorError:
+        """Why nothing goes any more: closed by us, or turned away by the server."""
+        if self._rejected.is_set():
+            return self._connect_error(None)
+        return ServerUnavailable(f"the connection to {self.address} is closed", fix="connect again")
+
+    async def wait_connected(self, patience_seconds: float) -> None:
+        """Return when a server is there; ServerUnavailable when the patience is over."""
+        if self._client.is_closed:
+            raise self.closed_error()
+        try:
+            await asyncio.wait_for(self._connected.wait(), None if math.isinf(patience_seconds) else patience_seconds)
+        except TimeoutError:
+            raise ServerUnavailable(
+                f"no NATS server answered at {self.address} for {patience_seconds:.0f} s", fix="is it running?"
+            ) from None
+
+    async def request(
+        self, subject: str, data: bytes = b"", *, headers: Headers | None = None, timeout_seconds: float | None = None
+    ) -> Answer:
+        """One question, one answer. Raises NoAnswer on silence; a 503 status means that nobody listens there."""
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(subject.lower(), set()).add(failed)
+        asking = asyncio.create_task(
+            self._client.request(subject, data, timeout_seconds or _ANSWER_SECONDS, headers=_outgoing(headers))
+        )
+        try:
+            await asyncio.wait((asking, failed), return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
+            return _answer(await asking)
+        except nats_errors.NoRespondersError:
+            return Answer(subject, b"", HeaderBlock(status=503, description="no responders"))
+        except (nats_errors.TimeoutError, nats_errors.OutboundBufferLimitError) as error:
+            raise NoAnswer(f"no answer on {subject!r}", fix="try again") from error
+        except nats_errors.MaxPayloadError as error:
+            size = len(data) + (len(header_codec.encode(headers)) if headers else 0)
+            raise SetupError(f"{size} bytes are more than the server takes ({self.max_payload})") from error
+        except nats_errors.ConnectionClosedError as error:
+            raise self.closed_error() from error
+        finally:
+            await _cancel(asking)
+            failed.cancel()
+            waiting = self._waiting[subject.lower()]
+            waiting.discard(failed)
+            if not waiting:
+                del self._waiting[subject.lower()]
+
+    async def publish(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: Headers | None = None
+    ) -> None:
+        """Send without waiting for anything."""
+        try:
+            await self._client.publish(subject, data, reply=reply, headers=_outgoing(headers))
+        except nats_errors.ConnectionClosedError as error:
+            raise self.closed_error() from error
+
+    async def subscribe(self, subject: str, *, queue: str = "") -> Subscription:
+        """Listen on a subject."""
+        try:
+            return Subscription(self, await self._client.subscribe(subject, queue=queue))
+        except nats_errors.ConnectionClosedError as error:
+            raise self.closed_error() from error
+
+    async def flush(self) -> None:
+        """Return when the server has seen everything sent so far."""
+        try:
+            await self._client.flush(timeout=5)
+        except nats_errors.Error as error:
+            raise NoAnswer("the server did not confirm what was sent", fix="try again") from error
+
+    def new_inbox(self) -> str:
+        """A subject nobody else uses."""
+        return self._client.new_inbox()
+
+    async def close(self) -> None:
+        """Close; what was sent is flushed first if a server is there."""
+        if self.connected:
+            with contextlib.suppress(PurveyorError):
+                await self.flush()
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def _cancel(task: "asyncio.Task[Any]") -> None:
+    if not task.done():
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task

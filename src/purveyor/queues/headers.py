@@ -1,0 +1,77 @@
+"""NATS header blocks: `NATS/1.0[ status[ text]]`, then `Name: value` lines, an empty line. Names may repeat."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from purveyor.model.errors import InvalidHeader
+from purveyor.model.names import check_header
+
+MSG_ID = "Nats-Msg-Id"
+EXPECTED_STREAM = "Nats-Expected-Stream"
+EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
+EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
+ROLLUP = "Nats-Rollup"
+TTL = "Nats-TTL"
+
+_VERSION = b"NATS/1.0"
+_CRLF = b"\r\n"
+
+Headers = Mapping[str, tuple[str, ...]]
+"""What a message carries: each name with its values in order."""
+
+HeadersIn = Mapping[str, str | Sequence[str]]
+"""What a caller may give: one value or several."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderBlock:
+    """A parsed block: the status of a server's answer (0 on ordinary messages) and the headers."""
+
+    status: int = 0
+    description: str = ""
+    headers: Headers = field(default_factory=dict)
+
+
+def normalise(headers: HeadersIn | None) -> dict[str, tuple[str, ...]]:
+    """One shape for what callers give; names and values are checked here, once.
+
+    >>> normalise({"Trace": "1", "Tag": ["a", "b"]})
+    {'Trace': ('1',), 'Tag': ('a', 'b')}
+    """
+    result: dict[str, tuple[str, ...]] = {}
+    for name, given in (headers or {}).items():
+        values = (given,) if isinstance(given, str) else tuple(given)
+        for value in values:
+            if not isinstance(value, str):
+                raise InvalidHeader(f"invalid value of header {name!r}: {type(value).__name__}", fix="give a string")
+            check_header(name, value)
+        result[name] = values
+    return result
+
+
+def encode(headers: Headers) -> bytes:
+    """The block as it goes over the wire."""
+    lines = [_VERSION]
+    lines += [f"{name}: {value}".encode() for name, values in headers.items() for value in values]
+    return _CRLF.join(lines) + _CRLF + _CRLF
+
+
+def decode(block: bytes) -> HeaderBlock:
+    """Parse a block; bytes that are not UTF-8 are kept as surrogates rather than lost."""
+    first, _, rest = block.partition(_CRLF)
+    status_text = first[len(_VERSION) :].strip().decode("ascii", "replace")
+    code, _, description = status_text.partition(" ")
+    headers: dict[str, tuple[str, ...]] = {}
+    for line in rest.split(_CRLF):
+        name, colon, value = line.partition(b":")
+        if colon:
+            key = name.decode("utf-8", "surrogateescape")
+            headers[key] = (*headers.get(key, ()), value.strip().decode("utf-8", "surrogateescape"))
+    return HeaderBlock(int(code) if code.isdigit() else 0, description.strip(), headers)
+
+
+def first(headers: Headers, name: str) -> str | None:
+    """The first value of a header, if there is one."""
+    values = headers.get(name)
+    return values[0] if values else None

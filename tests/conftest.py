@@ -1,0 +1,76 @@
+"""What tests share: a real nats-server per worker, servers of one's own, fresh names, and a way to cut the wire."""
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from purveyor.queues.address import Address
+from purveyor.queues.server import EmbeddedServer, ServerEvent, ServerOptions
+from tests.proxy import TcpProxy
+
+FAST = ServerOptions(sync="2m")
+"""For tests that do not lose power: no sync of each write."""
+
+
+class OwnServer(Protocol):
+    """Starts a server which belongs to one test alone: it may be killed, restarted and filled up."""
+
+    def __call__(
+        self,
+        options: ServerOptions = ...,
+        *,
+        directory: Path | None = None,
+        on_event: Callable[[ServerEvent], None] | None = None,
+    ) -> EmbeddedServer: ...
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """The server of this worker, shared by its tests: use `unique` names, and leave it alive."""
+    with EmbeddedServer(tmp_path_factory.mktemp("nats") / "store", FAST) as server:
+        yield server
+
+
+@pytest.fixture
+def address(nats_server: EmbeddedServer) -> Address:
+    """Where the shared server is, with credentials."""
+    return nats_server.address
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[OwnServer]:
+    """A factory of servers for this test alone; those that still run are stopped after it."""
+    started: list[EmbeddedServer] = []
+
+    def start(
+        options: ServerOptions = FAST,
+        *,
+        directory: Path | None = None,
+        on_event: Callable[[ServerEvent], None] | None = None,
+    ) -> EmbeddedServer:
+        where = directory if directory is not None else tmp_path / f"nats-{len(started)}"
+        server = EmbeddedServer(where, options, on_event=on_event)
+        started.append(server)
+        return server.start()
+
+    yield start
+    for server in reversed(started):
+        server.stop()
+
+
+@pytest.fixture
+def unique(request: pytest.FixtureRequest) -> str:
+    """A fresh name: good for a stream, a consumer, a bucket, a key or a token of a subject."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
+    return f"{words[:32]}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def tcp_proxy(address: Address) -> Iterator[TcpProxy]:
+    """A proxy in front of the shared server; for another server make a `TcpProxy` of your own."""
+    with TcpProxy(*address.hosts()[0]) as proxy:
+        yield proxy
