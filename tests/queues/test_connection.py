@@ -117,6 +117,8 @@ async def test_a_subject_that_is_not_allowed_is_denied_not_timed_out(tmp_path: P
             await queues.publish("orders", b"x", msg_id="1")
         with pytest.raises(PermissionDenied, match="consumer"):
             await queues.consumers.info("S", "C")
+        with pytest.raises(PermissionDenied, match="subscribe to 'orders'"):
+            await queues.connection.subscribe("orders", confirm=True)
 
 
 async def test_bad_messages_are_refused_before_they_are_sent(queues: Queues, unique: str) -> None:

@@ -57,13 +57,14 @@ class Address:
         clean: list[str] = []
         user = password = token = None
         for part in (piece.strip() for piece in urls.split(",")):
-            split = urlsplit(part if "://" in part else f"nats://{part}")
             try:
+                split = urlsplit(part if "://" in part else f"nats://{part}")
                 host, port = split.hostname, split.port or DEFAULT_PORT
-            except ValueError:
-                host, port = None, 0
-            shown = f"{split.scheme}://{split.netloc.rpartition('@')[2]}"
+            except ValueError:  # brackets that do not match, a port that is no number
+                split, host, port = urlsplit(""), None, 0
             if split.scheme not in _SCHEMES or not host:
+                shown = part.partition("://")[0] + "://" if "://" in part else ""
+                shown += part.rpartition("://")[2].rpartition("@")[2]
                 raise InvalidConfig(f"invalid NATS address {shown!r}", fix="write nats://host:4222 or tls://host:4222")
             if split.scheme == "tls" and tls is None:
                 tls = Tls()

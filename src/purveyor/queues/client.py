@@ -4,12 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from types import TracebackType
-from typing import Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Self
 
 from purveyor.model.errors import AlreadyExists
-from purveyor.queues import bulk
 from purveyor.queues.address import Address
 from purveyor.queues.api import Api
 from purveyor.queues.catalogue import Queue
@@ -22,6 +19,11 @@ from purveyor.queues.messages import Message
 from purveyor.queues.publisher import Expect, Publisher, Receipt
 from purveyor.queues.puller import Puller, PullOptions
 from purveyor.queues.streams import Streams
+
+if TYPE_CHECKING:  # Arrow takes as long to import as all the rest: only those who use it wait for it
+    import pyarrow as pa
+
+    from purveyor.queues import bulk
 
 
 class Queues:
@@ -58,13 +60,15 @@ class Queues:
         return await self._publisher.publish(subject, data, headers=headers, msg_id=msg_id, expect=expect)
 
     async def publish_many(
-        self, messages: Iterable[bulk.Outgoing], options: bulk.PublishOptions | None = None
-    ) -> bulk.PublishReport:
+        self, messages: "Iterable[bulk.Outgoing]", options: "bulk.PublishOptions | None" = None
+    ) -> "bulk.PublishReport":
         """Store many messages in order, each acknowledgement checked; in a thread, on a connection of its own.
 
         Messages are tuples of subject, data, headers and id; a message without an id gets one. Record batches go to
         `purveyor.queues.publish_many` directly.
         """
+        from purveyor.queues import bulk  # noqa: PLC0415 - see the top
+
         batches = bulk.outgoing(messages)
         return await asyncio.to_thread(bulk.publish_many, self.address, batches, options or bulk.PublishOptions())
 
@@ -77,9 +81,11 @@ class Queues:
         return self._puller.pull(stream, consumer, options)
 
     async def read_range(
-        self, stream: str, first: int, last: int, options: bulk.ReadOptions | None = None
-    ) -> AsyncIterator[pa.RecordBatch]:
+        self, stream: str, first: int, last: int, options: "bulk.ReadOptions | None" = None
+    ) -> "AsyncIterator[pa.RecordBatch]":
         """The messages of a range of sequences as Arrow record batches, one in memory at a time."""
+        from purveyor.queues import bulk  # noqa: PLC0415 - see the top
+
         batches = bulk.read_range(self.address, stream, first, last, options or bulk.ReadOptions())
         try:
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from purveyor.model.errors import (
     AuthenticationFailed,
     NoAnswer,
     PermissionDenied,
+    PublishRefused,
     PurveyorError,
     ServerTooOld,
     ServerUnavailable,
@@ -320,32 +321,40 @@ class Connection:
         self, subject: str, data: bytes = b"", *, headers: Headers | None = None, timeout_seconds: float | None = None
     ) -> Answer:
         """One question, one answer. Raises NoAnswer on silence; a 503 status means that nobody listens there."""
+        with self._failure(subject) as failed:
+            asking = asyncio.create_task(
+                self._client.request(subject, data, timeout_seconds or _ANSWER_SECONDS, headers=_outgoing(headers))
+            )
+            try:
+                await asyncio.wait((asking, failed), return_when=asyncio.FIRST_COMPLETED)
+                if failed.done():
+                    failed.result()
+                return _answer(await asking)
+            except nats_errors.NoRespondersError:
+                return Answer(subject, b"", HeaderBlock(status=503, description="no responders"))
+            except (nats_errors.TimeoutError, nats_errors.OutboundBufferLimitError) as error:
+                raise NoAnswer(f"no answer on {subject!r}", fix="try again") from error
+            except nats_errors.MaxPayloadError as error:
+                size = len(data) + (len(header_codec.encode(headers)) if headers else 0)
+                raise SetupError(f"{size} bytes are more than the server takes ({self.max_payload})") from error
+            except nats_errors.ConnectionClosedError as error:
+                raise self.closed_error() from error
+            finally:
+                await _cancel(asking)
+
+    @contextlib.contextmanager
+    def _failure(self, subject: str) -> Iterator["asyncio.Future[None]"]:
+        """A future that fails when the subject is denied or the connection lost, as long as the block lasts."""
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(subject.lower(), set()).add(failed)
-        asking = asyncio.create_task(
-            self._client.request(subject, data, timeout_seconds or _ANSWER_SECONDS, headers=_outgoing(headers))
-        )
+        waiting = self._waiting.setdefault(subject.lower(), set())
+        waiting.add(failed)
         try:
-            await asyncio.wait((asking, failed), return_when=asyncio.FIRST_COMPLETED)
-            if failed.done():
-                failed.result()
-            return _answer(await asking)
-        except nats_errors.NoRespondersError:
-            return Answer(subject, b"", HeaderBlock(status=503, description="no responders"))
-        except (nats_errors.TimeoutError, nats_errors.OutboundBufferLimitError) as error:
-            raise NoAnswer(f"no answer on {subject!r}", fix="try again") from error
-        except nats_errors.MaxPayloadError as error:
-            size = len(data) + (len(header_codec.encode(headers)) if headers else 0)
-            raise SetupError(f"{size} bytes are more than the server takes ({self.max_payload})") from error
-        except nats_errors.ConnectionClosedError as error:
-            raise self.closed_error() from error
+            yield failed
         finally:
-            await _cancel(asking)
             failed.cancel()
-            waiting = self._waiting[subject.lower()]
             waiting.discard(failed)
             if not waiting:
-                del self._waiting[subject.lower()]
+                self._waiting.pop(subject.lower(), None)
 
     async def publish(
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: Headers | None = None
@@ -353,15 +362,28 @@ class Connection:
         """Send without waiting for anything."""
         try:
             await self._client.publish(subject, data, reply=reply, headers=_outgoing(headers))
+        except nats_errors.MaxPayloadError as error:
+            raise PublishRefused(
+                f"a message of {len(data)} bytes for {subject!r} is above the server's limit of "
+                f"{self.max_payload} bytes",
+                fix="send less, or raise max_payload on the server",
+                code=400,
+            ) from error
         except nats_errors.ConnectionClosedError as error:
             raise self.closed_error() from error
 
-    async def subscribe(self, subject: str, *, queue: str = "") -> Subscription:
-        """Listen on a subject."""
-        try:
-            return Subscription(self, await self._client.subscribe(subject, queue=queue))
-        except nats_errors.ConnectionClosedError as error:
-            raise self.closed_error() from error
+    async def subscribe(self, subject: str, *, queue: str = "", confirm: bool = False) -> Subscription:
+        """Listen on a subject. With `confirm`, returns when the server does its part, or raises PermissionDenied."""
+        with self._failure(subject) as failed:
+            try:
+                listening = Subscription(self, await self._client.subscribe(subject, queue=queue))
+            except nats_errors.ConnectionClosedError as error:
+                raise self.closed_error() from error
+            if confirm:
+                await self.flush()
+                if failed.done():
+                    failed.result()
+            return listening
 
     async def flush(self) -> None:
         """Return when the server has seen everything sent so far."""

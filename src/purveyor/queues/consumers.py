@@ -1,7 +1,7 @@
 """Consumers: make, look at, change, pause, move and remove them; watch the samples of their acknowledgements."""
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -120,11 +120,19 @@ class Consumers:
         )
         return await self.info(stream, name)
 
-    async def samples(self, stream: str, name: str) -> AsyncGenerator[AckSample]:
-        """The sampled acknowledgements as they happen, for a consumer with `sample_freq`."""
+    async def samples(
+        self, stream: str, name: str, *, on_ready: Callable[[], None] | None = None
+    ) -> AsyncGenerator[AckSample]:
+        """The sampled acknowledgements as they happen, for a consumer with `sample_freq`.
+
+        `on_ready` is called once none that happens from now on will be missed.
+        """
         check_name(stream, "stream")
-        listening = await self._api.connection.subscribe(f"{_SAMPLES}.{stream}.{check_name(name, 'consumer')}")
+        subject = f"{_SAMPLES}.{stream}.{check_name(name, 'consumer')}"
+        listening = await self._api.connection.subscribe(subject, confirm=True)
         try:
+            if on_ready is not None:
+                on_ready()
             async for message in listening:
                 yield _sample(json.loads(message.data))
         finally:

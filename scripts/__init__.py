@@ -1,0 +1,1 @@
+"""Jobs around the project: generated pages."""

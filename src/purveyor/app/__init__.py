@@ -1,0 +1,1 @@
+"""The composition root and the surfaces: settings, and the command line."""

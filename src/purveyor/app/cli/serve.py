@@ -1,0 +1,76 @@
+"""`purveyor serve`: one part of Purveyor in the foreground, until it is told to stop."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from purveyor.app.cli.context import Cli, JsonFlag, examples
+from purveyor.app.cli.render import write, write_json
+from purveyor.app.cli.text import safe
+from purveyor.queues.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
+
+app = typer.Typer(help="Run one part of Purveyor in the foreground.", rich_markup_mode=None, add_completion=False)
+_LOOK_SECONDS = 0.2
+
+
+@app.callback()
+def serve() -> None:
+    """Run one part of Purveyor in the foreground."""
+
+
+@app.command(
+    "nats",
+    epilog=examples(
+        "purveyor serve nats",
+        "purveyor --data-dir ./data serve nats --port 4222 --sync 2m",
+    ),
+)
+def nats(
+    ctx: typer.Context,
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="Default: the last one, or a free one.")] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    sync: Annotated[
+        str | None, typer.Option(metavar="always|DURATION", help="How often writes are synced to disk.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run the NATS server on the data directory; it is started again when it dies. Stops on Ctrl-C or SIGTERM."""
+    cli = Cli.of(ctx, as_json)
+    settings = cli.settings(sync=sync)
+    options = ServerOptions(port=port, host=host, sync=settings.sync)
+    stop = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    def on_event(event: ServerEvent) -> None:
+        if event.kind is EventKind.STARTED or event.kind is EventKind.FAILED:
+            return  # the ready line and the error line tell those
+        if cli.json:
+            write_json({"event": event.kind, "detail": event.detail, "pid": event.pid})
+        else:
+            write(f"{event.kind.value}: {safe(event.detail)}")
+
+    server = EmbeddedServer(settings.nats_dir, options, on_event=on_event)
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.start()
+        _ready(cli, server)
+        while not stop.wait(_LOOK_SECONDS):
+            if server.failure is not None:
+                raise server.failure
+    finally:
+        server.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ready(cli: Cli, server: EmbeddedServer) -> None:
+    if cli.json:
+        about = {"address": str(server.address), "data_directory": server.directory, "pid": server.pid}
+        write_json({"event": "ready", **about})
+    else:
+        write(f"ready: NATS at {server.address}, data in {safe(str(server.directory))}, process {server.pid}")

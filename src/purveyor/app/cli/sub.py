@@ -1,0 +1,149 @@
+"""`purveyor sub`: watch a subject as it happens, or read a stream through a consumer that vanishes afterwards."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from purveyor.app.cli.context import Cli, JsonFlag, examples
+from purveyor.app.cli.messages import write_line, write_object
+from purveyor.app.cli.progress import Advance, progress
+from purveyor.app.cli.render import note
+from purveyor.app.cli.values import parse_duration, parse_list, parse_start, utc_now
+from purveyor.model.errors import InvalidInput, PurveyorError
+from purveyor.model.names import check_subject
+from purveyor.queues.client import Queues
+from purveyor.queues.config import AckPolicy, ConsumerConfig, Deliver, Replay, Retention
+from purveyor.queues.connection import Answer
+from purveyor.queues.messages import Message
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_FORGET = timedelta(seconds=30)
+"""When the server removes the consumer of a `sub` that was killed and could not remove it itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """When to stop: after a number of messages, or when none came for a while."""
+
+    count: int | None
+    wait_seconds: float | None
+
+
+@app.command(
+    epilog=examples(
+        "purveyor sub 'ORDERS.>'",
+        "purveyor sub --stream ORDERS --deliver last",
+        "purveyor sub --stream ORDERS --deliver 2m --replay original --timestamps",
+        "purveyor sub --stream ORDERS --filter ORDERS.new --wait 1s --json",
+    )
+)
+def sub(
+    ctx: typer.Context,
+    subject: Annotated[str | None, typer.Argument(metavar="SUBJECT", help="What to watch.")] = None,
+    stream: Annotated[str | None, typer.Option(metavar="STREAM", help="Read this stream instead.")] = None,
+    deliver: Annotated[
+        str, typer.Option(metavar="START", help="all, last, new, subject, a sequence, 2m (ago), or a time.")
+    ] = "all",
+    filter_: Annotated[
+        list[str] | None, typer.Option("--filter", metavar="SUBJECT", help="Only these; repeatable.")
+    ] = None,
+    replay: Annotated[Replay, typer.Option(help="At once, or at the pace they came in.")] = Replay.INSTANT,
+    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N messages.")] = None,
+    wait: Annotated[str | None, typer.Option(metavar="DURATION", help="Stop when none came for so long.")] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each arrived here.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Watch a subject as it happens, or read a stream through an ephemeral consumer. Ctrl-C ends it."""
+    cli = Cli.of(ctx, as_json)
+    until = Until(count, parse_duration(wait).total_seconds() if wait is not None else None)
+    if (subject is None) == (stream is None):
+        raise InvalidInput("give a subject to watch, or --stream with a name", fix="see purveyor sub --help")
+    filters = parse_list(filter_)
+    if stream is None and (filters or deliver != "all" or replay is not Replay.INSTANT):
+        raise InvalidInput(
+            "--deliver, --filter and --replay are for reading a stream", fix="add --stream with its name"
+        )
+
+    config = _config(deliver, filters, replay)
+
+    async def watch(queues: Queues) -> None:
+        source = _stored(queues, stream, config) if stream is not None else _live(queues, subject or "")
+        # A bar only where it does not run into the messages: they go to a file or a pipe, the bar to the screen.
+        with progress(f"reading {stream or subject}", count, visible=not sys.stdout.isatty()) as advance:
+            await _print(cli, source, until, timestamps=timestamps, advance=advance)
+
+    cli.call(watch)
+
+
+def _config(deliver: str, filters: tuple[str, ...], replay: Replay) -> ConsumerConfig:
+    """A consumer that leaves no trace: nothing to acknowledge, nothing on disk."""
+    start = parse_start(deliver, utc_now())
+    if start.policy is Deliver.LAST_PER_SUBJECT and not filters:
+        filters = (">",)  # the server wants one said
+    return ConsumerConfig(
+        deliver_policy=start.policy,
+        opt_start_seq=start.sequence,
+        opt_start_time=start.time,
+        ack_policy=AckPolicy.NONE,
+        replay_policy=replay,
+        filter_subjects=filters or None,
+        inactive_threshold=_FORGET,
+        mem_storage=True,
+        num_replicas=1,
+    )
+
+
+async def _live(queues: Queues, subject: str) -> AsyncGenerator[Answer]:
+    listening = await queues.connection.subscribe(check_subject(subject, wildcards=True), confirm=True)
+    note(f"Listening on {subject}")
+    try:
+        async for message in listening:
+            yield message
+    finally:
+        await listening.close()
+
+
+async def _stored(queues: Queues, stream: str, config: ConsumerConfig) -> AsyncGenerator[Message]:
+    if (await queues.streams.info(stream)).config.retention is Retention.WORK_QUEUE:
+        raise InvalidInput(
+            f"stream {stream!r} is a work queue: whoever reads it takes its messages away",
+            fix="look at single messages with `purveyor stream get`, or take them with `purveyor consumer next`",
+        )
+    made = await queues.consumers.add(stream, config)
+    note(f"Reading {stream} through consumer {made.name}")
+    try:
+        async with contextlib.aclosing(queues.pull(stream, made.name)) as messages:
+            async for message in messages:
+                yield message
+    finally:
+        with contextlib.suppress(PurveyorError):  # the server forgets it by itself
+            await queues.consumers.remove(stream, made.name)
+
+
+async def _print(
+    cli: Cli,
+    source: AsyncGenerator[Message | Answer],
+    until: Until,
+    *,
+    timestamps: bool,
+    advance: Advance,
+) -> None:
+    number = 0
+    async with contextlib.aclosing(source) as messages:
+        while until.count is None or number < until.count:
+            try:
+                message = await asyncio.wait_for(anext(messages), until.wait_seconds)
+            except TimeoutError:
+                return
+            number += 1
+            advance(1)
+            if cli.json:
+                write_object(message)
+            else:
+                write_line(number, message, timestamps=timestamps)
