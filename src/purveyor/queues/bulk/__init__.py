@@ -1,0 +1,29 @@
+"""The bulk path: volume in and out of streams as Arrow record batches, without asyncio."""
+
+from purveyor.queues.bulk.options import (
+    OUTGOING_SCHEMA,
+    SCHEMA,
+    PublishMode,
+    PublishOptions,
+    PublishReport,
+    ReadOptions,
+    Route,
+)
+from purveyor.queues.bulk.pool import close_idle
+from purveyor.queues.bulk.publish import Outgoing, outgoing, publish_many
+from purveyor.queues.bulk.read import read_range
+
+__all__ = [
+    "OUTGOING_SCHEMA",
+    "SCHEMA",
+    "Outgoing",
+    "PublishMode",
+    "PublishOptions",
+    "PublishReport",
+    "ReadOptions",
+    "Route",
+    "close_idle",
+    "outgoing",
+    "publish_many",
+    "read_range",
+]

@@ -1,0 +1,203 @@
+"""What both ways of publishing share: the link with its inbox for answers, the books, and what a lost link means.
+
+A link may break between sending a message and hearing of it. The message is then sent again with the same id, and the
+server drops it if it has it. That is sound only while the stream remembers ids (its `duplicate_window`); later nobody
+can tell, and `OutcomeUnknown` says so rather than store a message twice.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from secrets import token_urlsafe
+from types import MappingProxyType
+from typing import Final
+
+from purveyor.model.errors import OutcomeUnknown, PermissionDenied, PublishRefused, ServerUnavailable, Unavailable
+from purveyor.queues.address import Address
+from purveyor.queues.bulk.acks import Refusal
+from purveyor.queues.bulk.link import Link, LinkLost
+from purveyor.queues.bulk.options import PublishOptions, PublishReport
+from purveyor.queues.bulk.pool import OutOfPatience, Patience, connect, give_back
+
+SILENCE_SECONDS: Final = 10.0
+"""With messages under way and no answer to any for so long, the link is taken for lost."""
+
+_DEFAULT_WINDOW_SECONDS: Final = 120.0  # the server's, assumed where we may not ask
+_MARGIN: Final = 0.9
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The books of one call."""
+
+    stored: int = 0
+    duplicates: int = 0
+    last_sequences: dict[str, int] = field(default_factory=dict)
+    last_indices: dict[str, int] = field(default_factory=dict)
+    """The highest index acknowledged, per stream: what is stored behind it would be out of order."""
+
+    @property
+    def acknowledged(self) -> int:
+        """Messages that are in their stream."""
+        return self.stored + self.duplicates
+
+    def note(self, stream: str, sequence: int, index: int) -> None:
+        """A stream has a message, at that sequence."""
+        self.last_sequences[stream] = max(sequence, self.last_sequences.get(stream, 0))
+        self.last_indices[stream] = max(index, self.last_indices.get(stream, -1))
+
+    def report(self) -> PublishReport:
+        """What the caller gets."""
+        return PublishReport(self.stored, self.duplicates, MappingProxyType(dict(self.last_sequences)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Messages on some subject that were sent and not answered, for the question whether they may be sent again."""
+
+    index: int
+    subject: str
+    sent_at: float
+
+
+class Outlet:
+    """The link of one publishing call, through breaks and reconnects."""
+
+    def __init__(self, address: Address, options: PublishOptions, ledger: Ledger) -> None:
+        self.options = options
+        self.ledger = ledger
+        self.patience = Patience(options.patience_seconds)
+        # Short, because it goes with every message: the server takes a tenth longer over a reply of 50 bytes.
+        self.inbox = f"_INBOX.{token_urlsafe(8)}"
+        self.sid = 0
+        self._address = address
+        self._link: Link | None = None
+        self._windows: dict[str, float] = {}
+        self._streams: dict[str, str] = {}
+
+    @property
+    def link(self) -> Link:
+        """The link, made when it is first needed."""
+        if self._link is None:
+            self._adopt(connect(self._address, self.patience))
+        assert self._link is not None
+        return self._link
+
+    def reconnect(self, error: Unavailable, unanswered: Iterable[Sent]) -> None:
+        """A new link after the old one broke, or `ServerUnavailable`, or `OutcomeUnknown`."""
+        unanswered = list(unanswered)
+        self.drop()
+        failure: Unavailable = error
+        while True:
+            try:
+                self.patience.failed(failure)
+                link = connect(self._address, self.patience)
+            except OutOfPatience as over:
+                raise self.gave_up(over, len(unanswered)) from over
+            try:
+                for sent in unanswered:
+                    self._check_window(link, sent)
+            except OutcomeUnknown:
+                link.close()
+                raise
+            except Unavailable as again:
+                link.close()
+                failure = again
+                continue
+            self._adopt(link)
+            return
+
+    def wait(self, error: Unavailable) -> None:
+        """Pause before another attempt on the same link."""
+        try:
+            self.patience.failed(error)
+        except OutOfPatience as over:
+            raise self.gave_up(over, 0) from over
+
+    def gave_up(self, over: OutOfPatience, unanswered: int) -> ServerUnavailable:
+        """The error at the end of the caller's patience."""
+        stored = f"{self.ledger.acknowledged} messages are stored"
+        return ServerUnavailable(
+            f"{over.message}; {stored}" + (", some after them were sent and not answered" if unanswered else ""),
+            fix=over.fix,
+        )
+
+    def refused(self, refusal: Refusal, index: int, what: str) -> PublishRefused:
+        """The error for a message that was not stored."""
+        number = f" ({refusal.err_code})" if refusal.err_code else ""
+        error = PublishRefused(
+            f"{what} was refused: {refusal.reason}{number}; {self.ledger.acknowledged} others are stored",
+            fix=_FIXES.get(refusal.err_code),
+            code=refusal.code,
+            err_code=refusal.err_code,
+        )
+        error.index, error.stored = index, self.ledger.acknowledged
+        return error
+
+    def stream_of(self, subject: str) -> str | None:
+        """The stream that takes a subject, by the server's word; None if there is none, or we may not ask."""
+        return self._stream_of(self.link, subject)
+
+    def release(self) -> None:
+        """All is answered: the link may serve others."""
+        if self._link is not None:
+            link, self._link = self._link, None
+            try:
+                link.unsubscribe(self.sid)
+                link.flush()
+            except LinkLost:
+                link.close()
+            else:
+                give_back(self._address, link)
+
+    def drop(self) -> None:
+        """Close the link."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _adopt(self, link: Link) -> None:
+        self._link = link
+        self.sid = link.subscribe(f"{self.inbox}.*")
+
+    def _check_window(self, link: Link, sent: Sent) -> None:
+        stream = self._stream_of(link, sent.subject)
+        if stream is None:
+            return  # no such stream any more: sending again will be answered with just that
+        if stream not in self._windows:
+            try:
+                config = link.api(f"STREAM.INFO.{stream}")["config"]
+                self._windows[stream] = config.get("duplicate_window", 0) / 1e9
+            except PermissionDenied:
+                self._windows[stream] = _DEFAULT_WINDOW_SECONDS
+        away = time.monotonic() - sent.sent_at
+        if away > self._windows[stream] * _MARGIN:
+            raise OutcomeUnknown(
+                f"message {sent.index} was sent {away:.0f} s ago and not answered before the connection broke; stream"
+                f" {stream!r} recognises duplicates for {self._windows[stream]:g} s only;"
+                f" {self.ledger.acknowledged} messages are stored",
+                fix="look whether it is there before sending it again, and give the stream a longer duplicate_window",
+            )
+
+    def _stream_of(self, link: Link, subject: str) -> str | None:
+        if self.options.expected_stream is not None:
+            return self.options.expected_stream
+        if subject not in self._streams:
+            try:
+                names = link.api("STREAM.NAMES", {"subject": subject}).get("streams") or []
+            except PermissionDenied:
+                return None
+            if not names:
+                return None
+            self._streams[subject] = names[0]
+        return self._streams[subject]
+
+
+_FIXES: Final = {
+    10054: "raise max_msg_size of the stream, or make the message smaller",
+    10060: "publish to a subject of the expected stream",
+    10077: "the stream is full and takes no new messages: consume, purge or raise its limits",
+    10109: "the stream is sealed: publish to another one",
+    10174: "switch allow_atomic on for the stream, or publish pipelined",
+    10176: "all messages of an atomic batch must go to one stream",
+}
