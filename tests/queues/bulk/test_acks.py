@@ -16,7 +16,8 @@ INBOX = b"_INBOX.abc"
 
 def answers(*given: tuple[int, bytes, bytes], sid: int = 5) -> Any:
     data = b"".join(frame((INBOX + b".%d" % index, sid, b"", headers, payload)) for index, headers, payload in given)
-    return parse_answers(cut(array(data)).frames, sid=5, prefix_size=len(INBOX) + 1)
+    frames = cut(array(data)).frames
+    return parse_answers(frames, sid=5, prefix_size=len(INBOX) + 1, to_indices=lambda numbers: numbers)
 
 
 STREAMS = st.sampled_from(["S", "stream:incoming", 'we"ird', "ü", "back\\slash", "seq"])

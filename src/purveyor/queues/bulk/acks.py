@@ -5,6 +5,7 @@ error, a duplicate, a domain, something that is no answer of a stream at all) is
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,14 +71,19 @@ class Ack:
     duplicate: bool
 
 
-def parse_answers(frames: Frames, *, sid: int, prefix_size: int) -> Answers:
-    """Answers on the subscription `sid`, whose subjects are a prefix of that size and the index of the message."""
+def parse_answers(
+    frames: Frames, *, sid: int, prefix_size: int, to_indices: Callable[[Positions], Positions]
+) -> Answers:
+    """Answers on the subscription `sid`, whose subjects are a prefix of that size and a number.
+
+    `to_indices` tells which messages the numbers stand for; the numbers come in the order of the answers.
+    """
     lines = split_lines(frames)
     ours = lines.sids == sid
     if not ours.any():
         return Answers((), {})
     frames = frames.only(ours)
-    indices = integers(lines.text, (lines.subject_starts + prefix_size)[ours], lines.subject_ends[ours])
+    indices = to_indices(integers(lines.text, (lines.subject_starts + prefix_size)[ours], lines.subject_ends[ours]))
     plain = frames.header_sizes == 0
     payloads = take(frames.data, frames.payloads, frames.ends)
     acks, usual = _usual(payloads, indices, plain)

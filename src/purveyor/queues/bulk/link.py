@@ -56,6 +56,7 @@ class ServerInfo:
     max_payload: int
     others: tuple[str, ...]
     """`host:port` of further servers of the cluster."""
+    clustered: bool = False
 
     @classmethod
     def parse(cls, info: dict[str, Any]) -> "ServerInfo":
@@ -65,6 +66,7 @@ class ServerInfo:
             str(info.get("version", "")),
             int(info.get("max_payload", 1 << 20)),
             tuple(map(str, info.get("connect_urls") or ())),
+            bool(info.get("cluster")),
         )
 
 

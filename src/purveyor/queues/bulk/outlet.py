@@ -67,8 +67,7 @@ class Outlet:
         self.options = options
         self.ledger = ledger
         self.patience = Patience(options.patience_seconds)
-        # Short, because it goes with every message: the server takes a tenth longer over a reply of 50 bytes.
-        self.inbox = f"_INBOX.{token_urlsafe(8)}"
+        self.inbox = _new_inbox()
         self.sid = 0
         self._address = address
         self._link: Link | None = None
@@ -104,6 +103,7 @@ class Outlet:
                 link.close()
                 failure = again
                 continue
+            self.inbox = _new_inbox()  # a late answer to what the old link sent must not be taken for one to the new
             self._adopt(link)
             return
 
@@ -191,6 +191,11 @@ class Outlet:
                 return None
             self._streams[subject] = names[0]
         return self._streams[subject]
+
+
+def _new_inbox() -> str:
+    # Short, because it goes with every message: the server takes a tenth longer over a reply of 50 bytes.
+    return f"_INBOX.{token_urlsafe(8)}"
 
 
 _FIXES: Final = {

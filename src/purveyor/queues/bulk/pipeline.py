@@ -1,4 +1,9 @@
-"""Publishing one by one with thousands under way: each message is answered on a reply subject that carries its index.
+"""Publishing one by one with thousands under way, each answer matched to its message.
+
+Neighbours on one subject share a reply subject, which spares the server and us a fifth of the work. A single server
+answers them in the order they were sent, so the n-th answer is the n-th message's. Where that does not hold (several
+subjects go to several streams; a cluster may refuse one message before it has stored the one ahead of it) each message
+has a reply subject of its own.
 
 Order: messages go out in the order given, on one connection, and after a break everything unanswered is sent again in
 that order. When one is refused, no further ones are sent, the answers to those under way are collected, and the error
@@ -35,9 +40,11 @@ class _Flight:
     """Neighbouring messages that were sent together, kept until each is answered."""
 
     rows: Rows
-    frames: Any
     piece: memoryview
-    sent_at: float
+    in_order: bool
+    """Answered in order, all on the reply subject of the first."""
+    heard: int = 0
+    sent_at: float = 0.0
     sent: bool = True
 
     @property
@@ -65,9 +72,8 @@ class Pipeline:
     def send(self, rows: Rows) -> None:
         """Send messages, waiting for room where too many are under way."""
         for part in portions(rows, min(self._window, _MOST_ROWS), min(self._outlet.options.window_bytes, _MOST_BYTES)):
-            reply = join(f" {self._outlet.inbox}.".encode(), indices(part))
-            built = frames(part, replies=reply)
-            flight = _Flight(part, built, as_bytes(built), 0.0)
+            in_order = not self._outlet.link.info.clustered and len(pc.unique(part.subjects)) == 1
+            flight = _Flight(part, as_bytes(self._frames(part, in_order=in_order)), in_order)
             while not self._has_room(flight):
                 self._turn(_TURN_SECONDS)
             flight.sent_at = time.monotonic()
@@ -81,6 +87,10 @@ class Pipeline:
         """Wait until each message is answered."""
         while self._flights:
             self._turn(_TURN_SECONDS)
+
+    def _frames(self, rows: Rows, *, in_order: bool) -> Any:
+        inbox = f" {self._outlet.inbox}.".encode()
+        return frames(rows, replies=inbox + b"%d" % rows.first_index if in_order else join(inbox, indices(rows)))
 
     def _has_room(self, flight: _Flight) -> bool:
         if not self._flights:
@@ -114,11 +124,26 @@ class Pipeline:
         self._last_look = now
         found = link.receive()
         if len(found):
-            self._settle(parse_answers(found, sid=self._outlet.sid, prefix_size=len(self._outlet.inbox) + 1))
+            prefix_size = len(self._outlet.inbox) + 1
+            answers = parse_answers(
+                found, sid=self._outlet.sid, prefix_size=prefix_size, to_indices=self._answered_messages
+            )
+            self._settle(answers)
         elif link.backlog != backlog:
             self._last_answer = time.monotonic()
         elif timeout and time.monotonic() - self._last_answer > SILENCE_SECONDS:
             raise LinkLost(f"no message was acknowledged for {SILENCE_SECONDS:g} s")
+
+    def _answered_messages(self, numbers: Positions) -> Positions:
+        """Which messages were answered on the reply subjects with those numbers, in the order of the answers."""
+        result = numbers.copy()
+        for flight in self._flights:
+            if flight.in_order:
+                which = np.flatnonzero(numbers == flight.first)
+                places = flight.heard + np.arange(len(which))
+                result[which] = np.where(places < len(flight.rows), flight.first + places, -1)
+                flight.heard += len(which)
+        return result
 
     def _settle(self, answers: Answers) -> None:
         ledger = self._outlet.ledger
@@ -160,7 +185,8 @@ class Pipeline:
         """Send everything unanswered (again), in order. When it was first sent stays: that is what may be stored."""
         for flight in self._flights:
             open_ = self._open[self._places(flight)]
-            flight.piece = as_bytes(flight.frames.filter(pa.array(open_)))
+            flight.in_order = False
+            flight.piece = as_bytes(self._frames(flight.rows, in_order=False).filter(pa.array(open_)))
             flight.sent = True
             self._outlet.link.queue(flight.piece)
         self._bytes = sum(len(flight.piece) for flight in self._flights)
