@@ -9,9 +9,10 @@ from typing import Any
 
 from purveyor.model.errors import InvalidInput
 from purveyor.model.names import check_name
-from purveyor.queues.api import Api, Subject
+from purveyor.queues.api import Api
 from purveyor.queues.codec import Json, format_time, from_wire, parse_time, to_wire
 from purveyor.queues.config import ConsumerConfig, ConsumerInfo
+from purveyor.queues.refusals import Subject
 
 _SAMPLES = "$JS.EVENT.METRIC.CONSUMER.ACK"
 

@@ -16,9 +16,9 @@ from purveyor.model.errors import (
 )
 from purveyor.model.names import check_subject
 from purveyor.queues import headers as header_names
-from purveyor.queues.api import Subject, translate
 from purveyor.queues.connection import Connection
 from purveyor.queues.headers import HeadersIn, normalise
+from purveyor.queues.refusals import Subject, translate
 from purveyor.queues.streams import Streams
 
 

@@ -9,10 +9,11 @@ from typing import Any
 from purveyor.model.errors import AlreadyExists, InvalidInput
 from purveyor.model.names import check_name, check_subject
 from purveyor.queues import headers as header_codec
-from purveyor.queues.api import Api, Subject
+from purveyor.queues.api import Api
 from purveyor.queues.codec import Json, from_wire, parse_time, to_wire
 from purveyor.queues.config import StreamConfig, StreamInfo
 from purveyor.queues.headers import Headers
+from purveyor.queues.refusals import Subject
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,16 +24,12 @@ from purveyor.model.errors import (
     NoAnswer,
     PermissionDenied,
     PurveyorError,
-    Refused,
     ServerUnavailable,
-    SetupError,
-    UnknownConsumer,
-    UnknownMessage,
-    UnknownStream,
 )
 from purveyor.queues.bulk.acks import NO_RESPONDERS, header_block, status_of
 from purveyor.queues.bulk.frames import BrokenFrames, Frames, cut, split_lines
 from purveyor.queues.bulk.receive import ReceiveBuffer
+from purveyor.queues.refusals import Subject, translate
 
 _QUIET_SECONDS: Final = 5.0
 _DEAD_SECONDS: Final = 15.0
@@ -243,7 +239,7 @@ class Link:
             )
         answer: dict[str, Any] = json.loads(reply.data)
         if "error" in answer:
-            raise translate(answer["error"], subject)
+            raise translate(answer["error"], Subject.of_question(subject))
         return answer
 
     def close(self) -> None:
@@ -327,23 +323,3 @@ def explain(said: str) -> PurveyorError:
     if "authorization" in lowered or "authentication" in lowered:
         return AuthenticationFailed(f"the server says: {said}", fix="check user, password, token or credentials file")
     return LinkLost(f"the server ended the connection: {said}")
-
-
-def translate(error: dict[str, Any], subject: str) -> PurveyorError:
-    """An error of the JetStream API as an error of our tree."""
-    code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
-    name = subject.split(".")[2] if subject.count(".") >= 2 else ""
-    said = f"{error.get('description', 'no reason given')} ({err_code})"
-    match err_code:
-        case 10059:
-            return UnknownStream(f"there is no stream {name!r}", fix="create it, or check its name")
-        case 10014:
-            return UnknownConsumer(f"there is no such consumer on stream {name!r}", fix="create it")
-        case 10037:
-            return UnknownMessage(f"stream {name!r} has no such message")
-        case 10039 | 10076:
-            return SetupError(f"JetStream cannot be used: {said}", fix="enable JetStream, for this account too")
-        case 10008 | 10009 | 10118:
-            return ServerUnavailable(f"JetStream is not ready: {said}", fix="try again")
-        case _:
-            return Refused(f"{subject} was refused: {said}", code=code, err_code=err_code)

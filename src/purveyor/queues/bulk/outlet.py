@@ -18,6 +18,7 @@ from purveyor.queues.bulk.acks import Refusal
 from purveyor.queues.bulk.link import Link, LinkLost
 from purveyor.queues.bulk.options import PublishOptions, PublishReport
 from purveyor.queues.bulk.pool import OutOfPatience, Patience, connect, give_back
+from purveyor.queues.refusals import FIXES
 
 SILENCE_SECONDS: Final = 10.0
 """With messages under way and no answer to any for so long, the link is taken for lost."""
@@ -127,7 +128,7 @@ class Outlet:
         number = f" ({refusal.err_code})" if refusal.err_code else ""
         error = PublishRefused(
             f"{what} was refused: {refusal.reason}{number}; {self.ledger.acknowledged} others are stored",
-            fix=_FIXES.get(refusal.err_code),
+            fix=FIXES.get(refusal.err_code),
             code=refusal.code,
             err_code=refusal.err_code,
         )
@@ -196,13 +197,3 @@ class Outlet:
 def _new_inbox() -> str:
     # Short, because it goes with every message: the server takes a tenth longer over a reply of 50 bytes.
     return f"_INBOX.{token_urlsafe(8)}"
-
-
-_FIXES: Final = {
-    10054: "raise max_msg_size of the stream, or make the message smaller",
-    10060: "publish to a subject of the expected stream",
-    10077: "the stream is full and takes no new messages: consume, purge or raise its limits",
-    10109: "the stream is sealed: publish to another one",
-    10174: "switch allow_atomic on for the stream, or publish pipelined",
-    10176: "all messages of an atomic batch must go to one stream",
-}
