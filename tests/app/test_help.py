@@ -11,6 +11,7 @@ SUBCOMMANDS = {
     "serve": ["nats"],
     "stream": ["add", "edit", "ls", "info", "get", "purge", "seal", "rm"],
     "consumer": ["add", "ls", "info", "next", "pause", "resume", "rm", "samples"],
+    "import": [],
     "pub": [],
     "sub": [],
     "queues": ["list", "ensure"],
