@@ -151,7 +151,13 @@ def to_lines(headers: Any, *, first_index: int, has_other_id: Mask) -> Written:
 
 def join(*parts: Any) -> Any:
     """Values glued together row by row; a `bytes` part is the same in each row."""
-    scalars = (pa.scalar(part, pa.binary()) if isinstance(part, bytes) else part for part in parts)
+    merged: list[Any] = []  # the cost is per part and row, so neighbouring constants become one
+    for part in parts:
+        if isinstance(part, bytes) and merged and isinstance(merged[-1], bytes):
+            merged[-1] += part
+        elif not isinstance(part, bytes) or part:
+            merged.append(part)
+    scalars = (pa.scalar(part, pa.binary()) if isinstance(part, bytes) else part for part in merged)
     return pc.binary_join_element_wise(*scalars, pa.scalar(b"", pa.binary()))
 
 

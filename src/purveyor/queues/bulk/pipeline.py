@@ -72,7 +72,8 @@ class Pipeline:
     def send(self, rows: Rows) -> None:
         """Send messages, waiting for room where too many are under way."""
         for part in portions(rows, min(self._window, _MOST_ROWS), min(self._outlet.options.window_bytes, _MOST_BYTES)):
-            in_order = not self._outlet.link.info.clustered and len(pc.unique(part.subjects)) == 1
+            one_subject = part.subject is not None or len(pc.unique(part.subjects)) == 1
+            in_order = one_subject and not self._outlet.link.info.clustered
             flight = _Flight(part, as_bytes(self._frames(part, in_order=in_order)), in_order)
             while not self._has_room(flight):
                 self._turn(_TURN_SECONDS)

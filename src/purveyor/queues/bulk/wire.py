@@ -32,6 +32,8 @@ class Rows:
     header_lines: Any
     """The header lines of each message without the version line before and the empty line after them."""
     payloads: Any
+    subject: bytes | None = None
+    """The subject, if all have the same."""
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -43,6 +45,7 @@ class Rows:
             self.subjects.slice(start, count),
             self.header_lines.slice(start, count),
             self.payloads.slice(start, count),
+            self.subject,
         )
 
     def sizes(self) -> Positions:
@@ -67,30 +70,41 @@ def prepare(batch: Any, first_index: int, envelope: Envelope) -> Rows:
     """The rows of a record batch, checked; what cannot be sent is refused with the index of its message."""
     subjects = _column(batch, "subject", pa.string(), first_index)
     payloads = _column(batch, "data", pa.binary(), first_index)
-    _check_subjects(subjects, first_index)
-    rows = Rows(first_index, subjects.cast(pa.binary()), _header_lines(batch, first_index, envelope), payloads)
+    subject = _check_subjects(subjects, first_index)
+    lines = _header_lines(batch, first_index, envelope)
+    rows = Rows(first_index, subjects.cast(pa.binary()), lines, payloads, subject)
     _check_sizes(rows, envelope.max_payload)
     return rows
 
 
 def frames(rows: Rows, *, replies: Any = None, extra_lines: Any = b"") -> Any:
     """A `BinaryArray` of whole publish frames. `replies` are with a space before them, or empty."""
-    headers = join(b"NATS/1.0\r\n", rows.header_lines, extra_lines, b"\r\n")
-    header_sizes = pc.binary_length(headers)
+    header_sizes = pc.add(pc.binary_length(rows.header_lines), len("NATS/1.0\r\n\r\n"))
+    if not isinstance(extra_lines, bytes):
+        header_sizes = pc.add(header_sizes, pc.binary_length(extra_lines))
     totals = pc.add(header_sizes, pc.binary_length(rows.payloads))
     return join(
         b"HPUB ",
-        rows.subjects,
+        rows.subjects if rows.subject is None else rows.subject,
         b"" if replies is None else replies,
         b" ",
-        decimal(header_sizes),
+        _sizes(header_sizes),
         b" ",
-        decimal(totals),
+        _sizes(totals),
+        b"\r\nNATS/1.0\r\n",
+        rows.header_lines,
+        extra_lines,
         b"\r\n",
-        headers,
         rows.payloads,
         b"\r\n",
     )
+
+
+def _sizes(numbers: Any) -> Any:
+    """As digits; one value where all are the same, which spares the joining a column."""
+    extent = pc.min_max(numbers)
+    least, most = extent["min"].as_py(), extent["max"].as_py()
+    return b"%d" % least if least == most and least is not None else decimal(numbers)
 
 
 def decimal(numbers: Any) -> Any:
@@ -126,7 +140,8 @@ def _cast(column: Any, kind: Any, name: str) -> Any:
         raise InvalidInput(f"column {name!r} is {column.type}, not {kind}", fix="cast it") from error
 
 
-def _check_subjects(subjects: Any, first_index: int) -> None:
+def _check_subjects(subjects: Any, first_index: int) -> bytes | None:
+    """Refuse what cannot be a subject; the one subject of all messages, if there is only one."""
     distinct = pc.unique(subjects)
     unusual = distinct.filter(pc.invert(pc.match_substring_regex(distinct, _PLAIN_SUBJECT)))
     for subject in unusual.to_pylist():
@@ -143,6 +158,7 @@ def _check_subjects(subjects: Any, first_index: int) -> None:
             f"message {at}: its subject has {len(subject.as_py().encode())} bytes, the limit is {LONGEST_SUBJECT}",
             fix="shorten it",
         )
+    return distinct[0].as_py().encode() if len(distinct) == 1 else None
 
 
 def _header_lines(batch: Any, first_index: int, envelope: Envelope) -> Any:
@@ -159,10 +175,12 @@ def _header_lines(batch: Any, first_index: int, envelope: Envelope) -> Any:
     if needs_id.any():
         numbers = decimal(pa.array(np.arange(first_index, first_index + count, dtype=np.int64)))
         ids = pc.if_else(pa.array(needs_id), join(envelope.id_prefix, numbers), ids)
-    id_lines = pc.fill_null(join(f"{MSG_ID}: ".encode(), ids, b"\r\n"), b"")
     expected = (
         b"" if envelope.expected_stream is None else f"Nats-Expected-Stream: {envelope.expected_stream}\r\n".encode()
     )
+    if not ids.null_count:
+        return join(f"{MSG_ID}: ".encode(), ids, b"\r\n", lines, expected)
+    id_lines = pc.fill_null(join(f"{MSG_ID}: ".encode(), ids, b"\r\n"), b"")
     return join(id_lines, lines, expected)
 
 
@@ -175,7 +193,8 @@ def _given_ids(batch: Any, first_index: int) -> Any:
     bad = first_unspeakable(pc.fill_null(ids, ""))
     if bad is not None:
         raise InvalidHeader(f"message {first_index + bad}: its msg_id holds a line break or NUL", fix="take them out")
-    ids = pc.if_else(pc.equal(pc.binary_length(ids), 0), pa.scalar(None, pa.string()), ids)
+    if pc.min(pc.binary_length(ids)).as_py() == 0:
+        ids = pc.if_else(pc.equal(pc.binary_length(ids), 0), pa.scalar(None, pa.string()), ids)
     return ids.cast(pa.binary())
 
 

@@ -1,0 +1,1 @@
+"""Figures, always as ratios against a peer or a limit measured in the same run."""

@@ -1,0 +1,37 @@
+"""`python -m benchmarks [bulk|spark ...]`: runs them on an embedded server, prints tables, writes RESULTS.md."""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import bulk, spark
+from benchmarks.report import RESULTS, Section, record, table
+from purveyor.queues.address import Address
+from purveyor.queues.server import EmbeddedServer, ServerOptions
+
+BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {"bulk": bulk.run, "spark": spark.run}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    arguments.add_argument("which", nargs="*", help=f"of {', '.join(BENCHMARKS)}; all by default")
+    chosen = arguments.parse_args().which or list(BENCHMARKS)
+    unknown = [name for name in chosen if name not in BENCHMARKS]
+    if unknown:
+        arguments.error(f"no benchmark {unknown[0]!r}: choose of {', '.join(BENCHMARKS)}")
+    for name in chosen:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            # As a server comes by default: synced every two minutes, not at each write. The peers get the same.
+            EmbeddedServer(Path(directory) / "store", ServerOptions(sync="2m")) as server,
+        ):
+            sections = BENCHMARKS[name](server.address)
+        for section in sections:
+            print("\n" + table(section))
+        record(sections)
+    print(f"written to {RESULTS.relative_to(Path.cwd()) if RESULTS.is_relative_to(Path.cwd()) else RESULTS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The bulk path beside nats-py and beside the bare socket, on the same server in the same run."""
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+
+from benchmarks import peers
+from benchmarks.report import Row, Section, best_of
+from benchmarks.streams import Streams
+from purveyor.queues.address import Address
+from purveyor.queues.bulk import PublishMode, PublishOptions, ReadOptions, Route, publish_many, read_range
+
+ROUNDS = 3
+
+
+def run(address: Address, *, messages: int = 300_000) -> list[Section]:
+    """All comparisons of the bulk path."""
+    bench = _Bench(address, messages)
+    try:
+        return [bench.section()]
+    finally:
+        bench.streams.clear()
+
+
+class _Bench:
+    def __init__(self, address: Address, messages: int) -> None:
+        self.address = address
+        self.messages = messages
+        self.few = max(10_000, messages // 10)  # nats-py is slow enough to be measured with fewer
+        self.streams = Streams(address)
+        self.stream = self.streams.fresh()
+
+    def section(self) -> Section:
+        publish_many(self.address, peers.numbered_batches(self.stream, self.messages))
+        peers.publish_mark(self.address, self.stream)
+        best = best_of(
+            ROUNDS,
+            {
+                "publish_many": lambda: self._publish(PublishMode.PIPELINED),
+                "nats-py publish_async": self._nats_publish,
+                "publish_many, atomic": lambda: self._publish(PublishMode.ATOMIC),
+                "read_range": lambda: self._read(Route.CONSUMER),
+                "nats-py fetch": lambda: asyncio.run(peers.nats_fetch(self.address, self.stream, self.few)),
+                "socket": lambda: peers.socket_unparsed(self.address, self.stream, self.messages),
+                "read_range, direct get": lambda: self._read(Route.DIRECT),
+            },
+        )
+        publish, fetch, socket = best["nats-py publish_async"], best["nats-py fetch"], best["socket"]
+        rows = [
+            Row("publish_many with ids / nats-py publish_async", best["publish_many"], publish, at_least=5),
+            Row("publish_many, atomic batches / nats-py publish_async", best["publish_many, atomic"], publish),
+            Row("read_range / nats-py fetch(500), no acks", best["read_range"], fetch, at_least=20),
+            Row("read_range / bytes off the socket, unparsed", best["read_range"], socket, at_least=0.7),
+            Row("read_range by direct get / bytes off the socket", best["read_range, direct get"], socket),
+            Row(
+                "growth while reading / all that was read", self._growth() / 1e6, self.messages * peers.SIZE / 1e6, "MB"
+            ),
+        ]
+        words = (
+            f"{self.messages:,} messages of {peers.SIZE} bytes with ids (all columns read, headers included), one process, "
+            f"best of {ROUNDS} rounds in which all take turns."
+        )
+        return Section("The bulk path", words, rows)
+
+    def _publish(self, mode: PublishMode) -> float:
+        name = self.streams.fresh(allow_atomic=True)
+        batches = list(peers.numbered_batches(name, self.messages))
+        began = time.perf_counter()
+        report = publish_many(self.address, batches, PublishOptions(mode=mode))
+        seconds = time.perf_counter() - began
+        assert report.stored == self.messages
+        self.streams.remove(name)
+        return self.messages / seconds
+
+    def _nats_publish(self) -> float:
+        name = self.streams.fresh()
+        rate = asyncio.run(peers.nats_publish(self.address, name, self.few))
+        self.streams.remove(name)
+        return rate
+
+    def _read(self, route: Route) -> float:
+        began = time.perf_counter()
+        rows = sum(int(b.num_rows) for b in read_range(self.address, self.stream, 1, 1 << 40, ReadOptions(route=route)))
+        seconds = time.perf_counter() - began
+        assert rows == self.messages + 1
+        return rows / seconds
+
+    def _growth(self) -> float:
+        """By how many bytes this process grows at most while it reads the whole stream."""
+        gc.collect()
+        before = _resident()
+        peak = 0
+        done = threading.Event()
+
+        def watch() -> None:
+            nonlocal peak
+            while not done.wait(0.005):
+                peak = max(peak, _resident())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        self._read(Route.CONSUMER)
+        done.set()
+        watcher.join()
+        return float(max(0, peak - before))
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

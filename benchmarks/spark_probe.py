@@ -1,0 +1,146 @@
+"""One Spark process under the stop-watch: how long until the first batch, how long a message takes, what idling costs.
+
+Run by `benchmarks.spark` in a process of its own for each variant; prints one JSON object. `default` is Spark as it
+comes, `tuned` is `purveyor.spark.session`.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+_BEGAN = time.perf_counter()
+_SINGLES = 60
+_RATE = 200
+_RATE_SECONDS = 15
+_IDLE_SECONDS = 10
+
+
+def start(variant: str) -> Any:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if variant == "tuned":
+        from purveyor.spark import session  # noqa: PLC0415 - the import is part of what is timed
+
+        return session("probe", master="local[2]")
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - the import is part of what is timed
+
+    spark = SparkSession.builder.appName("probe").master("local[2]").getOrCreate()
+    from purveyor.spark import register  # noqa: PLC0415 - the import is part of what is timed
+
+    register(spark)
+    return spark
+
+
+def query(spark: Any, url: str, prefix: str) -> Any:
+    options = {"servers": url, "stream": f"{prefix}-in"}
+    if "--no-idle-wait" in sys.argv:
+        options["idleWaitMillis"] = "0"
+    source = spark.readStream.format("jetstream").options(**options).load()
+    rows = source.selectExpr(f"'{prefix}-out' as subject", "data", "cast(sequence as string) as msg_id")
+    sink = rows.writeStream.format("jetstream").option("servers", url)
+    return sink.option("checkpointLocation", tempfile.mkdtemp()).start()
+
+
+class Echo:
+    """Publishes into the query and hears what comes out of it, on a thread with its own loop."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.url, self.prefix = url, prefix
+        self.latencies: list[float] = []
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.call(self._open())
+
+    def call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    async def _open(self) -> None:
+        from purveyor.queues.address import Address  # noqa: PLC0415 - not part of the start that is timed
+        from purveyor.queues.connection import Connection  # noqa: PLC0415 - not part of the start that is timed
+
+        self.connection = await Connection.open(Address.parse(self.url))
+        self.listening = await self.connection.subscribe(f"{self.prefix}-out")
+
+    async def single(self) -> float:
+        began = time.perf_counter()
+        await self.connection.publish(f"{self.prefix}-in", b"one")
+        assert await self.listening.next(30) is not None
+        return time.perf_counter() - began
+
+    async def steady(self, rate: int, seconds: int) -> list[float]:
+        latencies: list[float] = []
+
+        async def hear() -> None:
+            while len(latencies) < rate * seconds:
+                message = await self.listening.next(30)
+                assert message is not None
+                latencies.append(time.perf_counter() - float(message.data))
+
+        hearing = asyncio.create_task(hear())
+        began = time.perf_counter()
+        for number in range(rate * seconds):
+            await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            await self.connection.publish(f"{self.prefix}-in", repr(time.perf_counter()).encode())
+        await hearing
+        return latencies
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and all below it."""
+    total, todo = 0.0, [pid]
+    while todo:
+        each = todo.pop()
+        try:
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its own and its ended children
+            for task in Path(f"/proc/{each}/task").iterdir():
+                todo += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue
+    return total
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(values, n=100)
+    return {"p50": cuts[49] * 1000, "p99": cuts[98] * 1000}
+
+
+def where_time_goes(running: Any) -> dict[str, float]:
+    """The mean of each part of a batch, of the last batches with rows."""
+    reports = [json.loads(each.json)["durationMs"] for each in running.recentProgress if each.numInputRows]
+    return {part: statistics.fmean(each.get(part, 0) for each in reports) for part in reports[-1]}
+
+
+def main() -> None:
+    variant, what, url, prefix = sys.argv[1:5]
+    spark = start(variant)
+    running = query(spark, url, prefix)
+    while not (running.lastProgress and running.lastProgress.numInputRows):
+        time.sleep(0.005)
+        if running.exception():
+            raise SystemExit(str(running.exception()))
+    result: dict[str, Any] = {"first_batch_seconds": time.perf_counter() - _BEGAN}
+    if what == "latency":
+        echo = Echo(url, prefix)
+        for _ in range(15):
+            echo.call(echo.single())
+        result["single"] = percentiles([echo.call(echo.single()) for _ in range(_SINGLES)])
+        result["parts"] = where_time_goes(running)
+        result["steady"] = percentiles(echo.call(echo.steady(_RATE, _RATE_SECONDS))[_RATE * 3 :])
+        time.sleep(2)
+        before, began = cpu_seconds(os.getpid()), time.perf_counter()
+        time.sleep(_IDLE_SECONDS)
+        result["idle_cores"] = (cpu_seconds(os.getpid()) - before) / (time.perf_counter() - began)
+    print("RESULT " + json.dumps(result), flush=True)
+    running.stop()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
