@@ -55,13 +55,11 @@ class _Bench:
             Row("read_range / nats-py fetch(500), no acks", best["read_range"], fetch, at_least=20),
             Row("read_range / bytes off the socket, unparsed", best["read_range"], socket, at_least=0.7),
             Row("read_range by direct get / bytes off the socket", best["read_range, direct get"], socket),
-            Row(
-                "growth while reading / all that was read", self._growth() / 1e6, self.messages * peers.SIZE / 1e6, "MB"
-            ),
+            Row("memory grown by / all that was read", self._growth() / 1e6, self.messages * peers.SIZE / 1e6, "MB"),
         ]
         words = (
-            f"{self.messages:,} messages of {peers.SIZE} bytes with ids (all columns read, headers included), one process, "
-            f"best of {ROUNDS} rounds in which all take turns."
+            f"{self.messages:,} messages of {peers.SIZE} bytes with ids (all columns read, headers included), one "
+            f"process, best of {ROUNDS} rounds in which all take turns."
         )
         return Section("The bulk path", words, rows)
 

@@ -11,6 +11,7 @@ import pytest
 from purveyor.queues.address import Address
 from purveyor.queues.server import EmbeddedServer, ServerEvent, ServerOptions
 from tests.proxy import TcpProxy
+from tests.scale import LONG
 
 FAST = ServerOptions(sync="2m")
 """For tests that do not lose power: no sync of each write."""
@@ -26,6 +27,14 @@ class OwnServer(Protocol):
         directory: Path | None = None,
         on_event: Callable[[ServerEvent], None] | None = None,
     ) -> EmbeddedServer: ...
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, in `make test`, what only `make chaos` runs."""
+    if not LONG:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

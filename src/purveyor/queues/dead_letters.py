@@ -36,6 +36,7 @@ _PREFIX = "Purveyor-"
 _ORIGINAL = f"{_PREFIX}Original-"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _HEADER_ROOM = 512  # the id, what is expected, and the words about a cut
+_LONGEST_REASON = 2000  # characters: a reason may quote a whole answer of somebody else
 CUT = "cut_from_bytes"
 """The detail that tells how large a body was that no server would have taken whole."""
 
@@ -64,7 +65,7 @@ class DeadLetter:
     def to_message(self) -> tuple[str, bytes, Headers]:
         """Subject, body and headers of the message that it is parked as."""
         fields = {
-            "Reason": _one_line(self.reason),
+            "Reason": _one_line(self.reason)[:_LONGEST_REASON],
             "Origin": _one_line(self.origin),
             "Subject": _one_line(self.subject),
             "Position": None if self.position is None else str(self.position),

@@ -33,6 +33,7 @@ _MOST_BYTES: Final = 1 << 20
 _TURN_SECONDS: Final = 1.0
 _GATHERED_BYTES: Final = 64 << 10  # of answers, before they are looked at: about a thousand
 _GATHERED_SECONDS: Final = 0.05
+_LEFT_OVER_SECONDS: Final = 0.002
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +117,8 @@ class Pipeline:
         backlog = link.backlog
         now = time.monotonic()
         if timeout:
-            link.fill(_GATHERED_BYTES, timeout)
+            # Answers that an earlier turn received and did not look at may be the last ones: wait for no more of them.
+            link.fill(_GATHERED_BYTES, min(timeout, _LEFT_OVER_SECONDS) if link.buffered else timeout)
         else:
             self._last_answer = now  # the caller was busy elsewhere: silence is counted from here
             link.pump(0.0)

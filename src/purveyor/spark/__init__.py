@@ -1,0 +1,14 @@
+"""Spark on JetStream: the `jetstream` data source and a session tuned for it. Knows no business of Purveyor.
+
+from purveyor.spark import register, session
+
+spark = session("orders")                    # or your own SparkSession
+register(spark)
+spark.read.format("jetstream").option("servers", url).option("stream", "ORDERS").load()
+"""
+
+from purveyor.spark.progress import Progress, progress_of
+from purveyor.spark.session import register, session
+from purveyor.spark.source import JetStreamDataSource
+
+__all__ = ["JetStreamDataSource", "Progress", "progress_of", "register", "session"]

@@ -1,0 +1,147 @@
+"""What a driver asks and tells the server: the state of the stream, where a time is, how far the durable may move."""
+
+from datetime import datetime
+from typing import Any
+
+from purveyor.model.errors import InvalidConfig, UnknownConsumer, UnknownMessage
+from purveyor.queues.bulk.ask import ask
+from purveyor.queues.bulk.filters import covers, without_covered
+from purveyor.queues.codec import format_time, to_wire
+from purveyor.queues.config import AckPolicy, ConsumerConfig, Deliver, Retention
+from purveyor.spark.offsets import Offset, SequenceRange, StreamView
+from purveyor.spark.options import Place, ReadSettings, Word
+
+
+class Control:
+    """The control side of one reader. Picklable: links belong to the process, not to it."""
+
+    def __init__(self, settings: ReadSettings) -> None:
+        self._settings = settings
+
+    def _ask(self, question: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        settings = self._settings
+        return ask(settings.address, question, body, patience_seconds=settings.patience_seconds)
+
+    def view(self) -> StreamView:
+        """The stream as its leader sees it now."""
+        info = self._ask(f"STREAM.INFO.{self._settings.stream}")
+        state, config = info["state"], info["config"]
+        return StreamView(
+            name=self._settings.stream,
+            created=str(info["created"]),
+            first=int(state["first_seq"]),
+            last=int(state["last_seq"]),
+            messages=int(state["messages"]),
+            sheds_others=_retention(config) is not Retention.LIMITS and self._leaves_some_out(config),
+        )
+
+    def _leaves_some_out(self, config: dict[str, Any]) -> bool:
+        """Whether the stream takes subjects that the reader did not ask for."""
+        asked = self._settings.subjects
+        taken = config.get("subjects") or ()
+        return bool(asked) and not all(any(covers(wide, one) for wide in asked) for one in taken)
+
+    def sequence_before(self, place: Place, view: StreamView) -> int:
+        """The last sequence that lies before a place where reading begins."""
+        match place:
+            case Word.EARLIEST:
+                return view.begins - 1
+            case Word.LATEST:
+                return view.last
+            case datetime():
+                return self._first_at(place, view) - 1
+            case _:
+                return max(place - 1, 0)
+
+    def sequence_until(self, place: Place, view: StreamView) -> int:
+        """The last sequence that lies within a place where reading ends; a time ends before it."""
+        match place:
+            case Word.EARLIEST:
+                return view.begins - 1
+            case Word.LATEST:
+                return view.last
+            case datetime():
+                return self._first_at(place, view) - 1
+            case _:
+                return min(place, view.last)
+
+    def _first_at(self, moment: datetime, view: StreamView) -> int:
+        """The first sequence stored at or after a time; one past the end when there is none."""
+        try:
+            answer = self._ask(f"STREAM.MSG.GET.{self._settings.stream}", {"start_time": format_time(moment)})
+        except UnknownMessage:
+            return view.last + 1
+        return int(answer["message"]["seq"])
+
+    def check_start(self, start: Offset, view: StreamView) -> None:
+        """InvalidConfig for a first start that would throw away messages nobody has read.
+
+        A commit on a work queue removes everything before it. Elsewhere, skipping is only skipping.
+        """
+        if self._settings.durable is None or start.sequence < view.begins:
+            return
+        if self._retention() is Retention.WORK_QUEUE and view.messages:
+            raise InvalidConfig(
+                f"option startingOffsets: stream {view.name!r} is a work queue, and with option durable the messages "
+                f"{SequenceRange(view.begins, start.sequence)} would be removed unread",
+                fix="leave startingOffsets at earliest, or read without durable",
+            )
+
+    def make_durable(self, start: Offset) -> None:
+        """Make the durable if it is not there, before the first batch: an interest stream keeps nothing for nobody."""
+        durable, stream = self._settings.durable, self._settings.stream
+        if durable is None:
+            return
+        subjects = without_covered(self._settings.subjects)
+        try:
+            found = self._ask(f"CONSUMER.INFO.{stream}.{durable}")["config"]
+        except UnknownConsumer:
+            work_queue = self._retention() is Retention.WORK_QUEUE  # its consumers must deliver all
+            config = ConsumerConfig(
+                durable_name=durable,
+                name=durable,
+                description="the position of a Spark query",
+                deliver_policy=Deliver.ALL if work_queue else Deliver.BY_START_SEQUENCE,
+                opt_start_seq=None if work_queue else start.sequence + 1,
+                ack_policy=AckPolicy.EXPLICIT,
+                filter_subjects=subjects or None,
+            )
+            body = {"stream_name": stream, "config": to_wire(config), "action": ""}
+            body["config"].pop("backoff")
+            self._ask(f"CONSUMER.CREATE.{stream}.{durable}", body)
+            return
+        single = found.get("filter_subject")
+        filters = tuple(found.get("filter_subjects") or ([single] if single else ()))
+        if set(without_covered(filters)) != set(subjects):
+            raise InvalidConfig(
+                f"durable {durable!r} of stream {stream!r} is for {', '.join(filters) or 'all subjects'}, "
+                f"and the query reads {', '.join(subjects) or 'all subjects'}",
+                fix="make option subjects the same, or name another durable",
+            )
+
+    def move_durable(self, offset: Offset) -> None:
+        """Everything up to the offset is done: let the stream drop what nobody else waits for.
+
+        On an interest stream moving the durable frees it; a work queue frees nothing by that and is purged up to there.
+        Moving to where it stands already, or is past, does nothing: a commit may be repeated.
+        """
+        durable, stream = self._settings.durable, self._settings.stream
+        if durable is None:
+            return
+        info = self._ask(f"STREAM.INFO.{stream}")
+        if str(info["created"]) != offset.created:
+            return  # another stream of that name: nothing of it was read, and the next look tells the user
+        done = min(offset.sequence, int(info["state"]["last_seq"]))
+        floor = int(self._ask(f"CONSUMER.INFO.{stream}.{durable}")["ack_floor"]["stream_seq"])
+        if floor < done:
+            self._ask(f"CONSUMER.RESET.{stream}.{durable}", {"seq": done + 1})
+        if _retention(info["config"]) is Retention.WORK_QUEUE:
+            for subject in self._settings.subjects or (">",):
+                self._ask(f"STREAM.PURGE.{stream}", {"seq": done + 1, "filter": subject})
+
+    def _retention(self) -> Retention:
+        return _retention(self._ask(f"STREAM.INFO.{self._settings.stream}")["config"])
+
+
+def _retention(config: dict[str, Any]) -> Retention:
+    return Retention(config.get("retention", "limits"))

@@ -1,0 +1,185 @@
+"""Reading: ranges are planned on the driver and read by executors in parallel, as Arrow record batches."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from purveyor.queues.bulk import ReadOptions, read_range
+from purveyor.spark.control import Control
+from purveyor.spark.offsets import Offset, StreamView, advance, check_identity, loss, lost_range, split
+from purveyor.spark.options import ReadSettings, Word
+
+_log = logging.getLogger(__name__)
+_SHORTEST_POLL_SECONDS = 0.004
+_LONGEST_POLL_SECONDS = 0.05
+
+
+class RangePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, first: int, last: int, created: str) -> None:
+        super().__init__((first, last))
+        self.first = first
+        self.last = last
+        self.created = created
+
+
+def read_partition(settings: ReadSettings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one range, on an executor. The same range gives the same rows, however often it is read."""
+    if not isinstance(partition, RangePartition):  # Spark plans one empty partition when there are none
+        return
+    rows = 0
+    options = ReadOptions(
+        subjects=settings.subjects, columns=settings.columns, patience_seconds=settings.patience_seconds
+    )
+    for batch in read_range(settings.address, settings.stream, partition.first, partition.last, options):
+        rows += batch.num_rows
+        yield batch
+    _check_read(settings, partition, rows)
+
+
+def _check_read(settings: ReadSettings, partition: RangePartition, rows: int) -> None:
+    """Fewer rows than sequences: deleted messages are fine; a purge or another stream under our feet is not."""
+    view = Control(settings).view()
+    start = Offset(settings.stream, partition.created, partition.first - 1)
+    check_identity(start, view)
+    if rows == partition.last - partition.first + 1:
+        return
+    gone = lost_range(start, view)
+    if gone is not None and settings.fail_on_data_loss:
+        raise loss(view, gone)
+    if gone is not None:
+        _log.warning("%s", loss(view, gone).message)
+
+
+class JetStreamReader(DataSourceReader):
+    """A batch read: one look at the stream fixes the range."""
+
+    def __init__(self, settings: ReadSettings) -> None:
+        self._settings = settings
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The range cut for the executors."""
+        settings, control = self._settings, Control(self._settings)
+        view = control.view()
+        first = control.sequence_before(settings.starting, view) + 1
+        last = control.sequence_until(settings.ending, view)
+        start = Offset(settings.stream, view.created, first - 1)
+        gone = lost_range(start, view)
+        if isinstance(settings.starting, int) and gone is not None:
+            if settings.fail_on_data_loss:
+                raise loss(view, gone)
+            _log.warning("%s", loss(view, gone).message)
+        pieces = split(max(first, view.begins), last, settings.min_partitions, most_rows=view.messages)
+        return [RangePartition(piece.first, piece.last, view.created) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One piece."""
+        return read_partition(self._settings, partition)
+
+
+class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read. Lives on the driver, in a process of its own; only `read` runs on executors.
+
+    When nothing is new, `latestOffset` waits a little before it says so, asking at growing intervals: an idle query
+    costs next to nothing, and a message that ends the idle time is still seen within a tenth of a second.
+    """
+
+    def __init__(self, settings: ReadSettings) -> None:
+        self._settings = settings
+        self._control = Control(settings)
+        self._stop_at: int | None = None
+        self._durable_made = False
+        self._committed = 0
+        self._latest: StreamView | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where a query without checkpoint begins."""
+        start, view = self._look_for_start()
+        self._control.check_start(start, view)
+        self._make_durable(start)
+        if isinstance(self._settings.starting, Word):
+            start, _ = self._look_for_start()  # before the durable was there, an interest stream may have kept nothing
+        return start.to_json()
+
+    def _look_for_start(self) -> tuple[Offset, StreamView]:
+        view = self._control.view()
+        sequence = self._control.sequence_before(self._settings.starting, view)
+        return Offset(self._settings.stream, view.created, sequence), view
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """`maxOffsetsPerTrigger`, or everything there is."""
+        most = self._settings.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """What is there now is what will be read."""
+        self._stop_at = self._control.view().last
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The end of the next batch."""
+        begin = Offset.from_json(start)
+        self._make_durable(begin)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        deadline = time.monotonic() + self._settings.idle_wait_seconds
+        pause = _SHORTEST_POLL_SECONDS
+        while True:
+            end = self._next_end(begin, most)
+            if end != begin:
+                return end.to_json()
+            # Spark commits a batch only when it begins the next one. It asks for more only when the last one is done
+            # and logged, so when there is no more, this is the moment to let the durable catch up.
+            self.commit(start)
+            if self._stop_at is not None or time.monotonic() + pause > deadline:
+                return end.to_json()
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
+
+    def _next_end(self, begin: Offset, most: int | None) -> Offset:
+        view = self._latest = self._control.view()
+        check_identity(begin, view)
+        gone = lost_range(begin, view)
+        if gone is not None and self._settings.fail_on_data_loss:
+            raise loss(view, gone)
+        end = advance(begin, view, max_offsets=most, stop_at=self._stop_at)
+        if gone is not None and end != begin:
+            _log.warning("%s", loss(view, gone).message)
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """The newest message there is, for the lag in the query's progress."""
+        view = self._latest
+        return Offset(view.name, view.created, view.last).to_json() if view is not None else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """A batch cut for the executors. Its rows depend on nothing but the two offsets."""
+        begin, finish = Offset.from_json(start), Offset.from_json(end)
+        skipped = finish.lost - begin.lost
+        view = self._latest or self._control.view()
+        first = begin.sequence + skipped + 1
+        pieces = split(first, finish.sequence, self._settings.min_partitions, most_rows=view.messages)
+        return [RangePartition(piece.first, piece.last, finish.created) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One piece, on an executor."""
+        return read_partition(self._settings, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The batch that ended there is done. A crash before this leaves the durable behind: it is moved next time."""
+        offset = Offset.from_json(end)
+        if offset.sequence > self._committed:
+            self._control.move_durable(offset)
+            self._committed = offset.sequence
+
+    def stop(self) -> None:
+        """Nothing to do: links are kept by the process."""
+
+    def _make_durable(self, start: Offset) -> None:
+        if not self._durable_made:
+            self._control.make_durable(start)
+            self._durable_made = True

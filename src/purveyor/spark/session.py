@@ -1,0 +1,108 @@
+"""A Spark session with the settings that make small micro-batches quick, and the registration of the data source."""
+
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import purveyor
+from purveyor.spark.java import find_java
+from purveyor.spark.source import JetStreamDataSource
+from purveyor.spark.startup import quick_start, user_cache
+
+_TUNED = {
+    # Each checkpoint file by the default manager forks about ten processes (permissions, renames); this one none.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.worker.reuse": "true",
+    # Two shuffle partitions per core of a laptop, not 200: a micro-batch is small.
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def session(
+    app_name: str = "purveyor",
+    *,
+    master: str = "local[*]",
+    options: Mapping[str, str] | None = None,
+    cache: Path | None = None,
+) -> SparkSession:
+    """A session on this machine or on a cluster, with the data source registered.
+
+    `local[N]` never tries a failed task again, so it becomes `local[N,4]`. `options` override what is set here. `cache`
+    holds what makes a start quick (default: the user's cache directory); see `startup`.
+    """
+    cache = cache or user_cache()
+    java = find_java(cache)
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # The launcher is a JVM of its own that lives for half a second: no time to optimise.
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    settings = _TUNED | dict(options or {})
+    if _in_this_environment(master):
+        quick = quick_start(java, cache)
+        os.environ["SPARK_HOME"] = str(quick.home)
+        settings.setdefault("spark.driver.extraJavaOptions", quick.java_options())
+    builder = SparkSession.builder.appName(app_name).master(with_retries(master))
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def _in_this_environment(master: str) -> bool:
+    """Whether every Python worker runs here, with the packages that this process has."""
+    local = master.startswith("local") and not master.startswith("local-cluster")
+    return local and "SPARK_HOME" not in os.environ and os.environ.get("PYSPARK_PYTHON") == sys.executable
+
+
+def with_retries(master: str) -> str:
+    """A local master that tries a failed task again.
+
+    >>> with_retries("local[2]"), with_retries("local[2,1]"), with_retries("spark://host:7077")
+    ('local[2,4]', 'local[2,1]', 'spark://host:7077')
+    """
+    if master == "local":
+        return "local[1,4]"
+    if master.startswith("local[") and "," not in master:
+        return f"{master[:-1]},4]"
+    return master
+
+
+def register(spark: SparkSession) -> None:
+    """Make `.format("jetstream")` known to a session; on a cluster, send the package to its executors."""
+    if not is_local(spark):
+        spark.sparkContext.addPyFile(str(package_zip()))
+    spark.dataSource.register(JetStreamDataSource)
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether tasks need nothing sent: they run here, or (Spark Connect) that is the server's affair."""
+    try:
+        master = str(spark.sparkContext.master)
+    except Exception:  # noqa: BLE001 - what a session without a context raises has changed between versions
+        return True
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def package_zip() -> Path:
+    """This package as a zip for executors that do not have it; they need numpy and pyarrow."""
+    root = Path(purveyor.__file__).parent
+    if root.parent.is_file():  # it was sent to us as one
+        return root.parent
+    target = Path(tempfile.mkdtemp(prefix="purveyor-")) / "purveyor.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part in ("__init__.py", "model", "queues", "spark"):
+            for path in [root / part] if part.endswith(".py") else sorted((root / part).rglob("*.py")):
+                archive.write(path, Path("purveyor") / path.relative_to(root))
+    return target

@@ -1,0 +1,110 @@
+"""The `jetstream` format itself: what Spark asks for a reader or a writer."""
+
+import dataclasses
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from purveyor.model.errors import InvalidConfig
+from purveyor.spark.options import COLUMNS, ReadSettings, Word, read_settings, write_settings
+from purveyor.spark.read import JetStreamReader, JetStreamStreamReader
+from purveyor.spark.write import JetStreamStreamWriter, JetStreamWriter, check_columns
+
+_TYPES = {
+    "sequence": "bigint",
+    "timestamp": "timestamp",
+    "subject": "string",
+    "headers": "map<string,array<string>>",
+    "data": "binary",
+}
+
+
+class JetStreamDataSource(DataSource):
+    """NATS JetStream as a table and as a stream. Name: `jetstream`.
+
+    Columns read: `sequence` bigint, `timestamp`, `subject` string, `headers` map<string, array<string>>, `data` binary.
+
+    Options for every use
+        servers             nats://host:4222[,...], tls://... (required)
+        user, password      or token, or credentials (a .creds or nkey seed file, there on driver and executors)
+        tlsCa, tlsCertificate, tlsKey, tlsHostname, tlsFirst
+        patienceSeconds     how long a lost server is waited for (60)
+
+    Options to read
+        stream              the stream (required)
+        subjects            only these, comma-separated, wildcards allowed
+        startingOffsets     earliest (default), latest, a sequence, or an ISO time
+        endingOffsets       the same, for batch reads; a sequence is included, a time is not (latest)
+        maxOffsetsPerTrigger  at most so many sequences in a micro-batch
+        minPartitions       at least so many tasks (1; one more per 100,000 messages)
+        failOnDataLoss      true: sequences gone before they were read are an error; false: a warning, counted as `lost`
+                            in the offsets of the query's progress
+        durable             a durable consumer of this name is moved as the query commits
+        columns             only these columns: what is not asked for is not carried
+        idleWaitMillis      how long a look for news may wait when there is none (500)
+
+    Columns written: `subject` string (or option), `data` binary or string, `headers`, `msg_id` string.
+
+    Options to write
+        stream              refuse messages that another stream would take
+        subject             for rows without one
+        orderBy             a column to sort the rows of each task by; it is not written
+        delivery            auto (atomic batches if `stream` is named and allows it), atomic, pipelined
+
+    Examples:
+    >>> spark.read.format("jetstream").option("servers", url).option("stream", "ORDERS").load()  # doctest: +SKIP
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The word for `.format(...)`."""
+        return "jetstream"
+
+    def schema(self) -> str:
+        """The columns, or those of option `columns`."""
+        return ", ".join(f"{name} {_TYPES[name]}" for name in self._read_settings().columns)
+
+    def _read_settings(self) -> ReadSettings:
+        return read_settings(self.options)
+
+    def _with_schema(self, schema: StructType) -> ReadSettings:
+        """A schema given by the user is a choice of columns: only those are carried."""
+        settings = self._read_settings()
+        for field in schema.fields:
+            if _TYPES.get(field.name) != field.dataType.simpleString():
+                raise InvalidConfig(
+                    f"the jetstream format has no column {field.name!r} of type {field.dataType.simpleString()}",
+                    fix=f"choose of {', '.join(f'{name} {_TYPES[name]}' for name in COLUMNS)}",
+                )
+        names = tuple(field.name for field in schema.fields)
+        if names != tuple(name for name in COLUMNS if name in names):
+            raise InvalidConfig("the columns of a schema keep their order", fix=f"order: {', '.join(COLUMNS)}")
+        return dataclasses.replace(settings, columns=names)
+
+    def reader(self, schema: StructType) -> JetStreamReader:
+        """For `spark.read`."""
+        return JetStreamReader(self._with_schema(schema))
+
+    def streamReader(self, schema: StructType) -> JetStreamStreamReader:  # noqa: N802 - Spark's name
+        """For `spark.readStream`."""
+        settings = self._with_schema(schema)
+        if settings.ending is not Word.LATEST:
+            raise InvalidConfig(
+                "option endingOffsets is for batch reads", fix="leave it out; trigger(availableNow=True) ends a query"
+            )
+        return JetStreamStreamReader(settings)
+
+    def writer(self, schema: StructType, overwrite: bool) -> JetStreamWriter:
+        """For `df.write`."""
+        if overwrite:
+            raise InvalidConfig("a stream cannot be overwritten", fix='use .mode("append")')
+        settings = write_settings(self.options)
+        check_columns(settings, schema)
+        return JetStreamWriter(settings)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> JetStreamStreamWriter:  # noqa: N802 - Spark's name
+        """For `df.writeStream`; in any output mode, what is put out is appended."""
+        del overwrite
+        settings = write_settings(self.options)
+        check_columns(settings, schema)
+        return JetStreamStreamWriter(settings)

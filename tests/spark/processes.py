@@ -1,0 +1,55 @@
+"""Spark programs of their own: their environment, and finding their processes in order to kill them."""
+
+import os
+import signal
+from pathlib import Path
+
+
+def environment(**more: str) -> dict[str, str]:
+    """As in a fresh shell: a session in this process has set variables for itself."""
+    ours = ("SPARK_", "PYSPARK_", "JAVA_HOME")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
+
+
+def descendants(root: int, word: str) -> list[int]:
+    """All processes below `root` whose command line has the word."""
+    parents, commands = _table()
+    found = []
+    for pid in commands:
+        above, line = parents.get(pid), commands[pid]
+        while above is not None and above != root:
+            above = parents.get(above)
+        if above == root and word in line:
+            found.append(pid)
+    return sorted(found)
+
+
+def python_workers(root: int) -> list[int]:
+    """The workers of Spark's Python daemons below `root` (a worker is a fork of its daemon)."""
+    parents, _ = _table()
+    daemons = set(descendants(root, "pyspark.daemon"))
+    return [pid for pid in daemons if parents.get(pid) in daemons]
+
+
+def kill(pid: int) -> bool:
+    """kill -9; whether it was still there."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _table() -> tuple[dict[int, int], dict[int, str]]:
+    parents: dict[int, int] = {}
+    commands: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            status = (entry / "stat").read_text()
+            commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        parents[int(entry.name)] = int(status.rpartition(")")[2].split()[1])
+    return parents, commands
