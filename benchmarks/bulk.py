@@ -16,7 +16,7 @@ from purveyor.queues.bulk import PublishMode, PublishOptions, ReadOptions, Route
 ROUNDS = 3
 
 
-def run(address: Address, *, messages: int = 300_000) -> list[Section]:
+def run(address: Address, *, messages: int = 1_000_000) -> list[Section]:
     """All comparisons of the bulk path."""
     bench = _Bench(address, messages)
     try:
@@ -29,7 +29,8 @@ class _Bench:
     def __init__(self, address: Address, messages: int) -> None:
         self.address = address
         self.messages = messages
-        self.few = max(10_000, messages // 10)  # nats-py is slow enough to be measured with fewer
+        self.published = messages // 3
+        self.few = messages // 30  # nats-py is slow enough to be measured with fewer
         self.streams = Streams(address)
         self.stream = self.streams.fresh()
 
@@ -65,13 +66,13 @@ class _Bench:
 
     def _publish(self, mode: PublishMode) -> float:
         name = self.streams.fresh(allow_atomic=True)
-        batches = list(peers.numbered_batches(name, self.messages))
+        batches = list(peers.numbered_batches(name, self.published))
         began = time.perf_counter()
         report = publish_many(self.address, batches, PublishOptions(mode=mode))
         seconds = time.perf_counter() - began
-        assert report.stored == self.messages
+        assert report.stored == self.published
         self.streams.remove(name)
-        return self.messages / seconds
+        return self.published / seconds
 
     def _nats_publish(self) -> float:
         name = self.streams.fresh()
