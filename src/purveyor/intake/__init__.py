@@ -1,0 +1,1 @@
+"""Sources: what happens elsewhere, read once and put into a queue. Begins with LDIF, the text form of a directory."""
