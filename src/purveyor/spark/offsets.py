@@ -9,7 +9,7 @@ from typing import Any
 
 from purveyor.model.errors import DataLost
 
-ROWS_PER_PARTITION = 100_000
+ROWS_PER_PARTITION = 250_000
 
 
 @dataclass(frozen=True, slots=True)

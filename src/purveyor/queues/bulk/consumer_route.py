@@ -6,6 +6,7 @@ last message that may have been deleted.
 
 import json
 from collections.abc import Generator
+from secrets import token_hex
 from typing import Any, Final
 from uuid import uuid4
 
@@ -60,7 +61,7 @@ class _Pull:
         """Ended before the range did: another consumer must go on."""
         self._link = link
         self._wanted = wanted
-        self._name = f"purveyor-{uuid4().hex}"
+        self._name = f"r{token_hex(5)}"  # short: it comes back with every message
         self._inbox = f"_INBOX.{uuid4().hex}"
         self._sid = 0
         self._owed = 0
