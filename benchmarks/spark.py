@@ -23,6 +23,7 @@ from purveyor.spark import session
 from purveyor.spark.training import warm_up
 
 ROUNDS = 3
+_SET_BY_SESSIONS = ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_HOME", "SPARK_LAUNCHER_OPTS")
 
 
 def run(address: Address, *, messages: int = 1_000_000) -> list[Section]:
@@ -148,7 +149,9 @@ def _probe(address: Address, variant: str, what: str) -> dict[str, Any]:
     prefix = f"probe-{uuid4().hex[:8]}"
     asyncio.run(_probe_streams(address, prefix))
     command = [sys.executable, "-m", "benchmarks.spark_probe", variant, what, _url(address), prefix]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    # As from a shell of one's own: what this process's session has set must not help or hinder either variant.
+    own = {name: value for name, value in os.environ.items() if name not in _SET_BY_SESSIONS}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=own)
     line = next((each for each in done.stdout.splitlines() if "RESULT " in each), None)
     if line is None:
         raise RuntimeError(done.stderr[-2000:])

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 _BEGAN = time.perf_counter()
-_SINGLES = 60
+_WARM_UP = 150
+_SINGLES = 100
 _RATE = 200
 _RATE_SECONDS = 15
 _IDLE_SECONDS = 10
@@ -91,19 +92,29 @@ class Echo:
         return latencies
 
 
-def cpu_seconds(pid: int) -> float:
-    """Of a process and all below it."""
-    total, todo = 0.0, [pid]
+def cpu_seconds(pid: int) -> dict[int, float]:
+    """Of a process and all below it, each."""
+    found: dict[int, float] = {}
+    todo = [pid]
     while todo:
         each = todo.pop()
         try:
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # its own and its ended children
+            found[each] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
             for task in Path(f"/proc/{each}/task").iterdir():
                 todo += map(int, (task / "children").read_text().split())
         except OSError:
             continue
-    return total
+    return found
+
+
+def cores_used(seconds: float) -> float:
+    """By this process and all below it, over some time; a process that ends meanwhile does not count."""
+    before, began = cpu_seconds(os.getpid()), time.perf_counter()
+    time.sleep(seconds)
+    after = cpu_seconds(os.getpid())
+    used = sum(spent - before.get(pid, 0.0) for pid, spent in after.items())
+    return used / (time.perf_counter() - began)
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
@@ -128,15 +139,13 @@ def main() -> None:
     result: dict[str, Any] = {"first_batch_seconds": time.perf_counter() - _BEGAN}
     if what == "latency":
         echo = Echo(url, prefix)
-        for _ in range(15):
+        for _ in range(_WARM_UP):  # the JVM compiles for some hundred batches
             echo.call(echo.single())
         result["single"] = percentiles([echo.call(echo.single()) for _ in range(_SINGLES)])
         result["parts"] = where_time_goes(running)
         result["steady"] = percentiles(echo.call(echo.steady(_RATE, _RATE_SECONDS))[_RATE * 3 :])
         time.sleep(2)
-        before, began = cpu_seconds(os.getpid()), time.perf_counter()
-        time.sleep(_IDLE_SECONDS)
-        result["idle_cores"] = (cpu_seconds(os.getpid()) - before) / (time.perf_counter() - began)
+        result["idle_cores"] = cores_used(_IDLE_SECONDS)
     print("RESULT " + json.dumps(result), flush=True)
     running.stop()
     spark.stop()

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import purveyor
 from purveyor.spark.java import find_java
 from purveyor.spark.source import JetStreamDataSource
-from purveyor.spark.startup import quick_start, user_cache
+from purveyor.spark.startup import QuickStart, quick_start, user_cache
 
 _TUNED = {
     # Each checkpoint file by the default manager forks about ten processes (permissions, renames); this one none.
@@ -48,8 +48,8 @@ def session(
     # The launcher is a JVM of its own that lives for half a second: no time to optimise.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     settings = _TUNED | dict(options or {})
-    if _in_this_environment(master):
-        quick = quick_start(java, cache)
+    quick = quick_start(java, cache)
+    if _in_this_environment(master, quick):
         os.environ["SPARK_HOME"] = str(quick.home)
         settings.setdefault("spark.driver.extraJavaOptions", quick.java_options())
     builder = SparkSession.builder.appName(app_name).master(with_retries(master))
@@ -60,10 +60,11 @@ def session(
     return spark
 
 
-def _in_this_environment(master: str) -> bool:
-    """Whether every Python worker runs here, with the packages that this process has."""
+def _in_this_environment(master: str, quick: QuickStart) -> bool:
+    """Whether every Python worker runs here, with the packages that this process has, and nobody chose otherwise."""
     local = master.startswith("local") and not master.startswith("local-cluster")
-    return local and "SPARK_HOME" not in os.environ and os.environ.get("PYSPARK_PYTHON") == sys.executable
+    own_home = os.environ.get("SPARK_HOME", str(quick.home)) == str(quick.home)
+    return local and own_home and os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 def with_retries(master: str) -> str:
