@@ -12,6 +12,7 @@ import pytest
 from purveyor.queues import PublishMode, PublishOptions, ServerOptions, StreamConfig, connect, publish_many, read_range
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import outgoing
+from purveyor.queues.server import RestartPolicy
 from tests.conftest import OwnServer
 from tests.proxy import TcpProxy
 from tests.scale import chance, pick
@@ -39,7 +40,8 @@ def test_every_acknowledged_message_is_there_after_kill_9(own_server: OwnServer,
     """`sync_interval: always`, the server killed at random moments while messages are published."""
     count, kills = pick(20_000, 100_000), pick(2, 5)
     random = chance("kill -9 while publishing")
-    server = own_server(ServerOptions(sync="always"))
+    often = RestartPolicy(max_deaths=100)  # it dies more often here than a supervisor would put up with
+    server = own_server(ServerOptions(sync="always", restart=often))
     asyncio.run(make(server.address, "S", allow_atomic=True))
     acknowledged = 0
     moments = sorted(random.randrange(count // 20, count) for _ in range(kills))
