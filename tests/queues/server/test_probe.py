@@ -21,7 +21,7 @@ def ask_a_stranger(greeting: bytes) -> tuple[str | None, bytes]:
 
     def listen(server: socket.socket) -> None:
         connection, _ = server.accept()
-        with connection, suppress(ConnectionError):  # it may turn away before it has heard all
+        with connection, suppress(OSError):  # it may turn away before it has heard all
             connection.sendall(greeting)
             connection.shutdown(socket.SHUT_WR)
             while chunk := connection.recv(4096):
