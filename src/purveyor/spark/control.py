@@ -55,15 +55,7 @@ class Control:
 
     def sequence_until(self, place: Place, view: StreamView) -> int:
         """The last sequence that lies within a place where reading ends; a time ends before it."""
-        match place:
-            case Word.EARLIEST:
-                return view.begins - 1
-            case Word.LATEST:
-                return view.last
-            case datetime():
-                return self._first_at(place, view) - 1
-            case _:
-                return min(place, view.last)
+        return min(place, view.last) if isinstance(place, int) else self.sequence_before(place, view)
 
     def _first_at(self, moment: datetime, view: StreamView) -> int:
         """The first sequence stored at or after a time; one past the end when there is none."""
