@@ -31,18 +31,15 @@ def bodies(rows: int) -> pa.BinaryArray:
     return pa.BinaryArray.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(noise)])
 
 
-def numbered_batches(subject: str, messages: int) -> Iterator[pa.RecordBatch]:
-    """Messages of SIZE bytes with ids."""
+def batches(subject: str, messages: int, *, ids: bool = True) -> Iterator[pa.RecordBatch]:
+    """Messages of SIZE bytes, with ids or without any header."""
     data = bodies(min(_ROWS, messages))
     for start in range(0, messages, _ROWS):
         rows = min(_ROWS, messages - start)
-        yield pa.record_batch(
-            {
-                "subject": pa.array([subject] * rows, pa.string()),
-                "data": data.slice(0, rows),
-                "msg_id": pa.array([f"{subject}-{start + row}" for row in range(rows)], pa.string()),
-            }
-        )
+        columns = {"subject": pa.array([subject] * rows, pa.string()), "data": data.slice(0, rows)}
+        if ids:
+            columns["msg_id"] = pa.array([f"{subject}-{start + row}" for row in range(rows)], pa.string())
+        yield pa.record_batch(columns)
 
 
 def publish_mark(address: Address, subject: str) -> None:

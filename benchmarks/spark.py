@@ -44,19 +44,23 @@ def _throughput(address: Address, messages: int) -> Section:
     streams = Streams(address)
     half, few = messages // 2, max(10_000, messages // 20)
     with tempfile.TemporaryDirectory() as scratch:
-        source = streams.fresh()
-        publish_many(address, peers.numbered_batches(source, messages))
-        peers.publish_mark(address, source)
+        plain, source = streams.fresh(), streams.fresh()
+        for name in (plain, source):
+            publish_many(address, peers.batches(name, messages, ids=name == source))
+            peers.publish_mark(address, name)
+        read_plain = spark.read.format("jetstream").options(servers=_url(address), stream=plain)
         read = spark.read.format("jetstream").options(servers=_url(address), stream=source)
         parquet = str(Path(scratch) / "rows")
         read.load().where(f"sequence <= {messages}").write.parquet(parquet)
         best = best_of(
             ROUNDS,
             {
-                "read": lambda: _timed(messages, lambda: _noop(read.load())),
+                "read": lambda: _timed(messages, lambda: _noop(read_plain.load())),
+                "read, ids": lambda: _timed(messages, lambda: _noop(read.load())),
                 "parquet": lambda: _timed(messages, lambda: _noop(spark.read.parquet(parquet))),
-                "fetch": lambda: asyncio.run(peers.nats_fetch(address, source, few)),
-                "socket": lambda: peers.socket_unparsed(address, source, messages),
+                "fetch": lambda: asyncio.run(peers.nats_fetch(address, plain, few)),
+                "socket": lambda: peers.socket_unparsed(address, plain, messages),
+                "socket, ids": lambda: peers.socket_unparsed(address, source, messages),
                 "write": lambda: _write(spark, address, streams.fresh(), parquet, half),
                 "publish": lambda: asyncio.run(peers.nats_publish(address, streams.fresh(), few)),
                 "stream": lambda: _stream(spark, address, (source, streams.fresh()), half),
@@ -68,13 +72,14 @@ def _throughput(address: Address, messages: int) -> Section:
     rows = [
         Row("read into Spark / nats-py fetch(500)", best["read"], best["fetch"], at_least=20),
         Row("read into Spark / bytes off the socket, unparsed", best["read"], best["socket"], at_least=0.7),
+        Row("read into Spark, messages with ids / bytes off the socket", best["read, ids"], best["socket, ids"]),
         Row("read into Spark / the same rows from Parquet", best["read"], best["parquet"]),
         Row("write with ids / nats-py publish_async", best["write"], best["publish"], at_least=5),
         Row("stream source, repartition, sorted sink / bare sink", best["stream"], best["write"], at_least=0.4),
         Row("driver memory after reading all / after a tenth", driver[1], driver[0], "MB"),
         Row("worker memory after reading all / after a tenth", worker[1], worker[0], "MB"),
     ]
-    words = f"{messages:,} messages of {peers.SIZE} bytes with ids, local[2], best of {ROUNDS} rounds."
+    words = f"{messages:,} messages of {peers.SIZE} bytes, local[2], best of {ROUNDS} rounds."
     return Section("Spark: throughput", words, rows)
 
 

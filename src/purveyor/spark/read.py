@@ -16,7 +16,7 @@ from purveyor.spark.options import ReadSettings, Word
 
 _log = logging.getLogger(__name__)
 _SHORTEST_POLL_SECONDS = 0.004
-_LONGEST_POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 0.1
 
 
 class RangePartition(InputPartition):

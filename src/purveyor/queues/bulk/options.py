@@ -61,7 +61,7 @@ class PublishOptions:
     """How to publish. `on_progress` is called with the number of messages acknowledged so far."""
 
     mode: PublishMode = PublishMode.PIPELINED
-    window: int = 5000
+    window: int = 20_000
     """At most so many messages are under way without an answer ..."""
     window_bytes: int = 16 << 20
     """... and about so many bytes (one message may be larger)."""

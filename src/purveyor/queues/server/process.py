@@ -16,6 +16,10 @@ from pathlib import Path
 from purveyor.model.errors import ServerFailed
 from purveyor.queues.server.files import Files
 
+# Go's garbage collector runs when the heap has doubled; a broker's live heap is small beside what passes through it, so
+# that is a sixth of its time. Letting it grow fivefold costs some memory and gives most of that time back.
+_ENVIRONMENT = {"GOGC": "400"}
+
 # Run by `python -I -S`: nothing but the standard library, and no environment of ours. A function run between fork and
 # exec would do the same without a launcher, but is not safe in a process with threads.
 _LAUNCHER = """\
@@ -50,6 +54,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 cwd=files.directory,
+                env={**_ENVIRONMENT, **os.environ},  # whoever sets it knows better
                 pass_fds=(lock,),
                 umask=0o077,
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent, which then ends the server in order
