@@ -8,10 +8,12 @@ from purveyor.app.cli.lazy import COMMANDS
 from tests.app.conftest import PROGRAM, invoke
 
 SUBCOMMANDS = {
-    "serve": ["nats"],
+    "serve": ["nats", "pipeline"],
     "stream": ["add", "edit", "ls", "info", "get", "purge", "seal", "rm"],
     "consumer": ["add", "ls", "info", "next", "pause", "resume", "rm", "samples"],
     "import": [],
+    "publish": [],
+    "subscription": ["add", "list", "show", "pause", "resume", "prefill", "replay", "delete"],
     "pub": [],
     "sub": [],
     "queues": ["list", "ensure"],

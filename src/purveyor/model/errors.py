@@ -10,7 +10,8 @@
     │   ├── UnknownStream
     │   ├── UnknownConsumer
     │   ├── UnknownMessage
-    │   └── UnknownKey
+    │   ├── UnknownKey
+    │   └── UnknownSubscription
     ├── Refused                 the server understood and said no
     │   ├── PublishRefused
     │   ├── ConfigRefused
@@ -99,6 +100,10 @@ class UnknownMessage(NotFound):
 
 class UnknownKey(NotFound):
     """No such key in the bucket, or it was deleted."""
+
+
+class UnknownSubscription(NotFound):
+    """No subscription of that name, or it is being deleted."""
 
 
 class Refused(PurveyorError):

@@ -10,10 +10,15 @@ from datetime import timedelta
 from enum import Enum
 
 from purveyor.model.errors import InvalidName
+from purveyor.model.event import LDIF_SUBJECT
 from purveyor.model.names import check_name, check_subscription_name
 from purveyor.queues.config import AckPolicy, ConsumerConfig, Deliver, Retention, StreamConfig
 
 DEFAULT_GROUP = "dispatcher"
+RECEIPTS = "transform-receipts"
+"""Keeps the newest event of the transform in `incoming`, so that the transform can see how far it has written."""
+INCARNATION = "purveyor.incarnation"
+"""The key in a stream's metadata that tells the queue of a subscription from that of an earlier one."""
 _STAGE_PREFIX = "stage-"
 
 
@@ -60,6 +65,8 @@ class Queue:
     people: str = ""
     """Who reads it without a durable."""
     order: Order = Order.POSITION
+    incarnation: str | None = None
+    """Which of all subscriptions that ever had its name it belongs to; noted in the stream's metadata."""
 
     @property
     def stream(self) -> str:
@@ -75,6 +82,7 @@ class Queue:
             num_replicas=replicas,
             allow_direct=True,
             allow_atomic=True,
+            metadata={INCARNATION: self.incarnation} if self.incarnation is not None else None,
         )
 
 
@@ -129,11 +137,14 @@ def incoming(groups: Iterable[str] = (DEFAULT_GROUP,)) -> Queue:
         readers=(
             *(Reader(durable=group, who="pipeline: dispatch") for group in groups),
             Reader(durable="archive", who="pipeline: archive"),
+            Reader(
+                durable=RECEIPTS, who="pipeline: transform, keeps its newest event", filter_subjects=(LDIF_SUBJECT,)
+            ),
         ),
     )
 
 
-def subscription_queue(name: str) -> Queue:
+def subscription_queue(name: str, incarnation: str | None = None) -> Queue:
     """The queue of one subscription. A message is deleted when it is acknowledged, so it has no durable."""
     check_subscription_name(name, reserved_names())
     if name.startswith(_STAGE_PREFIX):
@@ -145,6 +156,7 @@ def subscription_queue(name: str) -> Queue:
         retention=Retention.LIMITS,
         writer="pipeline: dispatch, prefill, replay",
         people="the API, push",
+        incarnation=incarnation,
     )
 
 

@@ -27,7 +27,8 @@ from purveyor.queues.publisher import Expect, Publisher
 from purveyor.queues.puller import Puller
 from purveyor.queues.streams import Streams
 
-_OPERATION = "KV-Operation"
+OPERATION = "KV-Operation"
+"""The header that marks a deletion."""
 
 
 class Operation(Enum):
@@ -99,12 +100,13 @@ class Bucket:
 
     async def get(self, key: str) -> Entry:
         """The key now; UnknownKey if it was never written or is deleted."""
-        entry = await self._newest(key)
+        entry = await self.newest(key)
         if entry is None or entry.deleted:
             raise UnknownKey(f"no key {key!r} in bucket {self.name!r}")
         return entry
 
-    async def _newest(self, key: str) -> Entry | None:
+    async def newest(self, key: str) -> Entry | None:
+        """The newest revision of the key, also when it is a deletion; None if it was never written."""
         try:
             found = await self._services.streams.get_last(self._stream, self._subject(key))
         except UnknownMessage:
@@ -122,7 +124,7 @@ class Bucket:
             try:
                 return await self.update(key, value, revision)
             except WrongRevision as error:
-                entry = await self._newest(key)
+                entry = await self.newest(key)
                 if entry is not None and not entry.deleted:
                     raise AlreadyExists(
                         f"key {key!r} is in bucket {self.name!r} already", code=400, err_code=error.err_code
@@ -135,11 +137,11 @@ class Bucket:
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
         """Mark as deleted; its history stays readable."""
-        await self._write(key, headers={_OPERATION: Operation.DELETE.value}, revision=revision)
+        await self._write(key, headers={OPERATION: Operation.DELETE.value}, revision=revision)
 
     async def purge(self, key: str) -> None:
         """Delete with all its history."""
-        await self._write(key, headers={_OPERATION: Operation.PURGE.value, header_names.ROLLUP: "sub"})
+        await self._write(key, headers={OPERATION: Operation.PURGE.value, header_names.ROLLUP: "sub"})
 
     async def _write(
         self, key: str, value: bytes = b"", *, headers: dict[str, str] | None = None, revision: int | None = None
@@ -212,7 +214,7 @@ class Bucket:
 
 
 def _operation(headers: Headers) -> Operation:
-    return Operation(first(headers, _OPERATION) or "PUT")
+    return Operation(first(headers, OPERATION) or "PUT")
 
 
 def _entry(message: Message, bucket: str) -> Entry:

@@ -11,6 +11,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stream": ("purveyor.app.cli.stream", "Make, look at, change, empty, seal and remove streams."),
     "consumer": ("purveyor.app.cli.consumer", "Make, look at, read from, pause and remove consumers."),
     "import": ("purveyor.app.cli.import_ldif", "Read LDIF files into the queue, each record once."),
+    "publish": ("purveyor.app.cli.publish", "Publish events, one or many, and see their positions."),
+    "subscription": ("purveyor.app.cli.subscription", "Add, look at, pause, replay and delete subscriptions."),
     "pub": ("purveyor.app.cli.pub", "Publish messages and see where they are stored."),
     "sub": ("purveyor.app.cli.sub", "Watch a subject, or replay a stream."),
     "queues": ("purveyor.app.cli.queues", "The queue catalogue beside what the server holds."),

@@ -1,0 +1,318 @@
+"""`purveyor subscription`: add, look at, pause, resume, prefill, replay and delete subscriptions."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
+from purveyor.app.cli.render import block, note, table, write, write_json
+from purveyor.app.cli.text import safe
+from purveyor.app.cli.values import parse_duration, parse_time, utc_now
+from purveyor.delivery.overview import Overview, backlogs, look
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model import jsontext
+from purveyor.model.control import Place
+from purveyor.model.errors import InvalidInput
+from purveyor.model.subscription import Filter, RealmTopic, Scalar, Subscription
+from purveyor.queues.client import Queues
+from purveyor.queues.registry import PrefillState, Registered, Snapshot
+
+app = typer.Typer(
+    help="Add, look at, pause, replay and delete subscriptions.", rich_markup_mode=None, add_completion=False
+)
+T = TypeVar("T")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic", "-t", metavar="REALM:TOPIC", help="A topic, exact or a regular expression for all of it; repeatable."
+    ),
+]
+
+
+@app.command(
+    "add",
+    epilog=examples(
+        "purveyor subscription add ox --topic udm:users/user --topic 'udm:groups/.*' --prefill",
+        "purveyor subscription add north --topic 'udm:users/.*' --filter-attribute tenant=north",
+        "purveyor subscription add it --topic udm:users/user --filter-field department=it --filter-field level=3",
+    ),
+)
+def add(
+    ctx: typer.Context,
+    name: Name,
+    topic: Topics = None,
+    prefill: Annotated[bool, typer.Option("--prefill", help="Begin with the state of all objects.")] = False,
+    filter_attribute: Annotated[
+        list[str] | None,
+        typer.Option("--filter-attribute", metavar="NAME=VALUE", help="Only events with it; a name again: or."),
+    ] = None,
+    filter_field: Annotated[
+        list[str] | None,
+        typer.Option("--filter-field", metavar="PATH=VALUE", help="Only objects with it; a path again: or."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Add a subscription: every event that is accepted from now on and fits is delivered to its queue.
+
+    The same again changes nothing; the same name with other parameters is an error. A value of a field is JSON
+    (3, true, "3") or else text.
+    """
+    if not topic:
+        raise InvalidInput(f"subscription {name!r} needs a topic", fix="add --topic REALM:TOPIC, as udm:users/user")
+    attributes: dict[str, tuple[str, ...]] = {}
+    for key, value in map(parse_pair, filter_attribute or []):
+        attributes[key] = (*attributes.get(key, ()), value)
+    fields: dict[str, tuple[Scalar, ...]] = {}
+    for key, value in map(parse_pair, filter_field or []):
+        fields[key] = (*fields.get(key, ()), parse_scalar(value))
+    definition = Subscription(
+        name=name,
+        realms_topics=tuple(dict.fromkeys(map(parse_topic, topic))),
+        request_prefill=prefill,
+        filter=Filter(attributes, fields),
+    )
+    cli = Cli.of(ctx, as_json)
+
+    async def work(subscriptions: Subscriptions, queues: Queues) -> tuple[Overview, bool]:
+        _, created = await subscriptions.add(definition)
+        return await _look(subscriptions, queues, name), created
+
+    found, created = _call(cli, work)
+    if cli.json:
+        write_json({**as_dict(found), "created": created}, indent=2)
+    else:
+        begin = found.registered.record.begin
+        write(f"{'Added' if created else 'Unchanged:'} subscription {name}, from position {begin} on")
+
+
+@app.command("list", epilog=examples("purveyor subscription list", "purveyor subscription list --json"))
+def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
+    """List the subscriptions."""
+    cli = Cli.of(ctx, as_json)
+
+    async def work(subscriptions: Subscriptions, queues: Queues) -> tuple[Snapshot, dict[str, int]]:
+        return await subscriptions.list(), await backlogs(queues)
+
+    found, waiting = _call(cli, work)
+    for name, reason in found.unreadable.items():
+        note(f"subscription {name} cannot be read: {reason}")
+    if cli.json:
+        write_json(
+            [{**registered_dict(each), "backlog": waiting.get(each.name)} for each in found.subscriptions.values()],
+            indent=2,
+        )
+        return
+    rows = [
+        (
+            each.name,
+            [f"{topic.realm}:{topic.topic}" for topic in each.record.definition.realms_topics],
+            condition(each),
+            each.record.begin,
+            waiting.get(each.name),
+            each.prefill.status if each.prefill else None,
+        )
+        for each in found.subscriptions.values()
+    ]
+    write(table(("NAME", "TOPICS", "STATE", "BEGIN", "BACKLOG", "PREFILL"), rows, wrap=("TOPICS",)))
+
+
+@app.command("show", epilog=examples("purveyor subscription show ox", "purveyor subscription show ox --json"))
+def show(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
+    """Show a subscription: what it asks for, how far it is, what waits in its queue."""
+    cli = Cli.of(ctx, as_json)
+    found = _call(cli, lambda subscriptions, queues: _look(subscriptions, queues, name))
+    write_json(as_dict(found), indent=2) if cli.json else write(as_text(found))
+
+
+@app.command("pause", epilog=examples("purveyor subscription pause ox"))
+def pause(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
+    """Hand out nothing until it is resumed; its queue goes on filling."""
+    cli = Cli.of(ctx, as_json)
+    _call(cli, lambda subscriptions, _: subscriptions.pause(name))
+    write_json({"name": name, "paused": True}) if cli.json else write(f"Paused {name}")
+
+
+@app.command("resume", epilog=examples("purveyor subscription resume ox"))
+def resume(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
+    """Hand out again; if its queue had refused messages, they are written now."""
+    cli = Cli.of(ctx, as_json)
+
+    async def work(subscriptions: Subscriptions, _: Queues) -> int | None:
+        suspended = (await subscriptions.get(name)).suspended
+        await subscriptions.resume(name)
+        return None if suspended is None else suspended.position
+
+    behind = _call(cli, work)
+    if cli.json:
+        write_json({"name": name, "paused": False, "catch_up_from": behind})
+    else:
+        write(f"Resumed {name}" + ("" if behind is None else f"; catching up from position {behind}"))
+
+
+@app.command("prefill", epilog=examples("purveyor subscription prefill ox"))
+def prefill_(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
+    """Try a prefill that failed again."""
+    cli = Cli.of(ctx, as_json)
+    state = _call(cli, lambda subscriptions, _: subscriptions.request_prefill(name))
+    if cli.json:
+        write_json({"name": name, **state.to_json()})
+    else:
+        write(f"Prefill of {name}: {state.status.value}, attempt {state.attempt}, as of position {state.position}")
+
+
+@app.command(
+    "replay",
+    epilog=examples(
+        "purveyor subscription replay ox --from 1200 --to 1300",
+        "purveyor subscription replay ox --from 2026-11-15T12:00:00Z --topic 'udm:groups/.*'",
+        "purveyor subscription replay ox --from 2h",
+    ),
+)
+def replay(
+    ctx: typer.Context,
+    name: Name,
+    from_: Annotated[
+        str, typer.Option("--from", metavar="TIME|POSITION", help="Where to begin; also a duration ago, as 2h.")
+    ],
+    to: Annotated[str | None, typer.Option("--to", metavar="TIME|POSITION", help="Where to end; default: now.")] = None,
+    topic: Topics = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write events of the past to its queue again, those that fit; with --topic only some of them."""
+    topics = tuple(map(parse_topic, topic or []))
+    begin, end = parse_place(from_), None if to is None else parse_place(to)
+    cli = Cli.of(ctx, as_json)
+    job = _call(cli, lambda subscriptions, _: subscriptions.replay(name, begin, end, topics))
+    if cli.json:
+        write_json(job.to_json())
+    else:
+        write(f"Replay of {name} from {safe(from_)} to {safe(to or 'now')} is on its way (job {job.job})")
+
+
+@app.command("delete", epilog=examples("purveyor subscription delete ox --yes"))
+def delete(ctx: typer.Context, name: Name, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+    """Delete a subscription with all that waits in its queue."""
+    confirm(f"Delete subscription {name} with all that waits in its queue?", yes=yes)
+    cli = Cli.of(ctx, as_json)
+    _call(cli, lambda subscriptions, _: subscriptions.delete(name))
+    write_json({"name": name, "deleted": True}) if cli.json else write(f"Deleted {name}")
+
+
+def _call(cli: Cli, work: Callable[[Subscriptions, Queues], Awaitable[T]]) -> T:
+    replicas = cli.settings().replicas
+    return cli.call(lambda queues: work(Subscriptions(queues, replicas=replicas), queues))
+
+
+async def _look(subscriptions: Subscriptions, queues: Queues, name: str) -> Overview:
+    # Not through `get`: a deletion that was cut off must be seen to be repaired.
+    registry = await subscriptions.registry()
+    return await look(queues, registry, await registry.get(name))
+
+
+def condition(found: Registered) -> str:
+    """The state in one word, the one that asks for attention first."""
+    if found.suspended is not None:
+        return "suspended"
+    return "paused" if found.record.paused else found.record.state.value
+
+
+def registered_dict(found: Registered) -> dict[str, object]:
+    """What the registry knows, as JSON."""
+    record = found.record
+    return {
+        **record.definition.to_json(),
+        "incarnation": record.incarnation,
+        "state": record.state.value,
+        "paused": record.paused,
+        "created": record.created,
+        "begin": record.begin,
+        "suspended": found.suspended.to_json() if found.suspended else None,
+        "prefill": found.prefill.to_json() if found.prefill else None,
+    }
+
+
+def as_dict(found: Overview) -> dict[str, object]:
+    """All about a subscription, as JSON."""
+    backlog = None if found.main is None else {"main": found.main, "prefill": found.prefill}
+    return {**registered_dict(found.registered), "position": found.position, "backlog": backlog}
+
+
+def as_text(found: Overview) -> str:
+    """All about a subscription, for people."""
+    record, suspended = found.registered.record, found.registered.suspended
+    wanted = record.definition.filter
+    filters = [f"{name} = {' or '.join(values)}" for name, values in wanted.attributes.items()]
+    filters += [f"{path} = {' or '.join(map(json.dumps, values))}" for path, values in wanted.fields.items()]
+    rows: list[tuple[str, object]] = [
+        ("Topics", [f"{topic.realm}:{topic.topic}" for topic in record.definition.realms_topics]),
+        *([("Only", filters)] if filters else []),
+        ("State", condition(found.registered)),
+        ("Created", record.created),
+        ("Begins after", record.begin),
+        ("Dispatched up to", found.position),
+        ("Waiting", "no queue" if found.main is None else f"{found.main} live, {found.prefill} of the prefill"),
+        ("Prefill", prefill_text(found.registered.prefill)),
+    ]
+    if suspended is not None:
+        rows.append(("Suspended", f"at position {suspended.position}: {suspended.reason}"))
+        rows.append(("Since", suspended.at))
+    return block(f"Subscription {record.name}", rows)
+
+
+def prefill_text(state: PrefillState | None) -> str:
+    """How far a prefill is."""
+    if state is None:
+        return "none"
+    of = f" of {state.total}" if state.total is not None else ""
+    reason = f": {state.reason}" if state.reason else ""
+    return f"{state.status.value}, {state.written}{of} written, attempt {state.attempt}, as of {state.position}{reason}"
+
+
+def parse_topic(text: str) -> RealmTopic:
+    """`REALM:TOPIC`; the topic may have colons of its own.
+
+    >>> parse_topic("udm:users/user")
+    RealmTopic(realm='udm', topic='users/user')
+    """
+    realm, colon, topic = text.partition(":")
+    if not colon or not realm or not topic:
+        raise InvalidInput(f"invalid topic {text!r}", fix="write REALM:TOPIC, as udm:users/user")
+    return RealmTopic(realm, topic)
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """`name=value`; the value may be empty."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidInput(f"invalid filter {text!r}", fix="write NAME=VALUE, as department=it")
+    return name, value
+
+
+def parse_scalar(text: str) -> Scalar:
+    """A JSON string, number, true or false; anything else is text.
+
+    >>> parse_scalar("3"), parse_scalar("it"), parse_scalar('"3"')
+    (3, 'it', '3')
+    """
+    try:
+        value = jsontext.load(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, str | int | float | bool) else text
+
+
+def parse_place(text: str) -> Place:
+    """A position, an ISO time, or a duration ago."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return utc_now() - parse_duration(text) if "-" not in text else parse_time(text)
+    except InvalidInput:
+        raise InvalidInput(
+            f"invalid place {text!r}",
+            fix="use a position, a time such as 2026-11-15T12:00:00Z, or 2h for two hours ago",
+        ) from None

@@ -1,0 +1,1 @@
+"""Delivery: who gets what (subscriptions), and how it is handed over."""

@@ -1,0 +1,60 @@
+"""How a subscription stands: how far its queue was written and what waits in it. Every surface reads it here."""
+
+import asyncio
+from dataclasses import dataclass
+
+from purveyor.model.errors import UnknownMessage, UnknownStream
+from purveyor.queues.catalogue import subscription_queue
+from purveyor.queues.client import Queues
+from purveyor.queues.headers import POSITION, first
+from purveyor.queues.registry import Registered, Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """A subscription as registered, and its queue."""
+
+    registered: Registered
+    position: int | None
+    """The newest event that was written to its queue, as far as one is there or was acknowledged."""
+    main: int | None
+    """How many live events wait in its queue; None when there is no queue."""
+    prefill: int | None
+    """How many messages of its prefill wait."""
+
+
+async def look(queues: Queues, registry: Registry, found: Registered) -> Overview:
+    """How one subscription stands."""
+    queue = subscription_queue(found.name)
+    main, prefill = queue.subjects
+    acknowledged, newest, waiting = await asyncio.gather(
+        registry.acknowledged(found), _newest(queues, queue.stream, main), _waiting(queues, queue.stream)
+    )
+    positions = [position for position in (acknowledged, newest) if position is not None]
+    return Overview(
+        registered=found,
+        position=max(positions, default=None),
+        main=None if waiting is None else waiting.get(main, 0),
+        prefill=None if waiting is None else waiting.get(prefill, 0),
+    )
+
+
+async def backlogs(queues: Queues) -> dict[str, int]:
+    """How many messages wait in each queue of the server, by the queue's name."""
+    return {info.config.name.removeprefix("stream:"): info.state.messages for info in await queues.streams.list()}
+
+
+async def _newest(queues: Queues, stream: str, subject: str) -> int | None:
+    try:
+        message = await queues.streams.get_last(stream, subject)
+    except (UnknownMessage, UnknownStream):
+        return None
+    position = first(message.headers, POSITION)
+    return int(position) if position is not None and position.isdigit() else None
+
+
+async def _waiting(queues: Queues, stream: str) -> dict[str, int] | None:
+    try:
+        return await queues.streams.subjects(stream)
+    except UnknownStream:
+        return None

@@ -1,0 +1,172 @@
+"""What is known about a subscription beside its definition: where it begins, how far writing and prefill have come.
+
+Each of these is one JSON value of the registry (`queues/registry.py`), with its own writer: delivery the record,
+dispatch and catch-up the dispatch state, prefill the prefill state. All carry the incarnation: a state that a deleted
+subscription of the same name left behind counts as absent.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from purveyor.model import jsontext
+from purveyor.model.jsontext import Json
+from purveyor.model.subscription import Subscription
+
+
+class RecordState(Enum):
+    """The life of a subscription."""
+
+    REGISTERING = "registering"
+    """Being added, or left behind by a crash on the way; adding it again takes it up."""
+    ACTIVE = "active"
+    DELETING = "deleting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A subscription as it is registered. `begin` is the position of its control event; what follows is delivered."""
+
+    incarnation: str
+    definition: Subscription
+    begin: int | None = None
+    state: RecordState = RecordState.REGISTERING
+    paused: bool = False
+    created: datetime
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.definition.name
+
+    def to_json(self) -> Json:
+        """As it lies in the registry."""
+        return {
+            "incarnation": self.incarnation,
+            "definition": self.definition.to_json(),
+            "begin": self.begin,
+            "state": self.state.value,
+            "paused": self.paused,
+            "created": self.created.isoformat(),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> "Record":
+        """Checked; InvalidInput names the field that is wrong."""
+        given = jsontext.mapping(data, "subscription record")
+        return cls(
+            incarnation=jsontext.text(given, "incarnation", "subscription record"),
+            definition=Subscription.from_json(given.get("definition")),
+            begin=_optional(given, "begin", "subscription record"),
+            state=jsontext.member(RecordState, given, "state", "subscription record"),
+            paused=jsontext.flag(given, "paused", "subscription record"),
+            created=jsontext.moment(given, "created", "subscription record"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspension:
+    """A queue that refused: from which position on nothing was written, why, and since when."""
+
+    position: int
+    reason: str
+    at: datetime
+
+    def to_json(self) -> Json:
+        """As it lies in the registry."""
+        return {"position": self.position, "reason": self.reason, "at": self.at.isoformat()}
+
+    @classmethod
+    def from_json(cls, data: object) -> "Suspension":
+        """Checked."""
+        given = jsontext.mapping(data, "suspension")
+        return cls(
+            position=jsontext.whole(given, "position", "suspension"),
+            reason=jsontext.text(given, "reason", "suspension"),
+            at=jsontext.moment(given, "at", "suspension"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchState:
+    """How far writing has come. `next` is the first position that the live dispatcher may write."""
+
+    incarnation: str
+    next: int
+    suspended: Suspension | None = None
+
+    def to_json(self) -> Json:
+        """As it lies in the registry."""
+        return {
+            "incarnation": self.incarnation,
+            "next": self.next,
+            "suspended": None if self.suspended is None else self.suspended.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> "DispatchState":
+        """Checked."""
+        given = jsontext.mapping(data, "dispatch state")
+        return cls(
+            incarnation=jsontext.text(given, "incarnation", "dispatch state"),
+            next=jsontext.whole(given, "next", "dispatch state"),
+            suspended=None if given.get("suspended") is None else Suspension.from_json(given["suspended"]),
+        )
+
+
+class PrefillStatus(Enum):
+    """How far a prefill is."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillState:
+    """A prefill that was asked for: as of which position, at which attempt, how many messages, and why it failed."""
+
+    incarnation: str
+    status: PrefillStatus
+    position: int
+    attempt: int = 1
+    total: int | None = None
+    """How many messages there will be, once that is known."""
+    written: int = 0
+    reason: str | None = None
+    job: str | None = None
+    """The job that fills the queue at present, or did so last."""
+
+    def to_json(self) -> Json:
+        """As it lies in the registry."""
+        return {
+            "incarnation": self.incarnation,
+            "status": self.status.value,
+            "position": self.position,
+            "attempt": self.attempt,
+            "total": self.total,
+            "written": self.written,
+            "reason": self.reason,
+            "job": self.job,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> "PrefillState":
+        """Checked."""
+        given = jsontext.mapping(data, "prefill state")
+        return cls(
+            incarnation=jsontext.text(given, "incarnation", "prefill state"),
+            status=jsontext.member(PrefillStatus, given, "status", "prefill state"),
+            position=jsontext.whole(given, "position", "prefill state"),
+            attempt=jsontext.whole(given, "attempt", "prefill state"),
+            total=_optional(given, "total", "prefill state"),
+            written=jsontext.whole(given, "written", "prefill state"),
+            reason=None if given.get("reason") is None else jsontext.text(given, "reason", "prefill state"),
+            job=None if given.get("job") is None else jsontext.text(given, "job", "prefill state"),
+        )
+
+
+def _optional(data: dict[str, Any], name: str, what: str) -> int | None:
+    return None if data.get(name) is None else jsontext.whole(data, name, what)

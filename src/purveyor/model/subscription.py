@@ -1,0 +1,207 @@
+"""A subscription: a named interest in realms and topics, perhaps in part of them only, and the rule of what it gets.
+
+`matches` is the reference: matching in Spark SQL must agree with it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from purveyor.model import jsontext
+from purveyor.model.errors import InvalidInput
+from purveyor.model.event import Event, check_word
+from purveyor.model.jsontext import Json
+from purveyor.model.names import check_subscription_name
+from purveyor.model.topics import check_topic, topic_matches
+
+Scalar: TypeAlias = str | int | float | bool
+
+_PATH: Final = re.compile(r"""[^\s.\[\]'"\\`$]+(\.[^\s.\[\]'"\\`$]+)*""")
+_SIDES: Final = ("new", "old")
+
+
+@dataclass(frozen=True, slots=True)
+class RealmTopic:
+    """A realm, exact, and a topic: exact, or a regular expression that must match in full (see `topics`)."""
+
+    realm: str
+    topic: str
+
+    def __post_init__(self) -> None:
+        check_word(self.realm, "realm")
+        check_topic(check_word(self.topic, "topic"))
+
+    @classmethod
+    def from_json(cls, data: object) -> "RealmTopic":
+        """From `{"realm": ..., "topic": ...}`."""
+        fields = jsontext.mapping(data, "entry of realms_topics")
+        return cls(jsontext.text(fields, "realm", "subscription"), jsontext.text(fields, "topic", "subscription"))
+
+    def to_json(self) -> Json:
+        """As `from_json` takes it."""
+        return {"realm": self.realm, "topic": self.topic}
+
+    def matches(self, realm: str, topic: str) -> bool:
+        """Whether an event of that realm and topic is meant."""
+        return self.realm == realm and topic_matches(self.topic, topic)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Of the events of a topic only those whose attributes and fields all have one of the values given for them.
+
+    A path such as `address.city` names a field of the object: in new, and where new has none (or null), in old. With
+    `new.` or `old.` before it only that side is looked at. A field that is a list has each of its elements as a value.
+    Strings, numbers and true/false are different: "1" is not 1, and 1 is not true; 1 and 1.0 are the same number.
+    """
+
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fields: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, values in (*self.attributes.items(), *self.fields.items()):
+            if not name or not values:
+                raise InvalidInput(f"the filter for {name!r} has no name or no values", fix="give at least one value")
+        for path in self.fields:
+            if not _PATH.fullmatch(path) or path in _SIDES:
+                raise InvalidInput(
+                    f"invalid field {path!r} in the filter",
+                    fix="write the names from the outside in, parted by dots: department, address.city, new.department",
+                )
+
+    def __bool__(self) -> bool:
+        return bool(self.attributes or self.fields)
+
+    @classmethod
+    def from_json(cls, data: object) -> "Filter":
+        """From `{"attributes": {name: value or values}, "fields": {path: value or values}}`; both may be missing."""
+        given = jsontext.mapping({} if data is None else data, "filter")
+        jsontext.only(given, ("attributes", "fields"), "filter")
+        return cls(
+            attributes={
+                name: tuple(_value(value, name, (str,)) for value in _values(found))
+                for name, found in jsontext.mapping(given.get("attributes") or {}, "filter by attributes").items()
+            },
+            fields={
+                path: tuple(_value(value, path, (str, int, float, bool)) for value in _values(found))
+                for path, found in jsontext.mapping(given.get("fields") or {}, "filter by fields").items()
+            },
+        )
+
+    def to_json(self) -> Json:
+        """As `from_json` takes it, each value in a list."""
+        return {
+            "attributes": {name: list(values) for name, values in self.attributes.items()},
+            "fields": {path: list(values) for path, values in self.fields.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What somebody asked for, under a name. Prefill goes in the order of its topics."""
+
+    name: str
+    realms_topics: tuple[RealmTopic, ...]
+    request_prefill: bool = False
+    filter: Filter = field(default_factory=Filter)
+
+    def __post_init__(self) -> None:
+        check_subscription_name(self.name)
+        if not self.realms_topics:
+            raise InvalidInput(f"subscription {self.name!r} has no topic", fix="give at least one realm and topic")
+
+    @classmethod
+    def from_json(cls, data: object) -> "Subscription":
+        """Checked; InvalidInput or InvalidName tells what is wrong. A topic named twice counts once."""
+        given = jsontext.mapping(data, "subscription")
+        jsontext.only(given, ("name", "realms_topics", "request_prefill", "filter"), "subscription")
+        return cls(
+            name=jsontext.text(given, "name", "subscription"),
+            realms_topics=read_topics(given, "realms_topics"),
+            request_prefill=jsontext.flag(given, "request_prefill", "subscription"),
+            filter=Filter.from_json(given.get("filter")),
+        )
+
+    def to_json(self) -> Json:
+        """As `from_json` takes it; an empty filter is left out."""
+        return {
+            "name": self.name,
+            "realms_topics": [topic.to_json() for topic in self.realms_topics],
+            "request_prefill": self.request_prefill,
+            **({"filter": self.filter.to_json()} if self.filter else {}),
+        }
+
+    def same_as(self, other: "Subscription") -> bool:
+        """Whether both ask for the same. Not `==`, for which True and 1 in a filter are equal."""
+        return _canonical(self) == _canonical(other)
+
+
+def read_topics(data: Mapping[str, Any], name: str) -> tuple[RealmTopic, ...]:
+    """A field that is a list of realms and topics; one named twice counts once."""
+    topics = data.get(name)
+    if not isinstance(topics, list):
+        raise InvalidInput(
+            f"{jsontext.kind(topics)} is no value for {name!r}", fix='give a list of {"realm": ..., "topic": ...}'
+        )
+    return tuple(dict.fromkeys(RealmTopic.from_json(topic) for topic in topics))
+
+
+def matches(subscription: Subscription, event: Event) -> bool:
+    """Whether a subscription gets an event. Pure, and the reference for every other way to decide it."""
+    if not any(wanted.matches(event.realm, event.topic) for wanted in subscription.realms_topics):
+        return False
+    wanted = subscription.filter
+    return all(event.attributes.get(name) in values for name, values in wanted.attributes.items()) and all(
+        any(_equal(found, value) for found in field_values(event, path) for value in values)
+        for path, values in wanted.fields.items()
+    )
+
+
+def field_values(event: Event, path: str) -> tuple[Scalar, ...]:
+    """The values that a path of a filter finds in an event; see `Filter`."""
+    first, _, rest = path.partition(".")
+    if first in _SIDES and rest:
+        found = _look(event.new if first == "new" else event.old, rest)
+    else:
+        found = _look(event.new, path)
+        found = _look(event.old, path) if found is None else found
+    values = found if isinstance(found, list) else [found]
+    return tuple(value for value in values if isinstance(value, str | int | float | bool))
+
+
+def _look(obj: object, path: str) -> object:
+    for name in path.split("."):
+        if not isinstance(obj, Mapping):
+            return None
+        obj = obj.get(name)
+    return obj
+
+
+def _equal(found: Scalar, wanted: Scalar) -> bool:
+    return _type(found) is _type(wanted) and found == wanted
+
+
+def _type(value: Scalar) -> type:
+    return float if type(value) is int else type(value)
+
+
+def _values(found: object) -> list[Any]:
+    return found if isinstance(found, list) else [found]
+
+
+def _value(value: Any, name: str, kinds: tuple[type, ...]) -> Any:
+    if type(value) not in kinds:
+        raise InvalidInput(
+            f"the filter for {name!r} has {jsontext.kind(value)} as a value",
+            fix="give a string" if kinds == (str,) else "give a string, a number, true or false",
+        )
+    return value
+
+
+def _canonical(subscription: Subscription) -> bytes:
+    given = subscription.to_json()
+    for part in ("attributes", "fields"):
+        if "filter" in given:
+            given["filter"][part] = dict(sorted(given["filter"][part].items()))
+    return jsontext.dump(given)

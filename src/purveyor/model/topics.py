@@ -1,0 +1,74 @@
+r"""Topics of a subscription: exact, or a regular expression that must match the whole topic of an event.
+
+The same expression is run by Java (in Spark SQL) and by Python (in the rule that the SQL is tested against), so only
+what both understand alike is taken:
+
+    literals, \ before a punctuation character, . ^ $ |, groups ( ) (?: ) (?= ) (?! ),
+    sets [a-z_] [^/] (with & ~ | ^ - [ ] \ escaped, or - last), \d \D \w \W \s \S as ASCII,
+    and the repetitions * + ? {n} {n,} {n,m}, also with ? behind them.
+
+All else is refused: flags, named groups, back references, look-behind, possessive repetition, \A \Z \b, classes
+inside of sets. Case counts.
+"""
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from purveyor.model.errors import InvalidInput
+
+_LONGEST: Final = 500
+_SPECIAL: Final = re.compile(r"[\\.^$*+?{}\[\]|()]")
+
+_ESCAPE = r"\\(?:[dDwWsS]|[!-/:-@\[-`{-~])"
+_IN_SET = r"[^\\\[\]&~|^\-]"
+_SET = rf"\[\^?(?:{_IN_SET}-{_IN_SET}|{_IN_SET}|{_ESCAPE})*-?\]"
+_REPEAT = r"(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})\??(?![*+?{])"
+_PATTERN: Final = re.compile(
+    rf"(?:[^\\.^$*+?{{}}\[\]|()]|{_ESCAPE}|{_SET}|\((?:\?[:=!])?|\)|[.^$|]|(?<!^)(?<![(|]){_REPEAT})*"
+)
+
+
+def is_exact(topic: str) -> bool:
+    r"""Whether a topic has no character that is special in an expression, and so stands for itself alone.
+
+    >>> is_exact("users/user"), is_exact("groups/.*"), is_exact(r"a\.b")
+    (True, False, False)
+    """
+    return not _SPECIAL.search(topic)
+
+
+def check_topic(topic: str) -> str:
+    """The topic, or InvalidInput when it is an expression that cannot be used."""
+    if len(topic) > _LONGEST:
+        raise InvalidInput(f"the topic {topic[:40]!r}... is longer than {_LONGEST} characters", fix="shorten it")
+    if is_exact(topic):
+        return topic
+    known = _PATTERN.match(topic)
+    end = known.end() if known else 0
+    if end < len(topic):
+        raise InvalidInput(
+            f"the topic {topic!r} uses what not every regular expression engine reads alike, from {topic[end:]!r} on",
+            fix="use literals, sets, groups, '.', '|' and the repetitions * + ? {n,m}; put \\ before other characters",
+        )
+    try:
+        _compile(topic)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InvalidInput(
+            f"the topic {topic!r} is no regular expression: {error}", fix="put \\ before special characters"
+        ) from None
+    return topic
+
+
+def topic_matches(wanted: str, topic: str) -> bool:
+    """Whether the topic of an event is the one wanted, or is matched by it in full.
+
+    >>> topic_matches("groups/.*", "groups/group"), topic_matches("users", "users/user")
+    (True, False)
+    """
+    return wanted == topic if is_exact(wanted) else _compile(wanted).fullmatch(topic) is not None
+
+
+@lru_cache(maxsize=10_000)
+def _compile(topic: str) -> re.Pattern[str]:
+    return re.compile(topic, re.ASCII)

@@ -1,0 +1,366 @@
+"""The registry: the read model of all subscriptions, in the key-value bucket `subscriptions`.
+
+    <name>.definition   Record          written by delivery
+    <name>.dispatch     DispatchState   written by dispatch and catch-up; absent: never suspended
+    <name>.prefill      PrefillState    written by delivery (pending) and prefill; absent: none was asked for
+
+Delivery and the surfaces use the asynchronous `Registry`. The driver of a Spark query, which has no event loop, takes
+snapshots with `read_subscriptions` and writes with `update_dispatch` and its like. Every write is a compare-and-set by
+revision, where 0 means that nothing was ever written under that key; it fails with `WrongRevision`.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from purveyor.model import jsontext
+from purveyor.model.errors import (
+    InvalidInput,
+    NoAnswer,
+    PublishRefused,
+    UnknownKey,
+    UnknownStream,
+    UnknownSubscription,
+    WrongRevision,
+)
+from purveyor.model.names import check_subscription_name
+from purveyor.model.registration import DispatchState, PrefillState, PrefillStatus, Record, RecordState, Suspension
+from purveyor.queues import headers as header_names
+from purveyor.queues.address import Address
+from purveyor.queues.keyvalue import OPERATION, Bucket, BucketConfig
+from purveyor.queues.refusals import WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_UNKNOWN
+
+if TYPE_CHECKING:  # the bulk path brings Arrow: only those who use it wait for it
+    from purveyor.queues.client import Queues
+
+SUBSCRIPTIONS: Final = "subscriptions"
+ACKNOWLEDGED: Final = "acknowledged"
+"""The bucket of the positions last acknowledged: key `<name>`, value `{"incarnation": ..., "position": n}`."""
+
+_STREAM: Final = f"KV_{SUBSCRIPTIONS}"
+_PREFIX: Final = f"$KV.{SUBSCRIPTIONS}."
+_STALE_SECONDS: Final = 30.0
+
+_Value: TypeAlias = tuple[int, bytes | None]
+"""A revision and what was written; None for a deletion."""
+_Parts: TypeAlias = Mapping[str, _Value]
+"""What is known under a name: by `definition`, `dispatch` and `prefill`."""
+_NOTHING: Final[_Value] = (0, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """All that the registry knows about one subscription, each part with the revision to give when writing it."""
+
+    record: Record
+    revision: int
+    dispatch: DispatchState | None = None
+    dispatch_revision: int = 0
+    prefill: PrefillState | None = None
+    prefill_revision: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.record.name
+
+    @property
+    def incarnation(self) -> str:
+        """Which of all subscriptions that ever had its name."""
+        return self.record.incarnation
+
+    @property
+    def next(self) -> int | None:
+        """The first position that may be written to its queue; None while it has no beginning."""
+        if self.dispatch is not None:
+            return self.dispatch.next
+        return None if self.record.begin is None else self.record.begin + 1
+
+    @property
+    def suspended(self) -> Suspension | None:
+        """Why nothing is written at present, if so."""
+        return self.dispatch.suspended if self.dispatch is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All subscriptions at one moment of the registry, by name; `last_sequence` is that moment."""
+
+    last_sequence: int = 0
+    subscriptions: Mapping[str, Registered] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Names whose values are not what they should be, and why. They stop nobody else."""
+    parts: Mapping[str, _Parts] = field(default_factory=dict, repr=False)
+
+
+class Registry:
+    """The registry for programs with an event loop."""
+
+    def __init__(self, subscriptions: Bucket, acknowledged: Bucket) -> None:
+        self._subscriptions = subscriptions
+        self._acknowledged = acknowledged
+
+    @classmethod
+    async def open(cls, queues: "Queues", *, replicas: int = 1) -> "Registry":
+        """The registry of a server; its buckets are made if they are not there."""
+        wanted = (BucketConfig(name=name, replicas=replicas) for name in (SUBSCRIPTIONS, ACKNOWLEDGED))
+        return cls(*[await queues.bucket(config) for config in wanted])
+
+    async def get(self, name: str) -> Registered:
+        """A subscription, in whatever state; UnknownSubscription if there is none.
+
+        Its parts belong together: the record is read before and after the others, because between two reads a
+        subscription may be deleted and another of its name be added, whose prefill must not be overlooked.
+        """
+        check_subscription_name(name)
+        before = await self._part(name, "definition")
+        while True:
+            dispatch, prefill = await asyncio.gather(self._part(name, "dispatch"), self._part(name, "prefill"))
+            record = await self._part(name, "definition")
+            if record == before:
+                break
+            before = record
+        found = _assemble({"definition": record, "dispatch": dispatch, "prefill": prefill})
+        if found is None:
+            raise UnknownSubscription(f"no subscription {name!r}", fix="`purveyor subscription list` lists them")
+        return found
+
+    async def list(self) -> Snapshot:
+        """All subscriptions."""
+        values: dict[str, _Value] = {}
+        async with contextlib.aclosing(self._subscriptions.watch()) as changes:
+            async for entry in changes:
+                if entry is None:
+                    break
+                values[entry.key] = (entry.revision, None if entry.deleted else entry.value)
+        return _merge(Snapshot(), values)
+
+    async def create(self, record: Record) -> int:
+        """Write a record under a name that is free; AlreadyExists if it is not. Of many at once one succeeds."""
+        return await self._subscriptions.create(f"{record.name}.definition", jsontext.dump(record.to_json()))
+
+    async def put_record(self, record: Record, revision: int) -> int:
+        """Write a record again."""
+        return await self._put(record.name, "definition", record, revision)
+
+    async def put_dispatch(self, name: str, state: DispatchState, revision: int) -> int:
+        """Write how far writing has come."""
+        return await self._put(name, "dispatch", state, revision)
+
+    async def put_prefill(self, name: str, state: PrefillState, revision: int) -> int:
+        """Write how far a prefill is."""
+        return await self._put(name, "prefill", state, revision)
+
+    async def remove(self, found: Registered) -> None:
+        """Take everything about a subscription out; the record last, so that what was begun can be ended."""
+        with contextlib.suppress(UnknownKey):
+            entry = await self._acknowledged.get(found.name)
+            if jsontext.parse(entry.value, "acknowledged position").get("incarnation") == found.incarnation:
+                await self._acknowledged.delete(found.name, revision=entry.revision)
+        for part, revision in (
+            ("dispatch", found.dispatch_revision),
+            ("prefill", found.prefill_revision),
+            ("definition", found.revision),
+        ):
+            if revision:
+                await self._subscriptions.delete(f"{found.name}.{part}", revision=revision)
+
+    async def acknowledged(self, found: Registered) -> int | None:
+        """The position last acknowledged in its queue, if any was."""
+        try:
+            entry = await self._acknowledged.get(found.name)
+        except UnknownKey:
+            return None
+        value = jsontext.parse(entry.value, "acknowledged position")
+        return int(value["position"]) if value.get("incarnation") == found.incarnation else None
+
+    async def _part(self, name: str, part: str) -> _Value:
+        entry = await self._subscriptions.newest(f"{name}.{part}")
+        if entry is None:
+            return _NOTHING
+        return entry.revision, None if entry.deleted else entry.value
+
+    async def _put(self, name: str, part: str, value: Record | DispatchState | PrefillState, revision: int) -> int:
+        return await self._subscriptions.update(f"{name}.{part}", jsontext.dump(value.to_json()), revision)
+
+
+def read_subscriptions(address: Address, previous: Snapshot | None = None) -> Snapshot:
+    """All subscriptions as of now, synchronously; given an earlier snapshot, only what changed since is read.
+
+    What was written and acknowledged before the call is in it, also on a cluster.
+    """
+    snapshot = previous or Snapshot()
+    give_up = time.monotonic() + _STALE_SECONDS
+    while (last := _last_sequence(address)) != snapshot.last_sequence:
+        if last < snapshot.last_sequence:
+            snapshot = Snapshot()  # another registry than the one that was read before
+            continue
+        values, seen = _read(address, snapshot.last_sequence + 1, last)
+        # A value that is overwritten while we read is gone from where it was, and lies behind the end that was asked
+        # for: therefore the loop. When the newest message itself was not found, it was overwritten as well, or a
+        # replica answered that has not got it yet and may lack others: read the same again.
+        if seen == last:
+            snapshot = _merge(snapshot, values)
+        elif time.monotonic() > give_up:
+            raise NoAnswer(f"the registry of subscriptions cannot be read up to {last}", fix="is the cluster complete?")
+        else:
+            time.sleep(0.02)
+    return snapshot
+
+
+def changed_since(address: Address, last_sequence: int) -> bool:
+    """Whether anything was written to the registry since a snapshot with that last sequence: one small question."""
+    return _last_sequence(address) != last_sequence
+
+
+def update_definition(address: Address, record: Record, revision: int) -> int:
+    """Write a record again, synchronously; the new revision."""
+    return _write(address, f"{record.name}.definition", record, revision)
+
+
+def update_dispatch(address: Address, name: str, state: DispatchState, revision: int) -> int:
+    """Write how far writing has come, synchronously; the new revision."""
+    return _write(address, f"{name}.dispatch", state, revision)
+
+
+def update_prefill(address: Address, name: str, state: PrefillState, revision: int) -> int:
+    """Write how far a prefill is, synchronously; the new revision."""
+    return _write(address, f"{name}.prefill", state, revision)
+
+
+def settle_begin(address: Address, found: Registered, position: int) -> Record:
+    """The record with its beginning: the one it has, else the position of the control event that was met in the log.
+
+    Between storing the control event and noting its position, the one who adds a subscription may be slow or dead.
+    Whoever meets the event first may note it; the first note stands, for all.
+    """
+    record, revision = found.record, found.revision
+    while record.begin is None:
+        settled = dataclasses.replace(record, begin=position)
+        try:
+            update_definition(address, settled, revision)
+        except WrongRevision:
+            now = read_subscriptions(address).subscriptions.get(record.name)
+            if now is None or now.incarnation != record.incarnation:
+                raise UnknownSubscription(f"subscription {record.name!r} is gone") from None
+            record, revision = now.record, now.revision
+        else:
+            record = settled
+    return record
+
+
+def _assemble(parts: _Parts) -> Registered | None:
+    """The parts of one name together. A state of another incarnation counts as absent; its revision does not."""
+    revision, data = parts.get("definition", _NOTHING)
+    if data is None:
+        return None
+    record = Record.from_json(jsontext.parse(data, "subscription record"))
+    dispatch_revision, data = parts.get("dispatch", _NOTHING)
+    dispatch = None if data is None else DispatchState.from_json(jsontext.parse(data, "dispatch state"))
+    prefill_revision, data = parts.get("prefill", _NOTHING)
+    prefill = None if data is None else PrefillState.from_json(jsontext.parse(data, "prefill state"))
+    return Registered(
+        record=record,
+        revision=revision,
+        dispatch=dispatch if dispatch and dispatch.incarnation == record.incarnation else None,
+        dispatch_revision=dispatch_revision,
+        prefill=prefill if prefill and prefill.incarnation == record.incarnation else None,
+        prefill_revision=prefill_revision,
+    )
+
+
+def _merge(snapshot: Snapshot, values: Mapping[str, _Value]) -> Snapshot:
+    """A snapshot with newer values. Pure; only names that changed are parsed."""
+    parts = dict(snapshot.parts)
+    subscriptions, unreadable = dict(snapshot.subscriptions), dict(snapshot.unreadable)
+    changed: dict[str, dict[str, _Value]] = {}
+    for key, value in values.items():
+        name, _, part = key.rpartition(".")
+        changed.setdefault(name, dict(parts.get(name, {})))[part] = value
+    for name, known in changed.items():
+        parts[name] = known
+        subscriptions.pop(name, None)
+        unreadable.pop(name, None)
+        try:
+            found = _assemble(known)
+            if found is not None and found.name != name:
+                raise InvalidInput(f"the record under {name!r} is that of {found.name!r}")
+        except InvalidInput as error:
+            unreadable[name] = str(error)
+            continue
+        if found is not None:
+            subscriptions[name] = found
+    last = max((revision for revision, _ in values.values()), default=0)
+    return Snapshot(
+        last_sequence=max(snapshot.last_sequence, last),
+        subscriptions=dict(sorted(subscriptions.items())),
+        unreadable=unreadable,
+        parts=parts,
+    )
+
+
+def _last_sequence(address: Address) -> int:
+    from purveyor.queues.bulk.ask import ask  # noqa: PLC0415 - see the top
+
+    try:
+        return int(ask(address, f"STREAM.INFO.{_STREAM}")["state"]["last_seq"])
+    except UnknownStream:
+        return 0
+
+
+def _read(address: Address, first: int, last: int) -> tuple[dict[str, _Value], int]:
+    """The newest value of each key in a range, and the last sequence found."""
+    from purveyor.queues.bulk import read_range  # noqa: PLC0415 - see the top
+
+    values: dict[str, _Value] = {}
+    seen = 0
+    for batch in read_range(address, _STREAM, first, last):
+        columns = (batch.column(name).to_pylist() for name in ("sequence", "subject", "headers", "data"))
+        for sequence, subject, headers, data in zip(*columns, strict=True):
+            deleted = any(name == OPERATION for name, _ in headers or ())
+            values[subject.removeprefix(_PREFIX)] = (sequence, None if deleted else data)
+            seen = sequence
+    return values, seen
+
+
+def _write(address: Address, key: str, value: Record | DispatchState | PrefillState, revision: int) -> int:
+    from purveyor.queues.bulk import PublishOptions, outgoing, publish_many  # noqa: PLC0415 - see the top
+
+    expected = {header_names.EXPECTED_LAST_SUBJECT_SEQUENCE: str(revision)}
+    rows = outgoing([(f"{_PREFIX}{key}", jsontext.dump(value.to_json()), expected, None)])
+    try:
+        return publish_many(address, rows, PublishOptions(expected_stream=_STREAM)).last_sequences[_STREAM]
+    except PublishRefused as error:
+        if error.err_code not in (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_UNKNOWN):
+            raise
+        raise WrongRevision(
+            f"key {key!r} of the registry is not at revision {revision} any more",
+            fix="read again, then write",
+            code=error.code,
+            err_code=error.err_code,
+        ) from error
+
+
+__all__ = [
+    "ACKNOWLEDGED",
+    "SUBSCRIPTIONS",
+    "DispatchState",
+    "PrefillState",
+    "PrefillStatus",
+    "Record",
+    "RecordState",
+    "Registered",
+    "Registry",
+    "Snapshot",
+    "Suspension",
+    "changed_since",
+    "read_subscriptions",
+    "settle_begin",
+    "update_definition",
+    "update_dispatch",
+    "update_prefill",
+]

@@ -1,0 +1,89 @@
+"""The queue of a subscription, made for one incarnation: a queue that a deleted subscription left is never used again.
+
+Delivery makes it when a subscription is added (`make_queue`) and removes it at the end; a writer that finds it missing
+while the subscription is still registered makes it again (`make_queue_again`, without an event loop).
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from purveyor.model.errors import AlreadyExists, MigrationNeeded, UnknownStream
+from purveyor.queues.address import Address
+from purveyor.queues.catalogue import INCARNATION, subscription_queue
+from purveyor.queues.codec import to_wire
+from purveyor.queues.config import StreamInfo
+
+if TYPE_CHECKING:
+    from purveyor.queues.client import Queues
+
+_ATTEMPTS: Final = 20
+
+
+async def make_queue(
+    queues: "Queues", name: str, incarnation: str, *, still_ours: Callable[[], Awaitable[object]], replicas: int = 1
+) -> None:
+    """Make the queue of a subscription; done twice it is the same as once.
+
+    A stream that belongs to an earlier incarnation is removed with what it holds, and the new one counts on from where
+    it ended: a late acknowledgement by sequence must not meet a new message. Just before that `still_ours` is asked,
+    which raises if the name has gone to another meanwhile: then the stream is that one's. A stream that belongs to
+    nobody is taken over if it is empty, and else refused: its messages are somebody's.
+    """
+    queue = subscription_queue(name, incarnation)
+    first_seq: int | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            info = await queues.streams.info(queue.stream)
+        except UnknownStream:
+            with contextlib.suppress(AlreadyExists):  # somebody else was quicker: look again
+                await queues.streams.add(dataclasses.replace(queue.config(replicas=replicas), first_seq=first_seq))
+            continue
+        owner = owner_of(info)
+        if owner == incarnation:
+            (await queues.ensure(queue, replicas=replicas)).require_ready()
+            return
+        if owner is None:
+            _refuse_strange(info)
+            metadata = {**(info.config.metadata or {}), INCARNATION: incarnation}
+            await queues.streams.update(queue.stream, {"metadata": metadata})
+            continue
+        await still_ours()
+        first_seq = info.state.last_seq + 1
+        with contextlib.suppress(UnknownStream):
+            await queues.streams.remove(queue.stream)
+    raise MigrationNeeded(
+        f"the queue of subscription {name!r} changes faster than it can be set up",
+        fix="is it added and deleted at once?",
+    )
+
+
+async def remove_queue(queues: "Queues", name: str, incarnation: str) -> None:
+    """Remove the queue of a subscription, if it is there and belongs to it."""
+    stream = subscription_queue(name).stream
+    with contextlib.suppress(UnknownStream):
+        if owner_of(await queues.streams.info(stream)) == incarnation:
+            await queues.streams.remove(stream)
+
+
+def make_queue_again(address: Address, name: str, incarnation: str, *, replicas: int = 1) -> None:
+    """Make a queue that is missing, synchronously. For writers that found the subscription still registered."""
+    from purveyor.queues.bulk.ask import ask  # noqa: PLC0415 - it brings Arrow, which the other side does not need
+
+    config = subscription_queue(name, incarnation).config(replicas=replicas)
+    with contextlib.suppress(AlreadyExists):
+        ask(address, f"STREAM.CREATE.{config.name}", to_wire(config))
+
+
+def owner_of(info: StreamInfo) -> str | None:
+    """The incarnation that a queue was made for."""
+    return (info.config.metadata or {}).get(INCARNATION)
+
+
+def _refuse_strange(info: StreamInfo) -> None:
+    if info.state.messages:
+        raise AlreadyExists(
+            f"stream {info.config.name!r} holds {info.state.messages} messages and belongs to no subscription",
+            fix=f"choose another name, or remove it: `purveyor stream rm {info.config.name}`",
+        )

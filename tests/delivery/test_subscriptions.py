@@ -1,0 +1,366 @@
+"""A subscription begins in the log, once, whatever crashes on the way; its name is free again when it is deleted."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model.control import JobKind, job_id
+from purveyor.model.errors import (
+    AlreadyExists,
+    InvalidInput,
+    InvalidName,
+    Refused,
+    UnknownStream,
+    UnknownSubscription,
+)
+from purveyor.model.registration import DispatchState, PrefillState, PrefillStatus, RecordState, Suspension
+from purveyor.model.subscription import RealmTopic
+from purveyor.queues.address import Address
+from purveyor.queues.catalogue import subscription_queue
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.config import StreamConfig
+from purveyor.queues.registry import read_subscriptions, settle_begin
+from purveyor.queues.subscription_queues import make_queue_again, owner_of
+from tests.delivery.conftest import bodies, definition, stored
+
+INCOMING, PREFILL, OX = "stream:incoming", "stream:prefill", "stream:ox"
+
+
+async def test_a_subscription_begins_at_its_control_event(queues: Queues, subscriptions: Subscriptions) -> None:
+    record, created = await subscriptions.add(definition())
+    assert (created, record.state, record.begin, record.paused) == (True, RecordState.ACTIVE, 1, False)
+    (control,) = await stored(queues, INCOMING)
+    assert (control.subject, control.sequence) == ("incoming.control", record.begin)
+    assert control.headers["Nats-Msg-Id"] == (f"{record.incarnation}:added",)
+    assert await bodies(queues, INCOMING) == [
+        {
+            "control": "subscription.added",
+            "name": "ox",
+            "incarnation": record.incarnation,
+            "definition": definition().to_json(),
+        }
+    ]
+    info = await queues.streams.info(OX)
+    assert (owner_of(info), set(info.config.subjects)) == (record.incarnation, {"ox.main", "ox.prefill"})
+    found = await subscriptions.get("ox")
+    assert (found.record, found.prefill, found.next) == (record, None, 2)
+    assert await bodies(queues, PREFILL) == []
+
+
+async def test_what_is_accepted_before_any_dispatcher_ran_is_kept(queues: Queues, subscriptions: Subscriptions) -> None:
+    await subscriptions.add(definition())
+    receipt = await queues.publish("incoming", b"event")
+    assert (await queues.streams.get(INCOMING, receipt.sequence)).data == b"event"
+    waiting = {info.name: info.num_pending for info in await queues.consumers.list(INCOMING)}
+    assert (waiting["dispatcher"], waiting["archive"]) == (2, 2)
+
+
+async def test_the_prefill_is_pending_and_its_job_waits_before_anybody_is_served(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    record, _ = await subscriptions.add(definition(prefill=True))
+    found = await subscriptions.get("ox")
+    assert found.prefill == PrefillState(incarnation=record.incarnation, status=PrefillStatus.PENDING, position=1)
+    assert await bodies(queues, PREFILL) == [
+        {
+            "kind": "prefill",
+            "name": "ox",
+            "incarnation": record.incarnation,
+            "job": job_id(record.incarnation, JobKind.PREFILL, 1),
+            "position": 1,
+        }
+    ]
+
+
+async def test_the_same_again_is_the_same_and_other_parameters_are_a_conflict(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    first, _ = await subscriptions.add(definition(prefill=True))
+    assert await subscriptions.add(definition(prefill=True)) == (first, False)
+    with pytest.raises(AlreadyExists, match="other parameters") as refused:
+        await subscriptions.add(definition())
+    assert refused.value.code == 409
+    assert len(await stored(queues, INCOMING)) == len(await stored(queues, PREFILL)) == 1
+
+
+async def test_of_many_who_add_the_same_at_once_all_get_one(address: Address, queues: Queues) -> None:
+    records = await asyncio.gather(*(Subscriptions(queues).add(definition(prefill=True)) for _ in range(8)))
+    assert len({record.incarnation for record, _ in records}) == 1
+    assert len(await stored(queues, INCOMING)) == len(await stored(queues, PREFILL)) == 1
+    assert read_subscriptions(address).subscriptions["ox"].record.state is RecordState.ACTIVE
+
+
+@pytest.mark.parametrize("name", ["incoming", "prefill", "ldif", "dead-letters", "stage-orders"])
+async def test_the_name_of_an_internal_queue_is_refused_before_anything_is_made(
+    queues: Queues, subscriptions: Subscriptions, name: str
+) -> None:
+    with pytest.raises(InvalidName, match="reserved"):
+        await subscriptions.add(definition(name))
+    assert await queues.streams.names() == []
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crash_at(queues: Queues, number: int, *, after: bool) -> None:
+    """End at the n-th word to the server, before it is sent or when the server has obeyed it."""
+    count = 0
+
+    def crashing(say: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def say_or_crash(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            now = count == number
+            if now and not after:
+                raise Crash
+            try:
+                return await say(*args, **kwargs)
+            finally:
+                if now:
+                    raise Crash
+
+        return say_or_crash
+
+    for service, names in (
+        (queues._publisher, ("publish",)),
+        (queues.streams, ("add", "update", "remove")),
+        (queues.consumers, ("add",)),
+    ):
+        for name in names:
+            setattr(service, name, crashing(getattr(service, name)))
+
+
+async def crash_everywhere(
+    address: Address, work: Callable[[Subscriptions], Awaitable[object]], check: Callable[[], Awaitable[None]]
+) -> int:
+    """Cut the work off at each word to the server in turn; after each, and at the end, things must be repairable."""
+    for after in (False, True):
+        for number in range(1, 100):
+            async with connect(address) as doomed:
+                crash_at(doomed, number, after=after)
+                try:
+                    await work(Subscriptions(doomed))
+                except Crash:
+                    await check()
+                    continue
+            break
+        await check()
+    return number
+
+
+async def test_adding_again_repairs_a_crash_anywhere(
+    address: Address, queues: Queues, subscriptions: Subscriptions
+) -> None:
+    async def check() -> None:
+        record, _ = await subscriptions.add(definition(prefill=True))
+        assert record.state is RecordState.ACTIVE
+        assert record.begin is not None
+        controls = [message for message in await stored(queues, INCOMING) if record.incarnation in str(message.headers)]
+        assert [control.sequence for control in controls] == [record.begin]
+        found = await subscriptions.get("ox")
+        assert found.prefill is not None
+        assert (found.prefill.status, found.prefill.position) == (PrefillStatus.PENDING, record.begin)
+        jobs = [job for job in await bodies(queues, PREFILL) if job["incarnation"] == record.incarnation]
+        assert [job["position"] for job in jobs] == [record.begin]
+        assert owner_of(await queues.streams.info(OX)) == record.incarnation
+        await subscriptions.delete("ox")
+
+    words = await crash_everywhere(address, lambda doomed: doomed.add(definition(prefill=True)), check)
+    assert words > 6  # record, queue, control event, begin, prefill, job, active
+
+
+async def test_deleting_again_repairs_a_crash_anywhere(
+    address: Address, queues: Queues, subscriptions: Subscriptions
+) -> None:
+    await subscriptions.add(definition(prefill=True))
+
+    async def check() -> None:
+        record, created = await subscriptions.add(definition(prefill=True))  # takes up the deletion as well
+        found = await subscriptions.get("ox")
+        assert found.prefill is not None
+        assert found.prefill.position == record.begin
+        assert owner_of(await queues.streams.info(OX)) == record.incarnation
+        if created:
+            deleted = [body for body in await bodies(queues, INCOMING) if body["control"] == "subscription.deleted"]
+            assert deleted
+
+    words = await crash_everywhere(address, lambda doomed: doomed.delete("ox"), check)
+    assert words > 4  # deleting, control event, queue, prefill, record
+
+
+async def test_a_beginning_that_the_dispatcher_noted_first_stands(
+    address: Address, queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(address) as doomed:
+        publish = doomed.publish
+
+        async def publish_and_crash(*args: Any, **kwargs: Any) -> None:
+            await publish(*args, **kwargs)
+            raise Crash
+
+        monkeypatch.setattr(doomed, "publish", publish_and_crash)
+        with pytest.raises(Crash):
+            await Subscriptions(doomed).add(definition(prefill=True))
+    found = read_subscriptions(address).subscriptions["ox"]
+    (control,) = await stored(queues, INCOMING)
+    assert (found.record.begin, found.record.state) == (None, RecordState.REGISTERING)
+    settle_begin(address, found, control.sequence)
+    record, created = await subscriptions.add(definition(prefill=True))
+    assert (created, record.incarnation, record.begin) == (True, found.incarnation, control.sequence)
+    assert len(await stored(queues, INCOMING)) == 1
+
+
+async def test_a_name_used_again_is_another_subscription_with_a_queue_and_a_prefill_of_its_own(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    old, _ = await subscriptions.add(definition(prefill=True))
+    await queues.publish("ox.main", b"left over")
+    found = await subscriptions.get("ox")
+    assert found.prefill is not None
+    registry = await subscriptions.registry()
+    done = PrefillState(incarnation=old.incarnation, status=PrefillStatus.DONE, position=1)
+    await registry.put_prefill("ox", done, found.prefill_revision)
+
+    await subscriptions.delete("ox")
+    with pytest.raises(UnknownSubscription):
+        await subscriptions.get("ox")
+    with pytest.raises(UnknownSubscription):
+        await subscriptions.delete("ox")
+    with pytest.raises(UnknownStream):
+        await queues.streams.info(OX)
+
+    new, created = await subscriptions.add(definition(prefill=True))
+    again = await subscriptions.get("ox")
+    assert created
+    assert new.incarnation != old.incarnation
+    assert again.prefill == PrefillState(incarnation=new.incarnation, status=PrefillStatus.PENDING, position=3)
+    assert (await queues.streams.info(OX)).state.messages == 0
+    assert [body["control"].rpartition(".")[2] for body in await bodies(queues, INCOMING)] == [
+        "added", "deleted", "added"
+    ]  # fmt: skip
+    assert len({job["job"] for job in await bodies(queues, PREFILL)}) == 2
+
+
+async def test_a_queue_left_behind_by_a_deleted_subscription_is_not_used_again(
+    address: Address, queues: Queues, subscriptions: Subscriptions
+) -> None:
+    old, _ = await subscriptions.add(definition())
+    await subscriptions.delete("ox")
+    make_queue_again(address, "ox", old.incarnation)  # a writer that had not heard of the end
+    make_queue_again(address, "ox", old.incarnation)
+    await queues.publish("ox.main", b"left over")
+    new, _ = await subscriptions.add(definition())
+    info = await queues.streams.info(OX)
+    assert (owner_of(info), info.state.messages) == (new.incarnation, 0)
+    assert (await queues.publish("ox.main", b"new")).sequence == 2  # a late ack of 1 meets nothing
+
+
+async def test_a_stream_of_nobody_is_taken_over_when_it_is_empty_and_left_alone_when_not(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    for name in ("ox", "full"):
+        await queues.streams.add(StreamConfig(name=f"stream:{name}", subjects=subscription_queue(name).subjects))
+    await queues.publish("full.main", b"somebody's")
+    record, _ = await subscriptions.add(definition())
+    info = await queues.streams.info(OX)
+    assert (owner_of(info), info.config.allow_atomic) == (record.incarnation, True)
+    with pytest.raises(AlreadyExists, match="belongs to no subscription"):
+        await subscriptions.add(definition("full"))
+    assert (await queues.streams.info("stream:full")).state.messages == 1
+
+
+async def test_pause_and_resume_are_noted_for_delivery(queues: Queues, subscriptions: Subscriptions) -> None:
+    await subscriptions.add(definition())
+    assert (await subscriptions.pause("ox")).paused
+    assert (await subscriptions.pause("ox")).paused
+    assert (await subscriptions.get("ox")).record.paused
+    assert not (await subscriptions.resume("ox")).paused
+    assert await bodies(queues, PREFILL) == []
+    with pytest.raises(UnknownSubscription, match="nobody"):
+        await subscriptions.pause("nobody")
+
+
+async def test_resuming_a_suspended_subscription_asks_for_one_catch_up(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    record, _ = await subscriptions.add(definition())
+    registry = await subscriptions.registry()
+    full = Suspension(position=2, reason="full", at=datetime(2026, 11, 15, tzinfo=UTC))
+    state = DispatchState(incarnation=record.incarnation, next=2, suspended=full)
+    revision = await registry.put_dispatch("ox", state, 0)
+    await subscriptions.resume("ox")
+    await subscriptions.resume("ox")
+    (job,) = await bodies(queues, PREFILL)
+    assert (job["kind"], job["name"], job["incarnation"]) == ("catch-up", "ox", record.incarnation)
+    later = Suspension(position=2, reason="full again", at=full.at + timedelta(seconds=1))
+    again = DispatchState(incarnation=record.incarnation, next=2, suspended=later)
+    await registry.put_dispatch("ox", again, revision)
+    await subscriptions.resume("ox")
+    assert len(await bodies(queues, PREFILL)) == 2
+
+
+async def test_a_failed_prefill_is_tried_again_when_asked(queues: Queues, subscriptions: Subscriptions) -> None:
+    record, _ = await subscriptions.add(definition(prefill=True))
+    assert (await subscriptions.request_prefill("ox")).attempt == 1  # pending: the same job again
+    assert len(await bodies(queues, PREFILL)) == 1
+    registry = await subscriptions.registry()
+    failed = PrefillState(
+        incarnation=record.incarnation, status=PrefillStatus.FAILED, position=1, written=3, reason="no archive"
+    )
+    await registry.put_prefill("ox", failed, (await subscriptions.get("ox")).prefill_revision)
+    state = await subscriptions.request_prefill("ox")
+    assert state == PrefillState(incarnation=record.incarnation, status=PrefillStatus.PENDING, position=1, attempt=2)
+    found = await subscriptions.get("ox")
+    assert found.prefill == state
+    assert [job["job"] for job in await bodies(queues, PREFILL)] == [
+        job_id(record.incarnation, JobKind.PREFILL, attempt) for attempt in (1, 2)
+    ]
+    done = PrefillState(incarnation=record.incarnation, status=PrefillStatus.DONE, position=1, attempt=2)
+    await registry.put_prefill("ox", done, found.prefill_revision)
+    assert await subscriptions.request_prefill("ox") == done
+    assert len(await bodies(queues, PREFILL)) == 2
+
+
+async def test_a_prefill_nobody_asked_for_is_refused(subscriptions: Subscriptions) -> None:
+    await subscriptions.add(definition())
+    with pytest.raises(Refused, match="without a prefill"):
+        await subscriptions.request_prefill("ox")
+
+
+async def test_a_replay_is_a_job(queues: Queues, subscriptions: Subscriptions) -> None:
+    record, _ = await subscriptions.add(definition())
+    when = datetime(2026, 11, 15, 12, tzinfo=UTC)
+    first = await subscriptions.replay("ox", 1, 9, [RealmTopic("udm", "users/.*")])
+    second = await subscriptions.replay("ox", when)
+    assert await bodies(queues, PREFILL) == [first.to_json(), second.to_json()]
+    assert first.to_json() == {
+        "kind": "replay",
+        "name": "ox",
+        "incarnation": record.incarnation,
+        "job": first.job,
+        "from": 1,
+        "to": 9,
+        "topics": [{"realm": "udm", "topic": "users/.*"}],
+    }
+    assert (second.to_json()["from"], second.to_json()["to"]) == (when.isoformat(), None)
+
+
+@pytest.mark.parametrize(
+    ("from_", "to"),
+    [
+        (0, None),
+        (5, 4),
+        (1, 0),
+        (datetime(2026, 1, 1), None),  # noqa: DTZ001 - that is the point
+        (datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)),
+    ],
+)
+async def test_a_replay_of_nothing_is_refused(subscriptions: Subscriptions, from_: Any, to: Any) -> None:
+    await subscriptions.add(definition())
+    with pytest.raises(InvalidInput):
+        await subscriptions.replay("ox", from_, to)
