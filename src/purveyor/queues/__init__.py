@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from purveyor.queues.address import Address, Tls
     from purveyor.queues.bulk import (
+        AppendOptions,
+        Outcome,
         Outgoing,
         PublishMode,
         PublishOptions,
         PublishReport,
         ReadOptions,
+        Refusal,
+        RefusalKind,
         Route,
+        Target,
+        append_once,
+        newest_position,
         outgoing,
         publish_many,
         read_range,
@@ -48,7 +55,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "address": "Address Tls",
-    "bulk": "Outgoing PublishMode PublishOptions PublishReport ReadOptions Route outgoing publish_many read_range",
+    "bulk": "AppendOptions Outcome Outgoing PublishMode PublishOptions PublishReport ReadOptions Refusal RefusalKind "
+    "Route Target append_once newest_position outgoing publish_many read_range",
     "catalogue": "Queue Reader incoming internal_queues stage_queue subscription_queue",
     "client": "Queues connect",
     "config": "AckPolicy Compression ConsumerConfig ConsumerInfo Deliver Discard Replay Retention Storage StreamConfig "
@@ -81,6 +89,7 @@ __all__ = [
     "AckPolicy",
     "AckSample",
     "Address",
+    "AppendOptions",
     "Bucket",
     "BucketConfig",
     "Compression",
@@ -94,6 +103,7 @@ __all__ = [
     "Expect",
     "Message",
     "Operation",
+    "Outcome",
     "Outgoing",
     "PublishMode",
     "PublishOptions",
@@ -105,6 +115,8 @@ __all__ = [
     "ReadOptions",
     "Reader",
     "Receipt",
+    "Refusal",
+    "RefusalKind",
     "Replay",
     "Retention",
     "Route",
@@ -114,10 +126,13 @@ __all__ = [
     "StreamConfig",
     "StreamInfo",
     "StreamState",
+    "Target",
     "Tls",
+    "append_once",
     "connect",
     "incoming",
     "internal_queues",
+    "newest_position",
     "outgoing",
     "publish_many",
     "read_range",

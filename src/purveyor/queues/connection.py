@@ -385,6 +385,20 @@ class Connection:
                     failed.result()
             return listening
 
+    async def listen_once(self, subject: str, heard: Callable[[], None]) -> Subscription:
+        """Call `heard` at the next message on a subject; the server sends that one and no more. Survives a reconnect.
+
+        The message was sent, and may not be stored yet.
+        """
+        message: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        message.add_done_callback(lambda done: None if done.cancelled() else heard())
+        try:
+            inner = await self._client.subscribe(subject, future=message)
+            await inner.unsubscribe(limit=1)
+        except nats_errors.ConnectionClosedError as error:
+            raise self.closed_error() from error
+        return Subscription(self, inner)
+
     async def flush(self) -> None:
         """Return when the server has seen everything sent so far."""
         try:

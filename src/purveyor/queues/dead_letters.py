@@ -108,19 +108,25 @@ class DeadLetter:
 
 
 async def park(queues: Queues, letter: DeadLetter) -> Receipt:
-    """Store a dead letter; the queue has been ensured. Parked again within its window it is recognised as the same.
+    """Store a dead letter; the queue has been ensured. Parked again within its window it is recognised as the same."""
+    subject, data, headers = fitted(letter, queues.connection.max_payload)
+    expect = Expect(stream=DEAD_LETTERS.stream)
+    return await queues.publish(subject, data, headers=dict(headers), msg_id=letter.id, expect=expect)
+
+
+def fitted(letter: DeadLetter, max_payload: int) -> tuple[str, bytes, Headers]:
+    """The message of a letter, so that a server takes it.
 
     A body that would not fit any more with the headers added is cut, and `details` says from how much: better than
     a message that can neither be processed nor parked.
     """
     subject, data, headers = letter.to_message()
-    room = queues.connection.max_payload - len(header_codec.encode(headers)) - _HEADER_ROOM
+    room = max_payload - len(header_codec.encode(headers)) - _HEADER_ROOM
     if len(data) > room:
         cut = dataclasses.replace(letter, details={**letter.details, CUT: len(data)})
         subject, data, headers = cut.to_message()
         data = data[: max(room, 0)]
-    expect = Expect(stream=DEAD_LETTERS.stream)
-    return await queues.publish(subject, data, headers=dict(headers), msg_id=letter.id, expect=expect)
+    return subject, data, headers
 
 
 def token(text: str) -> str:

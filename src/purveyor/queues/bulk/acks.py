@@ -5,7 +5,7 @@ error, a duplicate, a domain, something that is no answer of a stream at all) is
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,15 @@ def parse_answers(
         else:
             refusals[index] = answer
     return Answers(tuple(acks), refusals)
+
+
+def one_by_one(frames: Frames, *, sid: int, prefix_size: int) -> Iterator[tuple[int, bytes, bytes]]:
+    """Number, headers and payload of each answer on the subscription `sid`: for answers that are few."""
+    lines = split_lines(frames)
+    ours = np.flatnonzero(lines.sids == sid)
+    numbers = integers(lines.text, lines.subject_starts[ours] + prefix_size, lines.subject_ends[ours])
+    for row, number in zip(ours.tolist(), numbers.tolist(), strict=True):
+        yield number, header_block(frames, row), frames.data[frames.payloads[row] : frames.ends[row]].tobytes()
 
 
 def header_block(frames: Frames, row: int) -> bytes:

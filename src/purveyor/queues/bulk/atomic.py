@@ -19,13 +19,12 @@ import pyarrow as pa
 
 from purveyor.model.errors import NoAnswer, ServerUnavailable, Unavailable, UnknownStream
 from purveyor.queues.address import Address
-from purveyor.queues.bulk.acks import DUPLICATE_IN_BATCH, Ack, Refusal, header_block, parse_answer
-from purveyor.queues.bulk.frames import Frames, split_lines
+from purveyor.queues.bulk.acks import DUPLICATE_IN_BATCH, Ack, Refusal, one_by_one, parse_answer
+from purveyor.queues.bulk.frames import Frames
 from purveyor.queues.bulk.headers import join
 from purveyor.queues.bulk.link import LinkLost
 from purveyor.queues.bulk.outlet import SILENCE_SECONDS, Outlet, Sent
 from purveyor.queues.bulk.pipeline import Pipeline, as_bytes, portions
-from purveyor.queues.bulk.slices import integers
 from purveyor.queues.bulk.wire import Rows, decimal, frames
 
 MOST_MESSAGES: Final = 1000
@@ -133,13 +132,8 @@ class AtomicPublisher:
             raise LinkLost(f"no batch was acknowledged for {SILENCE_SECONDS:g} s")
 
     def _hear(self, found: Frames) -> None:
-        lines = split_lines(found)
-        ours = np.flatnonzero(lines.sids == self._outlet.sid)
-        prefix = len(self._outlet.inbox) + 1
-        numbers = integers(lines.text, lines.subject_starts[ours] + prefix, lines.subject_ends[ours])
-        for row, number in zip(ours.tolist(), numbers.tolist(), strict=True):
-            payload = found.data[found.payloads[row] : found.ends[row]].tobytes()
-            headers = header_block(found, row)
+        outlet = self._outlet
+        for number, headers, payload in one_by_one(found, sid=outlet.sid, prefix_size=len(outlet.inbox) + 1):
             batch = next((batch for batch in self._batches if batch.attempt == number // 2), None)
             begun = not number % 2 and not payload and not headers
             if batch is None or batch.refusal is not None or begun:

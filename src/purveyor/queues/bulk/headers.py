@@ -5,6 +5,7 @@ so this is the hot path in both directions. A name may come several times in a m
 their order. Exactly one space after the colon belongs to the protocol; any other is part of the value.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,10 +120,16 @@ class Written:
     has_id: Mask
 
 
-def to_lines(headers: Any, *, first_index: int, has_other_id: Mask) -> Written:
-    """A map array as header lines. A message id is left out where another is given, and batch headers always.
+def is_batch_header(name: str) -> bool:
+    """Rows that were read carry the batch headers of their first publishing, which would now mean another batch."""
+    return name in BATCH_HEADERS
 
-    (Rows that were read carry the batch headers of their first publishing, which would now mean another batch.)
+
+def to_lines(
+    headers: Any, *, first_index: int, has_other_id: Mask, left_out: Callable[[str], bool] = is_batch_header
+) -> Written:
+    """A map array as header lines. A message id is left out where another is given, other headers as told.
+
     A header that cannot be sent is an `InvalidHeader` that names its message, counted from `first_index`.
     """
     per_row = _offsets(headers)
@@ -138,8 +145,9 @@ def to_lines(headers: Any, *, first_index: int, has_other_id: Mask) -> Written:
     has_id = np.zeros(len(headers), np.bool_)
     has_id[rows[is_id]] = True
     dropped = is_id & has_other_id[rows]
-    for name in BATCH_HEADERS:
-        dropped |= _equals(spread, name)
+    for name in pc.unique(spread).to_pylist():
+        if name != MSG_ID and left_out(name):
+            dropped |= _equals(spread, name)
     if dropped.any():
         kept = pa.array(~dropped)
         spread, values = spread.filter(kept), values.filter(kept)

@@ -92,7 +92,7 @@ class Link:
         self._gone = False
         self._wanted = 0
         self._gathers = 0
-        self._fault: PurveyorError | None = None
+        self._faults: dict[str, PurveyorError] = {}
         self._waited = 0.0
         self._sid = _REQUESTS_SID
         self._requests = 0
@@ -186,7 +186,7 @@ class Link:
     def receive(self) -> Frames:
         """The message frames that have come whole. They are valid until the next `pump`.
 
-        An error that the server sent is raised here, after the frames that came before it were handed over.
+        Errors that the server sent are raised here, one at a time, after the frames that came before were handed over.
         """
         self._raise_fault()
         whole = self._buffer.filled()
@@ -294,15 +294,16 @@ class Link:
         self._out.insert(min(1, len(self._out)), memoryview(line))
 
     def _raise_fault(self) -> None:
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            raise fault
+        if self._faults:
+            raise self._faults.pop(next(iter(self._faults)))
 
     def _control(self, line: bytes) -> None:
         if line.startswith(b"PING"):
             self._between_frames(b"PONG\r\n")
         elif line.startswith(b"-ERR"):
-            self._fault = explain(line[4:].decode("utf-8", "replace").strip().strip("'"))
+            # A refused batch is refused message by message, in the same words: say it once.
+            said = line[4:].decode("utf-8", "replace").strip().strip("'")
+            self._faults.setdefault(said, explain(said))
         elif line.startswith(b"INFO"):
             self.info = ServerInfo.parse(json.loads(line[4:]))
 

@@ -1,9 +1,10 @@
 """The last step of everything sent: rows of a batch become publish frames, checked before any of them is sent.
 
 `HPUB <subject> <reply> <header size> <total size>`, the headers, the payload: built column by column with Arrow joins.
-Every message of ours has headers, because every message has an id: it is how the server recognises one sent again.
+Every message of ours has headers: an id, by which the server recognises one sent again, or what is expected of it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from purveyor.model.errors import InvalidHeader, InvalidInput, InvalidSubject, PublishRefused
 from purveyor.model.names import check_subject
-from purveyor.queues.bulk.headers import MSG_ID, TYPE, first_unspeakable, join, to_lines
+from purveyor.queues.bulk.headers import MSG_ID, TYPE, first_unspeakable, is_batch_header, join, to_lines
 from purveyor.queues.bulk.slices import Positions
 
 LONGEST_SUBJECT: Final = 3000
@@ -60,10 +61,12 @@ class Rows:
 class Envelope:
     """What is the same for all messages of one call."""
 
-    id_prefix: bytes
-    """Message ids that are not given are this and the index of the message."""
+    id_prefix: bytes | None
+    """Message ids that are not given are this and the index of the message; None: there are none then."""
     expected_stream: str | None
     max_payload: int
+    left_out: Callable[[str], bool] = is_batch_header
+    """Headers that are not sent along."""
 
 
 def prepare(batch: Any, first_index: int, envelope: Envelope) -> Rows:
@@ -98,6 +101,14 @@ def frames(rows: Rows, *, replies: Any = None, extra_lines: Any = b"") -> Any:
         rows.payloads,
         b"\r\n",
     )
+
+
+def frame(rows: Rows, row: int, *, reply: bytes, extra_lines: bytes) -> bytes:
+    """The publish frame of one message: for a few that differ, where columns do not pay."""
+    headers = b"NATS/1.0\r\n%b%b\r\n" % (rows.header_lines[row].as_py(), extra_lines)
+    payload = rows.payloads[row].as_py()
+    sizes = len(headers), len(headers) + len(payload)
+    return b"HPUB %b%b %d %d\r\n%b%b\r\n" % (rows.subjects[row].as_py(), reply, *sizes, headers, payload)
 
 
 def _sizes(numbers: Any) -> Any:
@@ -169,10 +180,15 @@ def _header_lines(batch: Any, first_index: int, envelope: Envelope) -> Any:
     needs_id = ~given
     place = batch.schema.get_field_index("headers")
     if place >= 0:
-        written = to_lines(_cast(batch.column(place), TYPE, "headers"), first_index=first_index, has_other_id=given)
+        written = to_lines(
+            _cast(batch.column(place), TYPE, "headers"),
+            first_index=first_index,
+            has_other_id=given,
+            left_out=envelope.left_out,
+        )
         lines = written.lines
         needs_id &= ~written.has_id
-    if needs_id.any():
+    if envelope.id_prefix is not None and needs_id.any():
         numbers = decimal(pa.array(np.arange(first_index, first_index + count, dtype=np.int64)))
         ids = pc.if_else(pa.array(needs_id), join(envelope.id_prefix, numbers), ids)
     expected = (
@@ -190,7 +206,7 @@ def _given_ids(batch: Any, first_index: int) -> Any:
     if place < 0:
         return pa.nulls(batch.num_rows, pa.binary())
     ids = _cast(batch.column(place), pa.string(), "msg_id")
-    bad = first_unspeakable(pc.fill_null(ids, ""))
+    bad = first_unspeakable(pc.fill_null(ids, pa.scalar("", pa.string())))
     if bad is not None:
         raise InvalidHeader(f"message {first_index + bad}: its msg_id holds a line break or NUL", fix="take them out")
     if pc.min(pc.binary_length(ids)).as_py() == 0:

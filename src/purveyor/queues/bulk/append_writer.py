@@ -1,0 +1,323 @@
+"""The work of `append_once`: one link, many targets, each asked how far it is written and then written on from there.
+
+Three things make a row come exactly once, in its place:
+
+1. What was written is read from the target itself: the position of its newest message, and then the floor. That is
+   asked at the beginning, and again whenever what was sent is in doubt.
+2. Rows go in atomic batches (or, if they are few, one by one), the next when the one before is stored, and each expects
+   that the newest message is the one that was seen. So of two writers one is refused, and asks again. A batch sent
+   before a connection broke is either found by asking, or refused because something newer is there.
+3. What was seen is trusted for some seconds only. A process that was stopped in between, and comes back when others
+   have written the rows and readers have removed them, asks again; one stopped for less finds its message ids known.
+"""
+
+import json
+import re
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, assert_never
+
+from purveyor.model.errors import (
+    InvalidInput,
+    NoAnswer,
+    PermissionDenied,
+    PublishRefused,
+    PurveyorError,
+    Unavailable,
+)
+from purveyor.queues.address import Address
+from purveyor.queues.bulk.acks import Ack, one_by_one, parse_answer
+from purveyor.queues.bulk.acks import Refusal as Answer
+from purveyor.queues.bulk.append_answers import Verdict, floor, in_words, judge, newest, read_message
+from purveyor.queues.bulk.append_course import Batch, Course, Step
+from purveyor.queues.bulk.append_scan import last_position
+from purveyor.queues.bulk.append_words import AppendOptions, RefusalKind
+from purveyor.queues.bulk.link import LinkLost
+from purveyor.queues.bulk.options import PublishOptions
+from purveyor.queues.bulk.outlet import SILENCE_SECONDS, Ledger, Outlet
+
+_MOST_OPEN: Final = 40  # a stream takes 50 open batches, and they may all be for one
+_FEW: Final = 4
+_TRUST_SECONDS: Final = 10.0
+_TURN_SECONDS: Final = 1.0
+_MOST_TRIES: Final = 12
+_QUESTION: Final = "$JS.API.STREAM.MSG.GET."
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 1.0
+_DENIED: Final = re.compile(r'Permissions Violation for Publish to "([^"]+)"', re.IGNORECASE)
+
+
+class Appender:
+    """All targets of one call."""
+
+    def __init__(self, address: Address, courses: Sequence[Course], options: AppendOptions) -> None:
+        self._address = address
+        self._options = options
+        self._ledger = Ledger()
+        self._outlet = Outlet(address, PublishOptions(patience_seconds=options.patience_seconds), self._ledger)
+        self._to_ask: deque[Course] = deque(courses)
+        self._to_write: deque[Course] = deque()
+        self._resting: list[Course] = []
+        self._under_way: dict[int, Course] = {}
+        self._bytes = 0
+        self._batches = 0
+        self._numbers = 0
+        self._moved_at = time.monotonic()
+        self._denied: set[str] = set()
+
+    def run(self) -> None:
+        """Return when each target has all its rows, or has refused one."""
+        try:
+            while self._to_write or self._to_ask or self._resting or self._under_way:
+                try:
+                    self._wake()
+                    self._send()
+                    if self._under_way or self._resting:
+                        self._listen()
+                except (LinkLost, NoAnswer) as error:
+                    self._start_again(error)
+            if not self._denied:
+                self._outlet.release()
+        finally:
+            self._outlet.drop()  # after a denial too: more words about it may be on their way
+
+    # Sending
+
+    def _send(self) -> None:
+        while self._to_write and self._has_room():
+            self._write(self._to_write.popleft())
+        while self._to_ask:
+            self._ask(self._to_ask.popleft())
+
+    def _has_room(self) -> bool:
+        return self._batches < _MOST_OPEN and (not self._batches or self._bytes < self._options.window_bytes)
+
+    def _ask(self, course: Course) -> None:
+        stream, subject = course.source
+        number = self._number()
+        course.asked_at = time.monotonic()
+        self._under_way[number] = course
+        course.number = number
+        question = json.dumps({"last_by_subj": subject}).encode()
+        self._outlet.link.publish(f"{_QUESTION}{stream}", question, f"{self._outlet.inbox}.{2 * number}")
+
+    def _write(self, course: Course) -> None:
+        if time.monotonic() - course.seen_at > _TRUST_SECONDS:
+            self._ask_again(course)
+            return
+        batch, course.built = course.built, None
+        if batch is None or batch.start != course.next or len(batch.rows) > course.limit:
+            try:
+                batch = self._build(course, course.next)
+            except (InvalidInput, PublishRefused) as error:
+                kind = RefusalKind.TOO_LARGE if isinstance(error, PublishRefused) else RefusalKind.OTHER
+                course.refuse(error.message, 0, kind)
+                return
+        link = self._outlet.link
+        link.queue(batch.head(course.expected))
+        if batch.body is not None:
+            link.queue(batch.body)
+        course.sent, course.number, course.asked_at = batch, batch.number, time.monotonic()
+        self._under_way[batch.number] = course
+        self._batches += 1
+        self._bytes += batch.size
+        link.pump(0.0)
+        if self._batches <= _FEW and batch.end < len(course.positions):
+            # While the server is busy with this one. A row that cannot be sent will be met again in its turn.
+            with suppress(InvalidInput, PublishRefused):
+                course.built = self._build(course, batch.end)
+
+    def _build(self, course: Course, start: int) -> Batch:
+        outlet = self._outlet
+        return course.batch(self._number(), outlet.inbox, start, self._options, outlet.link.info.max_payload)
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # Hearing
+
+    def _listen(self) -> None:
+        link = self._outlet.link
+        backlog = link.backlog
+        try:
+            found = link.receive()  # what an earlier turn read while it wrote
+            if not len(found):
+                link.pump(self._longest_wait())
+                found = link.receive()
+        except PermissionDenied as error:
+            self._deny(error)
+            return
+        now = time.monotonic()
+        if len(found) or link.backlog != backlog or not self._under_way:
+            self._moved_at = now
+            prefix_size = len(self._outlet.inbox) + 1
+            for number, headers, payload in one_by_one(found, sid=self._outlet.sid, prefix_size=prefix_size):
+                self._hear(number, headers, payload)
+        elif now - self._moved_at > SILENCE_SECONDS:
+            self._moved_at = now
+            for course in list(self._under_way.values()):
+                self._settle(course)
+                self._wait(course, Answer(0, 0, f"no answer for {SILENCE_SECONDS:g} s"))
+
+    def _longest_wait(self) -> float:
+        if not self._resting:
+            return _TURN_SECONDS
+        soonest = min(course.rests_until for course in self._resting)
+        return min(_TURN_SECONDS, max(0.0, soonest - time.monotonic()))
+
+    def _hear(self, number: int, headers: bytes, payload: bytes) -> None:
+        course = self._under_way.get(number // 2)
+        if course is None:
+            return  # the rest of what is known already
+        batch = course.sent
+        if batch is None:
+            self._settle(course)
+            self._answered(course, read_message(headers, payload))
+            return
+        if not number % 2 and not payload and not headers:
+            return  # the batch has begun
+        self._settle(course)
+        answer = parse_answer(headers, payload)
+        if isinstance(answer, Ack):
+            self._stored(course, batch, answer)
+        else:
+            self._refused(course, answer, len(batch.rows))
+
+    def _settle(self, course: Course) -> None:
+        del self._under_way[course.number]
+        if course.sent is not None:
+            self._batches -= 1
+            self._bytes -= course.sent.size
+            course.sent = None
+
+    def _answered(self, course: Course, message: dict[str, Any] | Answer | None) -> None:
+        if isinstance(message, Answer):
+            self._refused(course, message, 0)
+            return
+        target = course.target
+        try:
+            if course.step is Step.FLOOR:
+                self._begin(course, floor(message, target))
+                return
+            found = newest(message, target.position_header)
+            position = found.position
+            if found.sequence and position is None:
+                position = last_position(self._address, target, found.sequence, self._options.patience_seconds)
+                self._moved_at = time.monotonic()
+        except Unavailable as error:
+            self._wait(course, Answer(0, 0, error.message))
+        except (PurveyorError, ValueError) as error:
+            course.refuse(str(error), 0, RefusalKind.OTHER)
+        else:
+            course.expected, course.seen_at, course.newest = found.sequence, course.asked_at, position or 0
+            if target.floor_subject is None:
+                self._begin(course, 0)
+            else:
+                course.step = Step.FLOOR
+                self._to_ask.append(course)
+
+    def _begin(self, course: Course, floor: int) -> None:
+        """It is known how far this target was written."""
+        if course.written_up_to(max(course.newest, course.target.floor, floor)):
+            self._outlet.patience.progress()
+        self._go_on(course)
+
+    def _stored(self, course: Course, batch: Batch, ack: Ack) -> None:
+        course.next = batch.end
+        if not ack.duplicate:  # a single row whose id the stream knows was there before, and is skipped
+            course.stored += len(batch.rows)
+            course.expected, course.seen_at = ack.sequence, course.asked_at
+            course.limit = min(self._options.batch_rows, 2 * course.limit)
+            self._ledger.stored += len(batch.rows)
+        course.progress()
+        self._outlet.patience.progress()
+        self._go_on(course)
+        if self._options.on_progress is not None:
+            self._options.on_progress(self._ledger.stored)
+
+    def _go_on(self, course: Course) -> None:
+        if course.next < len(course.positions):
+            course.step = Step.WRITE
+            self._to_write.append(course)
+        else:
+            course.finish()
+
+    # What goes wrong
+
+    def _refused(self, course: Course, answer: Answer, rows: int) -> None:
+        verdict, kind = judge(answer, rows)
+        match verdict:
+            case Verdict.ASK_AGAIN if course.failures < _MOST_TRIES:
+                self._rest(course, first_pause=0.0)
+            case Verdict.WAIT:
+                self._wait(course, answer)
+            case Verdict.FEWER:
+                course.limit = max(1, rows // 2)
+                self._ask_again(course)
+            case Verdict.ASK_AGAIN | Verdict.GIVE_UP:
+                if course.step is Step.FLOOR:
+                    kind = RefusalKind.OTHER  # whatever is wrong there, it is not the target
+                course.refuse(f"{' '.join(course.source)}: {in_words(answer)}", answer.err_code or answer.code, kind)
+            case _:
+                assert_never(verdict)
+
+    def _wait(self, course: Course, answer: Answer) -> None:
+        now = time.monotonic()
+        course.failing_since = course.failing_since or now
+        if now - course.failing_since > self._options.patience_seconds:
+            reason = f"gave up after {self._options.patience_seconds:g} s: {in_words(answer)}"
+            course.refuse(reason, answer.err_code or answer.code, RefusalKind.OTHER)
+        else:
+            self._rest(course, first_pause=_FIRST_PAUSE)
+
+    def _rest(self, course: Course, *, first_pause: float) -> None:
+        """Ask again after a pause that grows while there is no progress."""
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**course.failures) if course.failures else first_pause
+        course.failures += 1
+        course.rests_until = time.monotonic() + pause
+        self._resting.append(course)
+
+    def _wake(self) -> None:
+        if self._resting:
+            now = time.monotonic()
+            resting, self._resting = self._resting, []
+            for course in resting:
+                if course.rests_until <= now:
+                    self._ask_again(course)
+                else:
+                    self._resting.append(course)
+
+    def _ask_again(self, course: Course) -> None:
+        course.step, course.built = Step.NEWEST, None
+        self._to_ask.append(course)
+
+    def _deny(self, error: PermissionDenied) -> None:
+        said = _DENIED.search(error.message)
+        if said is None:
+            raise error
+        subject = said[1]
+        for course in list(self._under_way.values()):
+            asked = course.target.subject if course.sent is not None else f"{_QUESTION}{course.source[0]}"
+            if asked == subject:
+                self._settle(course)
+                course.refuse(error.message, error.code, RefusalKind.DENIED)
+                self._denied.add(subject)
+        if subject not in self._denied:
+            raise error
+
+    def _start_again(self, error: Unavailable) -> None:
+        """On a new link: whatever was under way is in doubt, and what is written is asked again."""
+        courses = [*self._under_way.values(), *self._resting, *self._to_write, *self._to_ask]
+        self._under_way.clear()
+        self._resting.clear()
+        self._to_write.clear()
+        self._to_ask.clear()
+        self._bytes = self._batches = 0
+        self._outlet.reconnect(error, ())
+        self._moved_at = time.monotonic()
+        for course in courses:
+            course.sent = None
+            self._ask_again(course)

@@ -1,0 +1,120 @@
+"""Read a few hundred messages of a stream in one question, on the connection for control traffic.
+
+Between `Streams.get`, which asks the leader for one message, and `bulk.read_range`, which has a link and Arrow for
+millions: a page of messages with their bytes, for a program with an event loop.
+"""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+
+from purveyor.model.errors import NoAnswer, Refused, Unavailable
+from purveyor.model.names import check_name, check_subject
+from purveyor.queues.api import PREFIX
+from purveyor.queues.client import Queues
+from purveyor.queues.codec import parse_time
+from purveyor.queues.connection import Answer, Connection
+from purveyor.queues.headers import first
+from purveyor.queues.streams import StoredMessage
+
+_SILENCE_SECONDS = 3.0
+_ABOUT = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Messages in order, and whether there were more when they were read."""
+
+    messages: tuple[StoredMessage, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Up to `count` messages of a subject from a sequence on, about `max_bytes` at most, but one at least if any is."""
+
+    subject: str
+    from_sequence: int = 1
+    count: int = 100
+    max_bytes: int = 4 << 20
+
+
+async def read_page(queues: Queues, stream: str, wanted: Wanted) -> Page:
+    """A page of a stream.
+
+    Any replica may answer: one that lags behind gives fewer, never others. Fails with `UnknownStream`, or with an
+    `Unavailable` at the end of the connection's patience. The stream must have `allow_direct`.
+    """
+    check_name(stream)
+    body = json.dumps(
+        {
+            "seq": max(wanted.from_sequence, 1),
+            "batch": wanted.count,
+            "max_bytes": wanted.max_bytes,
+            "next_by_subj": check_subject(wanted.subject, wildcards=True),
+        }
+    ).encode()
+    connection = queues.connection
+    give_up = time.monotonic() + connection.patience_seconds
+    pause = 0.02
+    while True:
+        try:
+            await connection.wait_connected(max(give_up - time.monotonic(), 0.1))
+            page = await _ask(connection, stream, body)
+            if page is not None:
+                return page
+            await queues.streams.info(stream)  # nobody answered: an unknown stream is an error here
+            if time.monotonic() > give_up:
+                raise NoAnswer(f"stream {stream!r} does not answer to direct gets", fix="has it `allow_direct`?")
+        except Unavailable:
+            if time.monotonic() > give_up:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 1.0)
+
+
+async def _ask(connection: Connection, stream: str, body: bytes) -> Page | None:
+    """One page; None when nobody is there to answer."""
+    inbox = connection.new_inbox()
+    listening = await connection.subscribe(inbox)
+    generation = connection.generation
+    messages: list[StoredMessage] = []
+    try:
+        await connection.publish(f"{PREFIX}DIRECT.GET.{stream}", body, reply=inbox)
+        deadline = time.monotonic() + _SILENCE_SECONDS
+        while True:
+            answer = await listening.next(0.5)
+            if answer is None:
+                if connection.generation != generation or time.monotonic() > deadline:
+                    raise NoAnswer(f"stream {stream!r} does not answer to a direct get", fix="try again")
+                continue
+            for each in (answer, *listening.drain()):
+                if not each.status:
+                    messages.append(_message(each, stream))
+                    continue
+                if each.status == 503:
+                    return None
+                if each.status == 404:
+                    return Page(messages=(), more=False)
+                if each.status != 204:
+                    raise Refused(
+                        f"a direct get from stream {stream!r} was refused: {each.block.description}", code=each.status
+                    )
+                more = first(each.headers, "Nats-Num-Pending") not in (None, "0")
+                return Page(messages=tuple(messages), more=more)
+    finally:
+        await listening.close()
+
+
+def _message(answer: Answer, stream: str) -> StoredMessage:
+    headers = dict(answer.headers)
+    about = {name: values[-1] for name in _ABOUT if (values := headers.pop(name, None))}
+    return StoredMessage(
+        stream=stream,
+        sequence=int(about["Nats-Sequence"]),
+        timestamp=parse_time(about["Nats-Time-Stamp"]),
+        subject=about["Nats-Subject"],
+        headers=headers,
+        data=answer.data,
+    )
