@@ -66,7 +66,7 @@ def test_an_outage_while_publishing_is_waited_for(server: Server, name: str, mod
 def test_an_outage_beyond_the_patience_tells_what_is_stored(server: Server, name: str, mode: PublishMode) -> None:
     make_stream(server.address, name, allow_atomic=True)
     acknowledged: list[int] = []
-    options = PublishOptions(mode=mode, patience_seconds=0.5, on_progress=acknowledged.append)
+    options = PublishOptions(mode=mode, window=500, patience_seconds=0.5, on_progress=acknowledged.append)
     with Proxy(server.port, stay_down=True) as proxy:
         proxy.cut_after_up = COUNT * 60
         with pytest.raises(ServerUnavailable) as error:
