@@ -35,7 +35,7 @@ def test_the_catalogue_is_shown_before_and_after_it_is_made(own: Cli) -> None:
     assert {item["status"] for item in after.values()} == {"ready"}
     assert after["incoming"]["messages"] == 1
     assert [(reader["durable"], reader["lag"]) for reader in after["incoming"]["readers"]] == [
-        ("dispatcher", 1), ("archive", 1)
+        ("dispatcher", 1), ("archive", 1), ("transform-receipts", 0)
     ]  # fmt: skip
     lines = own("queues", "list").ok().out.splitlines()
     assert lines[0].split()[:3] == ["QUEUE", "STATUS", "MESSAGES"]

@@ -17,6 +17,8 @@
     │   ├── ConfigRefused
     │   ├── AlreadyExists
     │   ├── WrongRevision
+    │   ├── LeaseLost
+    │   ├── PrefillFailed
     │   └── PermissionDenied
     ├── OutcomeUnknown          sent, and no longer possible to tell whether it was stored
     ├── MigrationNeeded         a queue exists in a shape that cannot be updated in place
@@ -135,6 +137,14 @@ class AlreadyExists(Refused):
 
 class WrongRevision(Refused):
     """A compare-and-set lost: somebody else wrote in between."""
+
+
+class LeaseLost(Refused):
+    """A message is not, or no longer, in the hands of the one who says something about it."""
+
+
+class PrefillFailed(Refused):
+    """Nothing is delivered, because what comes first could not be made."""
 
 
 class PermissionDenied(Refused):

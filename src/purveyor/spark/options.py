@@ -112,6 +112,24 @@ def write_settings(options: Mapping[str, str]) -> WriteSettings:
     )
 
 
+def connection_options(address: Address) -> dict[str, str]:
+    """An address as the options that say it, for programs that hold one."""
+    tls = address.tls or Tls()
+    given = {
+        "servers": str(address),
+        "user": address.user,
+        "password": address.password,
+        "token": address.token,
+        "credentials": address.credentials,
+        "tlsCa": tls.ca,
+        "tlsCertificate": tls.certificate,
+        "tlsKey": tls.key,
+        "tlsHostname": tls.hostname,
+        "tlsFirst": "true" if tls.first else None,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 

@@ -103,7 +103,6 @@ def package_zip() -> Path:
         return root.parent
     target = Path(tempfile.mkdtemp(prefix="purveyor-")) / "purveyor.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for part in ("__init__.py", "model", "queues", "spark"):
-            for path in [root / part] if part.endswith(".py") else sorted((root / part).rglob("*.py")):
-                archive.write(path, Path("purveyor") / path.relative_to(root))
+        for path in sorted(root.rglob("*.py")):
+            archive.write(path, Path("purveyor") / path.relative_to(root))
     return target

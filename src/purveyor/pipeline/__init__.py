@@ -1,0 +1,1 @@
+"""The pipeline on Spark: transform, dispatch, archive, prefill, replay. Pure rules and DataFrame assembly."""

@@ -1,0 +1,130 @@
+"""A message of the queue `ldif` as a record: parsed and checked once, where it enters the transform. Pure.
+
+The format is told in the import guide. What does not follow it is Unfit, with the field that is wrong.
+"""
+
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from purveyor.model import jsontext
+from purveyor.model.errors import InvalidInput
+from purveyor.pipeline.transform.names import Name, Unfit, attribute_key, name
+
+Value: TypeAlias = str | dict[str, str]
+"""Text, or `{"base64": ...}`: as it is in the message, in the state and in what is kept of an unknown attribute."""
+
+Attributes: TypeAlias = Mapping[str, list[Value]]
+"""By `attribute_key`; no attribute is without values."""
+
+
+class Change(Enum):
+    """What a record does to the directory."""
+
+    CONTENT = "content"
+    ADD = "add"
+    MODIFY = "modify"
+    DELETE = "delete"
+    MODRDN = "modrdn"
+
+
+class Step(Enum):
+    """What a modification does to an attribute."""
+
+    ADD = "add"
+    DELETE = "delete"
+    REPLACE = "replace"
+    INCREMENT = "increment"
+
+
+@dataclass(frozen=True, slots=True)
+class Modification:
+    """One step of a modify, on an attribute by its key."""
+
+    step: Step
+    attribute: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record; which of the later fields have a meaning depends on `change`."""
+
+    name: Name
+    change: Change
+    attributes: Attributes = field(default_factory=dict)
+    modifications: tuple[Modification, ...] = ()
+    new_rdn: str = ""
+    delete_old_rdn: bool = True
+    new_superior: str | None = None
+
+
+def parse_record(data: bytes) -> Record:
+    """The record that a message holds; Unfit when it holds none."""
+    try:
+        fields = jsontext.parse(data, "message")
+        change = jsontext.member(Change, fields, "change", "message")
+        entry = name(jsontext.text(fields, "dn", "message"))
+        match change:
+            case Change.CONTENT | Change.ADD:
+                return Record(entry, change, _attributes(fields.get("attributes")))
+            case Change.MODIFY:
+                return Record(entry, change, modifications=_modifications(fields.get("modifications")))
+            case Change.MODRDN:
+                superior = fields.get("new_superior")
+                if superior is not None and not isinstance(superior, str):
+                    raise Unfit("new_superior is no string")
+                return Record(
+                    entry,
+                    change,
+                    new_rdn=jsontext.text(fields, "new_rdn", "message"),
+                    delete_old_rdn=jsontext.flag(fields, "delete_old_rdn", "message"),
+                    new_superior=superior,
+                )
+            case Change.DELETE:
+                return Record(entry, change)
+    except InvalidInput as error:
+        raise Unfit(error.message) from None
+
+
+def _attributes(given: object) -> dict[str, list[Value]]:
+    if not isinstance(given, dict):
+        raise Unfit(f"the attributes are {jsontext.kind(given)}, not an object")
+    found: dict[str, list[Value]] = {}
+    for spelled, values in given.items():
+        checked = _values(values, spelled)
+        if checked:
+            found.setdefault(attribute_key(spelled), []).extend(checked)
+    return found
+
+
+def _modifications(given: object) -> tuple[Modification, ...]:
+    if not isinstance(given, list):
+        raise Unfit(f"the modifications are {jsontext.kind(given)}, not a list")
+    found = []
+    for each in given:
+        fields = jsontext.mapping(each, "modification")
+        spelled = jsontext.text(fields, "attribute", "modification")
+        step = jsontext.member(Step, fields, "op", "modification")
+        found.append(Modification(step, attribute_key(spelled), tuple(_values(fields.get("values", []), spelled))))
+    return tuple(found)
+
+
+def _values(given: object, spelled: str) -> list[Value]:
+    if not isinstance(given, list):
+        raise Unfit(f"the values of {spelled!r} are {jsontext.kind(given)}, not a list")
+    for value in given:
+        if not isinstance(value, str):
+            _check_binary(value, spelled)
+    return given
+
+
+def _check_binary(value: Any, spelled: str) -> None:
+    if not isinstance(value, dict) or list(value) != ["base64"] or not isinstance(value["base64"], str):
+        raise Unfit(f"a value of {spelled!r} is neither a string nor base64")
+    try:
+        binascii.a2b_base64(value["base64"], strict_mode=True)
+    except (binascii.Error, ValueError) as error:
+        raise Unfit(f"bad base64 in a value of {spelled!r}: {error}") from None
