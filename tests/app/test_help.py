@@ -14,6 +14,7 @@ SUBCOMMANDS = {
     "import": [],
     "publish": [],
     "subscription": ["add", "list", "show", "pause", "resume", "prefill", "replay", "delete"],
+    "archive": ["query", "snapshot", "compact"],
     "pub": [],
     "sub": [],
     "queues": ["list", "ensure"],

@@ -14,12 +14,16 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError
+from purveyor.model.names import check_name
 from purveyor.queues.address import Address
+from purveyor.queues.catalogue import DEFAULT_GROUP
 from purveyor.queues.server.config import check_sync
 
 PREFIX = "PURVEYOR_"
 FILE_NAME = "purveyor.toml"
 _SECRET = frozenset({"nats_url"})
+_FLAGS = {"spark_master": "master", "dispatcher_group": "group", "transform_mapping": "mapping"}
+"""Flags that are shorter than their key, because their command says the rest."""
 
 
 def default_data_dir() -> Path:
@@ -41,6 +45,13 @@ def _ours(check: Any) -> AfterValidator:
     return AfterValidator(validate)
 
 
+def check_group(name: str) -> None:
+    """A dispatcher group is a durable of `incoming`, beside the archive's."""
+    check_name(name, "dispatcher group")
+    if name == "archive":
+        raise InvalidConfig("the group 'archive'", fix="choose another name: this durable is the archive's own")
+
+
 class Settings(BaseSettings):
     """What can be chosen about a deployment. Every key is a flag, an environment variable and a key of the file."""
 
@@ -51,6 +62,10 @@ class Settings(BaseSettings):
     nats_credentials: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
     replicas: Annotated[int, Field(ge=1, le=5)] = 1
     sync: Annotated[str, _ours(check_sync)] = "always"
+    spark_master: Annotated[str, Field(min_length=1)] = "local[*]"
+    dispatcher_group: Annotated[str, _ours(check_group)] = DEFAULT_GROUP
+    transform_mapping: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
+    archive_seconds: Annotated[float, Field(gt=0, le=3600)] = 2.0
 
     @classmethod
     def settings_customise_sources(
@@ -103,7 +118,7 @@ def _explain(error: ValidationError, flags: Mapping[str, object], path: Path) ->
     first = error.errors(include_url=False)[0]
     key = str(first["loc"][0]) if first["loc"] else "settings"
     if key in flags:
-        origin = f"flag --{key.replace('_', '-')}"
+        origin = f"flag --{_FLAGS.get(key, key.replace('_', '-'))}"
     elif os.environ.get(PREFIX + key.upper()):
         origin = f"environment variable {PREFIX}{key.upper()}"
     else:

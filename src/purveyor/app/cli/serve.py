@@ -9,6 +9,7 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.render import write, write_json
+from purveyor.app.cli.serve_pipeline import pipeline
 from purveyor.app.cli.text import safe
 from purveyor.queues.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
 
@@ -66,6 +67,16 @@ def nats(
         server.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+app.command(
+    "pipeline",
+    epilog=examples(
+        "purveyor serve pipeline",
+        "purveyor serve pipeline --master spark://host:7077 --json",
+        "purveyor serve pipeline --parts dispatch --group backup",
+    ),
+)(pipeline)
 
 
 def _ready(cli: Cli, server: EmbeddedServer) -> None:

@@ -1,0 +1,91 @@
+"""What goes on beside the archive's query: the stream is released, small ranges are merged, snapshots are made.
+
+The durable of the archive is not moved when a batch is done but a while later: a reader that has planned to take
+positions from the stream, because they were not archived yet, still finds them there. And never past what the query's
+own log has as done: a batch that Spark will run again must still be readable.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from purveyor.model.errors import PurveyorError
+from purveyor.pipeline.archive.checkpoint import committed
+from purveyor.pipeline.archive.compact import compact
+from purveyor.pipeline.archive.snapshot import snapshot_if_worthwhile
+from purveyor.pipeline.archive.store import Store
+from purveyor.spark.control import Control
+from purveyor.spark.offsets import Offset
+from purveyor.spark.options import read_settings
+
+_log = logging.getLogger(__name__)
+_TICK_SECONDS = 1.0
+_HOUSEKEEPING_SECONDS = 30.0
+
+
+class Upkeep:
+    """The thread beside one run of the query."""
+
+    def __init__(self, spark: SparkSession, store: Store, checkpoint: Path, *, hold_seconds: float) -> None:
+        self._spark = spark
+        self._store = store
+        self._checkpoint = checkpoint
+        self._hold_seconds = hold_seconds
+        self._control: Control | None = None
+        self._done: deque[tuple[float, Offset]] = deque()
+        self._released = 0
+
+    def hold(self, connection: Mapping[str, str], durable: str) -> None:
+        """Make the durable if it is not there: from now on the stream keeps everything for the archive."""
+        settings = read_settings({**connection, "durable": durable})
+        self._control = Control(settings)
+        view = self._control.view()
+        self._control.make_durable(Offset(settings.stream, view.created, view.begins - 1))
+
+    def start(self, query: StreamingQuery) -> None:
+        """Until the query ends."""
+        threading.Thread(target=self._run, args=(query,), name="archive-upkeep", daemon=True).start()
+
+    def _run(self, query: StreamingQuery) -> None:
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "archive")
+        next_housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
+        tick = min(_TICK_SECONDS, max(self._hold_seconds / 4, 0.05))
+        while _is_active(query):
+            time.sleep(tick)
+            try:
+                self.release(time.monotonic())
+                if time.monotonic() > next_housekeeping:
+                    self._keep_house()
+                    next_housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
+            except PurveyorError as error:  # the server is away: the query tells it, and the next round tries again
+                _log.warning("upkeep of the archive: %s", error)
+
+    def release(self, now: float) -> None:
+        """Move the durable to where the query was done `hold_seconds` ago."""
+        end = committed(self._checkpoint)
+        if end is not None and (not self._done or self._done[-1][1].sequence < end.sequence):
+            self._done.append((now, end))
+        due = None
+        while self._done and self._done[0][0] + self._hold_seconds <= now:
+            due = self._done.popleft()[1]
+        if due is not None and self._control is not None and due.sequence > self._released:
+            self._control.move_durable(due)
+            self._released = due.sequence
+
+    def _keep_house(self) -> None:
+        compact(self._spark, self._store)
+        snapshot_if_worthwhile(self._spark, self._store)
+        self._store.tidy()
+
+
+def _is_active(query: StreamingQuery) -> bool:
+    try:
+        return bool(query.isActive)
+    except Exception:  # noqa: BLE001 - the engine is gone, and how that is told depends on where it broke
+        return False

@@ -1,0 +1,262 @@
+"""`audit`: every event of a range that a subscription asks for is acknowledged, queued, or parked; and nothing else is.
+
+The comparison is one join in Spark SQL, by subscription and position: what the archive says should be there against
+what the queues hold, which is read by the executors, a queue at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as f
+
+from purveyor.model.errors import InvalidConfig, UnknownStream
+from purveyor.pipeline.archive.read import ArchiveSource, events
+from purveyor.pipeline.audit.report import Account, Difference, Findings, Place, Report
+from purveyor.pipeline.audit.scope import Scope, acknowledged, dispatched_until, letters, scopes
+from purveyor.pipeline.matching import deliveries
+from purveyor.queues.address import Address
+from purveyor.queues.bulk import ReadOptions, read_range
+from purveyor.queues.catalogue import DEAD_LETTERS, subscription_queue
+from purveyor.queues.dead_letters import token
+from purveyor.queues.headers import POSITION
+from purveyor.spark.arrow import map_in_arrow
+
+_SHOWN: Final = 20
+_EVERYTHING: Final = 2**62
+_ORIGINAL_POSITION: Final = f"Purveyor-Original-{POSITION}"
+_HEADERS: Final = "map<string,array<string>>"
+_KEY: Final = ["subscription", "position"]
+
+
+def audit(
+    spark: SparkSession,
+    archive: ArchiveSource,
+    first: int,
+    last: int,
+    subscriptions: Sequence[str] | None = None,
+) -> Report:
+    """Compare the positions `first` to `last`, both included, for the subscriptions named or for all.
+
+    What its dispatcher has not reached is `pending`, not missing. Raises UnknownSubscription for a name that is not
+    there.
+    """
+    address = archive.address
+    if address is None:
+        raise InvalidConfig("an audit compares the archive with queues, and no server is set", fix="set one")
+    chosen = scopes(address, dispatched_until(address, archive.stream), subscriptions)
+    if not chosen:
+        return Report(first=first, last=last)
+    held = _held(spark, address, chosen).persist()
+    try:
+        held.count()  # the queues are read now, before it is asked what was acknowledged
+        judged = _judged(spark, archive, (first, last), chosen, held).persist()
+        try:
+            return Report(first=first, last=last, accounts=_accounts(judged, chosen, (first, last)))
+        finally:
+            judged.unpersist()
+    finally:
+        held.unpersist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A stream to read, for one subscription."""
+
+    subscription: str
+    what: str
+    stream: str
+    subject: str
+
+
+def _held(spark: SparkSession, address: Address, chosen: Sequence[Scope]) -> DataFrame:
+    """What the queues and the dead letters hold: subscription, what (`main` or `dead`), sequence, position."""
+    parked = letters(address, DEAD_LETTERS.stream)
+    readings = [
+        _Reading(each.name, "main", subscription_queue(each.name).stream, f"{each.name}.main") for each in chosen
+    ]
+    readings += [
+        _Reading(each.name, "dead", DEAD_LETTERS.stream, subject)
+        for each in chosen
+        if (subject := f"dead-letters.{token(each.name)}") in parked
+    ]
+    rows = [(each.subscription, each.what, each.stream, each.subject) for each in readings]
+    todo = spark.createDataFrame(rows, "subscription string, what string, stream string, subject string")
+    schema = f"subscription string, what string, sequence long, headers {_HEADERS}"
+    spread = todo.repartition(min(len(rows), spark.sparkContext.defaultParallelism))
+    read = map_in_arrow(spread, _reader(address), schema)
+    header = f.col("headers")
+    given = f.coalesce(header[_ORIGINAL_POSITION][0], header[POSITION][0])
+    return read.select("subscription", "what", "sequence", given.try_cast("long").alias("position"))
+
+
+def _reader(address: Address) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                options = ReadOptions(subjects=(row["subject"],), columns=("sequence", "headers"))
+                try:
+                    for found in read_range(address, row["stream"], 1, _EVERYTHING, options):
+                        yield _labelled(found, row)
+                except UnknownStream:
+                    continue  # whatever should be in it is missing
+
+    return read
+
+
+def _labelled(found: Any, row: dict[str, str]) -> Any:
+    count = found.num_rows
+    return pa.record_batch(
+        {
+            "subscription": pa.repeat(pa.scalar(row["subscription"], pa.string()), count),
+            "what": pa.repeat(pa.scalar(row["what"], pa.string()), count),
+            "sequence": found.column("sequence"),
+            "headers": found.column("headers"),
+        }
+    )
+
+
+def _judged(
+    spark: SparkSession, archive: ArchiveSource, range_: tuple[int, int], chosen: Sequence[Scope], held: DataFrame
+) -> DataFrame:
+    """One row per subscription and position: whether it is expected, how often it is queued, and what that makes it."""
+    assert archive.address is not None
+    acked = acknowledged(archive.address)
+    limits = spark.createDataFrame(
+        [(s.name, s.begin, s.reached, s.dispatched, acked.get((s.name, s.registered.incarnation), 0)) for s in chosen],
+        "subscription string, begin long, reached long, dispatched long, acknowledged long",
+    )
+    happened = events(spark, archive, *range_).where(f.col("kind") == "event")
+    wanted = (
+        deliveries(happened, [each.registered.record.definition for each in chosen])
+        .select(*_KEY, f.lit(True).alias("expected"))
+        .join(f.broadcast(limits.select("subscription", "begin")), "subscription")
+        .where(f.col("position") > f.col("begin"))
+        .drop("begin")
+    )
+    dead = held.where("what = 'dead'").select(*_KEY, f.lit(True).alias("dead")).distinct()
+    found = wanted.join(_queued(held), _KEY, "full").join(dead, _KEY, "left")
+    newest = _queued(held).groupBy("subscription").agg(f.max("position").alias("newest"))
+    limits = limits.join(f.broadcast(newest), "subscription", "left").withColumn(
+        "reached",
+        f.greatest("reached", f.least("dispatched", f.greatest("newest", "acknowledged"))),
+    )
+    return (
+        found.join(f.broadcast(limits), "subscription")
+        .withColumn("state", _state(range_))
+        .select("subscription", "position", "sequence", "state", "copies", "disordered", "expected")
+    )
+
+
+def _queued(held: DataFrame) -> DataFrame:
+    before = Window.partitionBy("subscription").orderBy("sequence").rowsBetween(Window.unboundedPreceding, -1)
+    return (
+        held.where("what = 'main'")
+        .withColumn("disordered", f.coalesce(f.col("position") < f.max("position").over(before), f.lit(False)))
+        .groupBy("subscription", "position")
+        .agg(
+            f.min("sequence").alias("sequence"),
+            f.count("*").alias("copies"),
+            f.max("disordered").alias("disordered"),
+        )
+    )
+
+
+def _state(range_: tuple[int, int]) -> Column:
+    position = f.col("position")
+    inside = position.isNull() | position.between(*range_)
+    return (
+        f.when(f.col("expected").isNull() & inside, "unexpected")
+        .when(f.col("expected").isNull(), "outside")
+        .when(f.col("copies") > 0, "queued")
+        .when(f.col("dead"), "dead")
+        .when(position <= f.col("acknowledged"), "delivered")
+        .when(position <= f.col("reached"), "missing")
+        .otherwise("pending")
+    )
+
+
+_DIFFERS: Final = {
+    Difference.MISSING: "state = 'missing'",
+    Difference.DOUBLED: "copies > 1 and position is not null and state != 'outside'",
+    Difference.UNEXPECTED: "state = 'unexpected'",
+    Difference.DISORDERED: "disordered and state != 'outside'",
+}
+
+
+def _accounts(judged: DataFrame, chosen: Sequence[Scope], range_: tuple[int, int]) -> tuple[Account, ...]:
+    counted = [f.count_if(f.col("state") == state).alias(state) for state in ("queued", "dead", "delivered", "pending")]
+    differ = [f.count_if(f.expr(rule)).alias(kind.name) for kind, rule in _DIFFERS.items()]
+    totals = {
+        row.subscription: row
+        for row in judged.groupBy("subscription")
+        .agg(
+            f.count_if(f.col("expected")).alias("expected"),
+            f.coalesce(f.sum("copies"), f.lit(0)).alias("copies"),
+            *counted,
+            *differ,
+        )
+        .collect()
+    }
+    listed = _listed(judged) if any(row[kind.name] for row in totals.values() for kind in _DIFFERS) else {}
+    return tuple(_account(each, totals.get(each.name), listed, range_) for each in chosen)
+
+
+def _listed(judged: DataFrame) -> dict[tuple[str, str], tuple[Place, ...]]:
+    """The first differences of each subscription and kind."""
+    kinds = f.array(*(f.when(f.expr(rule), f.lit(kind.name)) for kind, rule in _DIFFERS.items()))
+    rows = judged.select("subscription", "position", "sequence", f.explode(kinds).alias("kind")).where(
+        "kind is not null"
+    )
+    order = Window.partitionBy("subscription", "kind").orderBy("position", "sequence")
+    found: dict[tuple[str, str], tuple[Place, ...]] = {}
+    numbered = rows.withColumn("number", f.row_number().over(order)).where(f.col("number") <= _SHOWN)
+    for row in numbered.orderBy("subscription", "kind", "number").collect():
+        key = (row.subscription, row.kind)
+        found[key] = (*found.get(key, ()), Place(row.position, row.sequence))
+    return found
+
+
+def _account(
+    scope: Scope, row: Row | None, listed: dict[tuple[str, str], tuple[Place, ...]], range_: tuple[int, int]
+) -> Account:
+    suspended = scope.registered.suspended
+    about = Account(
+        subscription=scope.name,
+        begin=scope.begin,
+        reached=scope.reached,
+        suspended=suspended.reason if suspended is not None else None,
+    )
+    if row is None:
+        return about
+    return Account(
+        subscription=scope.name,
+        begin=scope.begin,
+        reached=scope.reached,
+        suspended=about.suspended,
+        expected=row.expected,
+        delivered=row.delivered,
+        queued=row.queued,
+        dead_lettered=row.dead,
+        pending=row.pending,
+        written_twice=_written_twice(scope, row, range_),
+        differences={
+            kind: Findings(row[kind.name], listed.get((scope.name, kind.name), ()))
+            for kind in _DIFFERS
+            if row[kind.name]
+        },
+    )
+
+
+def _written_twice(scope: Scope, row: Row, range_: tuple[int, int]) -> int | None:
+    """Messages that the queue took beyond those accounted for: doubles that were acknowledged, too.
+
+    Known only when nothing but live events was ever written there, and all of them are in the range.
+    """
+    whole = range_[0] <= scope.begin + 1 and range_[1] >= scope.reached
+    if scope.ever_written is None or scope.registered.prefill is not None or not whole or row.dead:
+        return None
+    accounted: int = row.copies + row.delivered + row[Difference.MISSING.name]
+    return max(scope.ever_written - accounted, 0)

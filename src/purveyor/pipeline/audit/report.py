@@ -1,0 +1,111 @@
+"""What an audit found, as data. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Difference(Enum):
+    """What can be wrong with a position in a queue."""
+
+    MISSING = "missing"
+    """It should be there, and was neither acknowledged nor parked."""
+    DOUBLED = "doubled"
+    UNEXPECTED = "unexpected"
+    """No event of the archive that the subscription asks for has this position."""
+    DISORDERED = "out of order"
+    """It stands behind a later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a difference was found: the position of the event, the sequence in the queue, as far as there are any."""
+
+    position: int | None
+    sequence: int | None
+
+    def __str__(self) -> str:
+        return "?" if self.position is None else str(self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Differences of one kind: how many, and the first of them."""
+
+    count: int = 0
+    first: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """One subscription: what it should have been sent, and where that is."""
+
+    subscription: str
+    begin: int
+    reached: int
+    """How far its dispatcher has come; what lies behind is pending."""
+    expected: int = 0
+    delivered: int = 0
+    queued: int = 0
+    dead_lettered: int = 0
+    pending: int = 0
+    written_twice: int | None = None
+    """How many more messages its queue ever took than there are events; None when that cannot be known."""
+    suspended: str | None = None
+    differences: Mapping[Difference, Findings] = field(default_factory=dict)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing differs."""
+        return not self.written_twice and not any(found.count for found in self.differences.values())
+
+    def found(self, difference: Difference) -> Findings:
+        """The differences of a kind."""
+        return self.differences.get(difference, Findings())
+
+    def to_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "subscription": self.subscription,
+            "begin": self.begin,
+            "reached": self.reached,
+            "suspended": self.suspended,
+            "expected": self.expected,
+            "delivered": self.delivered,
+            "queued": self.queued,
+            "dead_lettered": self.dead_lettered,
+            "pending": self.pending,
+            "written_twice": self.written_twice,
+            "clean": self.clean,
+            **{
+                kind.name.lower(): {
+                    "count": self.found(kind).count,
+                    "first": [{"position": p.position, "sequence": p.sequence} for p in self.found(kind).first],
+                }
+                for kind in Difference
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All subscriptions that were looked at, for a range of positions, both ends included."""
+
+    first: int
+    last: int
+    accounts: tuple[Account, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing differs anywhere."""
+        return all(account.clean for account in self.accounts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "first": self.first,
+            "last": self.last,
+            "clean": self.clean,
+            "subscriptions": [account.to_json() for account in self.accounts],
+        }

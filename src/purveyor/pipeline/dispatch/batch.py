@@ -1,0 +1,114 @@
+"""Events to queues: the one Spark job of a batch, from parsed rows to a small report.
+
+A row goes to the writing task once, with the list of its targets, and not once per target: twenty subscriptions on one
+topic do not carry the body twenty times through Spark. With several writers each has its share of the targets, and a
+row goes to every writer that has one of its targets.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from purveyor.model.subscription import Subscription
+from purveyor.pipeline.dispatch.deliver import RESULT, Task
+from purveyor.pipeline.dispatch.messages import INVALID
+from purveyor.pipeline.dispatch.roster import Seat
+from purveyor.pipeline.matching import Matcher, Pair
+from purveyor.queues.address import Address
+from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
+from purveyor.spark.arrow import map_in_arrow
+
+COLUMNS: Final = ("position", "subject", "kind", "realm", "topic", "headers", "data")
+"""What is needed of an event; a choice of the archive's columns."""
+
+_ROWS: Final = (
+    "position",
+    "subject",
+    "headers",
+    "data",
+    f"if(kind = 'invalid', array({INVALID}), targets) as targets",
+    "if(unseen, realm, null) as realm",
+    "if(unseen, topic, null) as topic",
+)
+_MATTERS: Final = "size(targets) > 0 or topic is not null"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of a batch: counts, who refused, and which topics were met for the first time."""
+
+    stored: int = 0
+    skipped: int = 0
+    invalid: int = 0
+    refusals: tuple[tuple[Seat, Refusal], ...] = ()
+    topics: frozenset[Pair] = frozenset()
+
+
+class Deliverer:
+    """Matching and writing for the subscriptions that take part. What it prepares is kept while those are the same."""
+
+    def __init__(self, address: Address, options: AppendOptions) -> None:
+        self._address = address
+        self._options = options
+        self._matcher = Matcher(())
+        self._columns: tuple[list[Column], Column] | None = None
+
+    def learn(self, topics: frozenset[Pair]) -> None:
+        """Topics that were met."""
+        if self._matcher.learns:
+            self._matcher.learn(topics)
+
+    @property
+    def learns(self) -> bool:
+        """Whether there are expressions, for which it helps to know topics."""
+        return self._matcher.learns
+
+    def prepare(self, seats: Sequence[Seat]) -> None:
+        """Be ready for these subscriptions."""
+        wanted = tuple(seat.found.record.definition for seat in seats)
+        if not _same(wanted, self._matcher.subscriptions):
+            self._matcher = Matcher(wanted, self._matcher.learned)
+
+    def deliver(self, events: DataFrame, seats: Sequence[Seat], *, writers: int, in_order: bool) -> Report:
+        """Write the events to the queues of those who get them.
+
+        `in_order` says that the events lie in one partition, by position; else they are brought there.
+        """
+        self.prepare(seats)
+        if self._columns is None:
+            self._columns = [F.expr(text) for text in _ROWS], F.expr(_MATTERS)
+        columns, matters = self._columns
+        rows = self._matcher.add_targets(events).select(*columns).where(matters)
+        if writers > 1:
+            share = f"transform(targets, target -> pmod(target, {writers}))"
+            share = f"explode(if(size(targets) = 0, array(0), array_distinct({share}))) as writer"
+            rows = rows.selectExpr("*", share).repartitionById(writers, F.col("writer"))
+        elif not in_order:
+            rows = rows.repartition(1)
+        if writers > 1 or not in_order:
+            rows = rows.sortWithinPartitions("position")
+        told = tuple((seat.name, seat.incarnation, seat.floor) for seat in seats)
+        task = Task(address=self._address, seats=told, writers=writers, options=self._options)
+        return _report(map_in_arrow(rows, task, RESULT).collect(), seats)
+
+
+def _same(wanted: Sequence[Subscription], known: Sequence[Subscription]) -> bool:
+    return len(wanted) == len(known) and all(a is b or a.same_as(b) for a, b in zip(wanted, known, strict=True))
+
+
+def _report(results: Sequence[Any], seats: Sequence[Seat]) -> Report:
+    written = [row for row in results if row.target is not None and row.target != INVALID]
+    return Report(
+        stored=sum(row.stored for row in written),
+        skipped=sum(row.skipped for row in written),
+        invalid=sum(row.stored for row in results if row.target == INVALID),
+        refusals=tuple(
+            (seats[row.target], Refusal(row.refused_at, row.reason, row.code, RefusalKind(row.kind)))
+            for row in written
+            if row.refused_at is not None
+        ),
+        topics=frozenset((row.realm, row.topic) for row in results if row.topic is not None),
+    )

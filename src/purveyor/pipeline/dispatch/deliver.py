@@ -1,0 +1,182 @@
+"""The task that writes: rows with their targets come in order, and go into the queues of those targets.
+
+Each portion of rows is written by one call of `append_once`, for all its targets together. A queue that refuses gets no
+more of this run; the driver is told where it stopped, and decides. Only a row that is too large is dealt with here: it
+is parked before the rows behind it are written, for once they are, it would count as written too.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from purveyor.model.errors import PublishRefused
+from purveyor.pipeline.dispatch.messages import INVALID, ORIGIN, Part, letter, letters, messages, parts, why_invalid
+from purveyor.queues.address import Address
+from purveyor.queues.bulk import AppendOptions, Outcome, Refusal, RefusalKind, Target, append_once
+from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.queues.client import connect
+from purveyor.queues.dead_letters import DeadLetter, park, token
+from purveyor.queues.registry import ACKNOWLEDGED
+
+RESULT: Final = (
+    "target int, stored bigint, skipped bigint, refused_at bigint, kind string, code int, reason string, "
+    "realm string, topic string"
+)
+"""One row for each target written; and, without a target, one for each topic that was not known."""
+_RESULT_ARROW: Final = pa.schema(
+    [
+        ("target", pa.int32()),
+        ("stored", pa.int64()),
+        ("skipped", pa.int64()),
+        ("refused_at", pa.int64()),
+        ("kind", pa.string()),
+        ("code", pa.int32()),
+        ("reason", pa.string()),
+        ("realm", pa.string()),
+        ("topic", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a task needs to know; sent to it. `seats` are name, incarnation and floor of each target."""
+
+    address: Address
+    seats: tuple[tuple[str, str, int], ...]
+    writers: int = 1
+    options: AppendOptions = field(default_factory=AppendOptions)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of one partition; columns as `batch.deliver` makes them."""
+        run = _Run(self)
+        for batch in batches:
+            if batch.num_rows:
+                run.write(_ascending(batch))
+        yield pa.RecordBatch.from_pylist(run.results(), _RESULT_ARROW)
+
+    def target(self, number: int) -> Target:
+        """Where the rows of a target go."""
+        if number == INVALID:
+            return Target(subject=f"dead-letters.{token(ORIGIN)}", stream=DEAD_LETTERS.stream)
+        name, incarnation, floor = self.seats[number]
+        return Target(
+            subject=f"{name}.main",
+            stream=f"stream:{name}",
+            floor=floor,
+            floor_subject=f"$KV.{ACKNOWLEDGED}.{name}",
+            floor_stream=f"KV_{ACKNOWLEDGED}",
+            floor_tag=incarnation,
+        )
+
+
+@dataclass(slots=True)
+class _Account:
+    """What became of a target's rows so far."""
+
+    target: Target
+    stored: int = 0
+    skipped: int = 0
+    refused: Refusal | None = None
+
+    def add(self, outcome: Outcome) -> None:
+        self.stored += outcome.stored
+        self.skipped += outcome.skipped
+        self.refused = outcome.refused
+
+
+class _Run:
+    """The writing of one partition."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._accounts: dict[int, _Account] = {}
+        self._topics: set[tuple[str, str]] = set()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._note_topics(batch)
+        writer = batch.column("writer")[0].as_py() if self._task.writers > 1 else None
+        open_ = [part for part in parts(batch, writer, self._task.writers) if not self._is_closed(part)]
+        if not open_:
+            return
+        tables = self._tables(batch, open_)
+        while tables:
+            work = [(self._account(number).target, table) for number, table in tables.items()]
+            outcomes = append_once(self._task.address, work, self._task.options)
+            again = {}
+            for (number, table), outcome in zip(tables.items(), outcomes, strict=True):
+                account = self._account(number)
+                account.add(outcome)
+                no = outcome.refused
+                if no is not None and no.kind is RefusalKind.TOO_LARGE:
+                    self._park(batch, number, no)
+                    account.refused = None
+                    account.target = replace(account.target, floor=no.position)
+                    again[number] = table
+                elif no is not None and number == INVALID:
+                    raise PublishRefused(
+                        f"what is no event cannot be parked: {no.reason}",
+                        fix=f"{DEAD_LETTERS.stream} must take messages",
+                        err_code=no.code,
+                    )
+            tables = again
+
+    def _tables(self, batch: pa.RecordBatch, open_: list[Part]) -> dict[int, pa.Table]:
+        whole = messages(batch)
+        tables = {}
+        for part in open_:
+            rows = pa.array(part.rows)
+            if part.target == INVALID:
+                tables[part.target] = letters(batch.take(rows).to_pylist())
+            else:
+                tables[part.target] = whole if len(rows) == batch.num_rows else whole.take(rows)
+        return tables
+
+    def _account(self, number: int) -> _Account:
+        if number not in self._accounts:
+            self._accounts[number] = _Account(self._task.target(number))
+        return self._accounts[number]
+
+    def _is_closed(self, part: Part) -> bool:
+        return part.target in self._accounts and self._accounts[part.target].refused is not None
+
+    def _park(self, batch: pa.RecordBatch, number: int, no: Refusal) -> None:
+        at = int(np.searchsorted(batch.column("position").to_numpy(), no.position))
+        [row] = batch.slice(at, 1).to_pylist()
+        if number == INVALID:
+            parked = letter(row, why_invalid(row["data"]))
+        else:
+            parked = letter(row, f"too large for the queue: {no.reason}", origin=self._task.seats[number][0])
+        asyncio.run(_park(self._task.address, parked))
+
+    def _note_topics(self, batch: pa.RecordBatch) -> None:
+        realms, topics = batch.column("realm"), batch.column("topic")
+        if realms.null_count < len(realms):
+            found = zip(realms.drop_null().to_pylist(), topics.drop_null().to_pylist(), strict=True)
+            self._topics.update(found)
+
+    def results(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [{"realm": realm, "topic": topic} for realm, topic in sorted(self._topics)]
+        for number, account in self._accounts.items():
+            row: dict[str, Any] = {"target": number, "stored": account.stored, "skipped": account.skipped}
+            no = account.refused
+            if no is not None:
+                row |= {"refused_at": no.position, "kind": no.kind.value, "code": no.code, "reason": no.reason}
+            rows.append(row)
+        return rows
+
+
+def _ascending(batch: pa.RecordBatch) -> pa.RecordBatch:
+    positions = batch.column("position").to_numpy()
+    if (np.diff(positions) > 0).all():
+        return batch
+    return batch.take(pa.array(np.argsort(positions, kind="stable")))
+
+
+async def _park(address: Address, parked: DeadLetter) -> None:
+    async with connect(address, name="purveyor-dispatch") as queues:
+        await park(queues, parked)

@@ -1,0 +1,127 @@
+"""Rows of a batch as messages of subscription queues, and as dead letters. Pure, and for all rows at once.
+
+The body goes as it came. Of the headers, those of the server and those that a copy got on its way stay behind; the id
+of the event becomes `Purveyor-Id`, because the message id of a copy is its position.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from purveyor.model.errors import InvalidInput
+from purveyor.model.event import Event
+from purveyor.queues.bulk.headers import TYPE as HEADERS
+from purveyor.queues.dead_letters import DeadLetter
+from purveyor.queues.headers import EVENT_ID, MSG_ID, POSITION
+
+INVALID: Final = -1
+"""The target of what is no event: the dead letters."""
+ORIGIN: Final = "incoming"
+
+_LEFT_BEHIND: Final = ("nats-", "purveyor-")
+
+Indices = npt.NDArray[np.int64]
+
+
+def messages(batch: pa.RecordBatch) -> pa.Table:
+    """All rows as `append_once` takes them."""
+    positions = batch.column("position")
+    return pa.table(
+        {
+            "position": positions,
+            "data": batch.column("data").cast(pa.binary()),
+            "headers": carried(batch.column("headers")),
+            "msg_id": positions.cast(pa.string()),
+        }
+    )
+
+
+def carried(headers: Any) -> Any:
+    """The headers that go along."""
+    per_row = headers.offsets.to_numpy().astype(np.int64)
+    start, end = int(per_row[0]), int(per_row[-1])
+    encoded = headers.keys.slice(start, end - start).dictionary_encode()
+    renamed = [_renamed(name) for name in encoded.dictionary.to_pylist()]
+    names = pa.array(renamed, pa.string()).take(encoded.indices)
+    kept = pc.is_valid(names)
+    counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(kept.to_numpy(zero_copy_only=False))))
+    offsets = pa.array(counts[per_row - start].astype(np.int32))
+    lists = headers.items.slice(start, end - start).cast(HEADERS.item_type)
+    return pa.MapArray.from_arrays(offsets, names.filter(kept), lists.filter(kept), type=HEADERS)
+
+
+def _renamed(name: str) -> str | None:
+    if name == MSG_ID:
+        return EVENT_ID
+    return None if name.lower().startswith(_LEFT_BEHIND) else name
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one target, as indices of the batch, ascending."""
+
+    target: int
+    rows: Indices
+
+
+def parts(batch: pa.RecordBatch, writer: int | None, writers: int) -> Iterator[Part]:
+    """The rows of each target in a batch. With several writers, only the targets that are this one's."""
+    targets = batch.column("targets")
+    offsets = targets.offsets.to_numpy().astype(np.int64)
+    rows = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
+    flat = targets.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_numpy()
+    if writer is not None:
+        mine = flat % writers == writer
+        rows, flat = rows[mine], flat[mine]
+    order = np.argsort(flat, kind="stable")
+    rows, flat = rows[order], flat[order]
+    firsts = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1]))) if len(flat) else np.zeros(0, np.int64)
+    for first, last in zip(firsts, np.append(firsts[1:], len(flat)), strict=True):
+        yield Part(int(flat[first]), rows[first:last])
+
+
+def letter(row: dict[str, Any], reason: str, origin: str = ORIGIN) -> DeadLetter:
+    """A row that nobody can use."""
+    now = datetime.now(UTC)
+    return DeadLetter(
+        reason=reason,
+        origin=origin,
+        subject=row["subject"],
+        data=row["data"],
+        failed_first=now,
+        failed_last=now,
+        headers={name: tuple(values) for name, values in row["headers"] or ()},
+        position=row["position"],
+    )
+
+
+def letters(rows: list[dict[str, Any]]) -> pa.Table:
+    """What is no event, as dead letters in the form that `append_once` takes; it adds the position itself."""
+    found = [letter(row, why_invalid(row["data"])) for row in rows]
+    headers = [each.to_message()[2] for each in found]
+    return pa.table(
+        {
+            "position": pa.array([each.position for each in found], pa.int64()),
+            "data": pa.array([each.data for each in found], pa.binary()),
+            "headers": pa.array(
+                [[(name, list(values)) for name, values in each.items() if name != POSITION] for each in headers],
+                HEADERS,
+            ),
+            "msg_id": pa.array([each.id for each in found], pa.string()),
+        }
+    )
+
+
+def why_invalid(data: bytes) -> str:
+    """What is wrong with an event, in words."""
+    try:
+        Event.decode(data)
+    except InvalidInput as error:
+        return str(error)
+    return "the event cannot be read"

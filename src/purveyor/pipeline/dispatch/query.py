@@ -1,0 +1,200 @@
+"""The dispatcher: `stream:incoming` as a streaming query whose batches go to the queues of subscriptions.
+
+A batch, step by step, and what a crash behind each step means:
+
+    1. settle beginnings, read subscriptions   the registry is right, nothing is written
+    2. fill small gaps before the batch        these queues have more of what is theirs
+    3. write the batch                         queues have all or a part of the batch
+    4. settle refusals                         the same, or a suspension is noted
+    5. note how far once-suspended queues are  the same
+    6. Spark commits the batch                 it is done
+
+A batch that is run again passes all steps again and writes what is missing: `append_once` sees in each queue how far it
+is. So do two groups, each of which gets all of `incoming` and writes the same queues.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from purveyor.model.errors import InvalidConfig, InvalidInput, WrongRevision
+from purveyor.model.event import Event
+from purveyor.model.registration import DispatchState
+from purveyor.pipeline.archive.checkpoint import batch_end
+from purveyor.pipeline.archive.columns import parsed
+from purveyor.pipeline.archive.read import ArchiveSource, events
+from purveyor.pipeline.dispatch.batch import COLUMNS, Deliverer, Report
+from purveyor.pipeline.dispatch.refusals import Refusals
+from purveyor.pipeline.dispatch.registrations import STREAM, Registrations
+from purveyor.pipeline.dispatch.roster import Seat, Span, call, note_due
+from purveyor.pipeline.matching import Pair
+from purveyor.queues.address import Address
+from purveyor.queues.bulk import AppendOptions, ReadOptions, read_range
+from purveyor.queues.bulk.ask import ask
+from purveyor.queues.catalogue import DEFAULT_GROUP
+from purveyor.queues.registry import update_dispatch
+from purveyor.spark.offsets import ROWS_PER_PARTITION
+from purveyor.spark.options import connection_options
+
+SMALL_BATCH: Final = 5000
+"""Up to so many positions one task writes a batch, as it comes from the source."""
+_SAMPLES: Final = 20
+_SAMPLE_SIZE: Final = 50
+_TRIES: Final = 3
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchSettings:
+    """How a dispatcher runs. The queues are there already (`ensure`)."""
+
+    address: Address
+    checkpoint: Path
+    archive: ArchiveSource
+    """Where the events of a gap are read again."""
+    group: str = DEFAULT_GROUP
+    """Also the durable. Each group gets all events; one checkpoint belongs to one group."""
+    max_offsets: int = 100_000
+    writers: int | None = None
+    """How many tasks write a large batch; by default one for every two cores, because the server needs some too."""
+    replicas: int = 1
+    append: AppendOptions = field(default_factory=AppendOptions)
+
+    def __post_init__(self) -> None:
+        if self.max_offsets < 1 or (self.writers is not None and self.writers < 1):
+            raise InvalidConfig("a batch has at least one position and one writer", fix="leave them at their default")
+
+
+def start_dispatch(spark: SparkSession, settings: DispatchSettings) -> StreamingQuery:
+    """Start the query; it goes on where its checkpoint ends.
+
+    It ends with an error when the server is away for longer than the patience, or the stream is another one than the
+    checkpoint speaks of. Started again, it repeats the batch it was at.
+    """
+    source = (
+        spark.readStream.format("jetstream")
+        .options(**connection_options(settings.address))
+        .option("stream", STREAM)
+        .option("durable", settings.group)
+        .option("maxOffsetsPerTrigger", settings.max_offsets)
+    )
+    dispatcher = Dispatcher(spark, settings)
+    return (
+        parsed(source.load())
+        .select(*COLUMNS)
+        .writeStream.foreachBatch(dispatcher.dispatch)
+        .option("checkpointLocation", str(settings.checkpoint))
+        .queryName(f"dispatch-{settings.group}")
+        .start()
+    )
+
+
+class Dispatcher:
+    """One run of a dispatcher, on the driver. `covered` is its account: up to where it has written which queue."""
+
+    def __init__(self, spark: SparkSession, settings: DispatchSettings) -> None:
+        self._settings = settings
+        self._registrations = Registrations(settings.address)
+        self._refusals = Refusals(settings.address, self._registrations, replicas=settings.replicas)
+        self._deliverer = Deliverer(settings.address, settings.append)
+        self._repairs = Deliverer(settings.address, settings.append)
+        self._writers = settings.writers or max(1, spark.sparkContext.defaultParallelism // 2)
+        self._covered: dict[str, int] = {}
+        self._done: int | None = None
+
+    def dispatch(self, frame: DataFrame, number: int) -> None:
+        """One batch."""
+        batch = self._span(number)
+        roster = call(self._registrations.look(), self._covered, batch)
+        seats = roster.seats
+        if roster.behind:
+            seats += self._fill(frame.sparkSession, roster.behind, Span(roster.gap_first, batch.first - 1))
+        self._deliverer.prepare(seats)
+        if self._deliverer.learns and len(batch) > SMALL_BATCH:
+            self._deliverer.learn(self._sampled(batch))
+        report, stopped = self._write(self._deliverer, frame, seats, batch)
+        self._deliverer.learn(report.topics)
+        self._account(seats, stopped, batch.last)
+        self._done = batch.last
+        if report.invalid:
+            _log.warning(
+                "%d messages in %s to %s are no events and were parked", report.invalid, batch.first, batch.last
+            )
+
+    def _span(self, number: int) -> Span:
+        """The positions of a batch, from Spark's own log: no job, and the same when it is run again."""
+        last = batch_end(self._settings.checkpoint, number).sequence
+        if self._done is None and number > 0:
+            self._done = batch_end(self._settings.checkpoint, number - 1).sequence
+        if self._done is None:
+            # The first batch ever: it begins with what the stream has kept for our durable.
+            state = ask(self._settings.address, f"STREAM.INFO.{STREAM}")["state"]
+            self._done = min(int(state["first_seq"]) - 1, last)
+        return Span(self._done + 1, last)
+
+    def _fill(self, spark: SparkSession, behind: Sequence[Seat], gap: Span) -> tuple[Seat, ...]:
+        """Write what those behind are missing before the batch; who refuses does not take part in it."""
+        found = events(spark, self._settings.archive, gap.first, gap.last).where("kind = 'event'").select(*COLUMNS)
+        _, stopped = self._write(self._repairs, found, behind, gap, in_order=False)
+        _log.info("filled positions %d to %d of %s", gap.first, gap.last, ", ".join(seat.name for seat in behind))
+        self._account(behind, stopped, gap.last)
+        return tuple(seat for seat in behind if seat.incarnation not in stopped)
+
+    def _write(
+        self, deliverer: Deliverer, frame: DataFrame, seats: Sequence[Seat], span: Span, *, in_order: bool = True
+    ) -> tuple[Report, dict[str, int]]:
+        """Write rows to all who take part; for those who stopped, by incarnation, the first position not written."""
+        in_order = in_order and len(span) <= ROWS_PER_PARTITION
+        writers = 1 if len(span) <= SMALL_BATCH else max(1, min(self._writers, len(seats)))
+        report = deliverer.deliver(frame, seats, writers=writers, in_order=in_order)
+        stopped: dict[str, int] = {}
+        refusals = report.refusals
+        for attempt in range(_TRIES):
+            if not refusals:
+                break
+            verdict = self._refusals.settle(refusals, again=attempt + 1 < _TRIES)
+            stopped |= {seat.incarnation: position for seat, position in verdict.stopped}
+            if not verdict.again:
+                break
+            events_only = frame.where("kind = 'event'")
+            refusals = self._repairs.deliver(events_only, verdict.again, writers=1, in_order=in_order).refusals
+        return report, stopped
+
+    def _account(self, seats: Sequence[Seat], stopped: dict[str, int], last: int) -> None:
+        for seat in seats:
+            covered = stopped.get(seat.incarnation, last + 1) - 1
+            self._covered[seat.incarnation] = max(covered, seat.floor)
+            if seat.incarnation not in stopped and note_due(seat.found, covered):
+                self._note(seat, covered)
+        if len(self._covered) > 2 * len(self._registrations.snapshot.subscriptions) + 100:
+            known = {found.incarnation for found in self._registrations.snapshot.subscriptions.values()}
+            self._covered = {key: value for key, value in self._covered.items() if key in known}
+
+    def _note(self, seat: Seat, covered: int) -> None:
+        state = DispatchState(incarnation=seat.incarnation, next=covered + 1)
+        try:
+            update_dispatch(self._settings.address, seat.name, state, seat.found.dispatch_revision)
+        except WrongRevision:
+            _log.debug("subscription %s was noted by somebody else", seat.name)
+
+    def _sampled(self, batch: Span) -> frozenset[Pair]:
+        """Topics of a large batch, met here and there in it, so that hardly a row has to try every expression."""
+        found: set[Pair] = set()
+        options = ReadOptions(columns=("sequence", "data"))
+        step = max(len(batch) // _SAMPLES, 1)
+        for first in range(batch.first, batch.last + 1, step):
+            until = min(first + _SAMPLE_SIZE - 1, batch.last)
+            for rows in read_range(self._settings.address, STREAM, first, until, options):
+                for data in rows.column("data").to_pylist():
+                    try:
+                        event = Event.decode(data)
+                    except InvalidInput:
+                        continue
+                    found.add((event.realm, event.topic))
+        return frozenset(found)

@@ -1,0 +1,97 @@
+"""Who takes part in a batch, and from which position on: the decision before anything is written. Pure.
+
+A queue must never be written behind a gap, because what lies in a gap would then count as written. So a subscription
+takes part only if everything before the batch is in its queue. That is so for one that this dispatcher never left out.
+One that was suspended has its first missing position in the registry; a small gap before the batch is filled first, a
+large one is for the catch-up job, which moves that position on until the gap is small.
+
+Each group of dispatchers keeps its own account: another group may be ahead of this one, or behind.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from purveyor.model.registration import RecordState
+from purveyor.queues.registry import Registered, Snapshot
+
+SMALL_GAP: Final = 20_000
+"""Gaps of so many positions are filled by the dispatcher itself."""
+KEPT_WITHIN: Final = 10_000
+"""So near behind the dispatcher the noted position of a subscription that was suspended once is kept, so that a
+restart finds at most a small gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions from first to last, both included."""
+
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return max(self.last - self.first + 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A subscription that takes part: rows at or below `floor` are not for it, or are in its queue already."""
+
+    found: Registered
+    floor: int
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.found.name
+
+    @property
+    def incarnation(self) -> str:
+        """Which subscription of that name."""
+        return self.found.incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Who takes part in a batch. Those in `behind` only after the gap before it is filled."""
+
+    seats: tuple[Seat, ...] = ()
+    behind: tuple[Seat, ...] = ()
+
+    @property
+    def gap_first(self) -> int:
+        """The first position that one of those behind is missing."""
+        return min(seat.floor + 1 for seat in self.behind)
+
+
+def call(snapshot: Snapshot, covered: Mapping[str, int], batch: Span) -> Roster:
+    """Decide who takes part. `covered` tells, by incarnation, up to where this dispatcher has written a queue."""
+    seats, behind = [], []
+    for found in snapshot.subscriptions.values():
+        begin = found.record.begin
+        if begin is None or begin >= batch.last or not takes_part(found):
+            continue
+        floor = max(begin, _written(found, covered, batch))
+        if floor >= batch.first - 1:
+            seats.append(Seat(found, floor))
+        elif batch.first - 1 - floor <= SMALL_GAP:
+            behind.append(Seat(found, floor))
+    return Roster(tuple(seats), tuple(behind))
+
+
+def takes_part(found: Registered) -> bool:
+    """Whether its queue may be written at all."""
+    return found.record.state is not RecordState.DELETING and found.suspended is None
+
+
+def note_due(found: Registered, covered: int) -> bool:
+    """Whether the registry must be told how far a queue was written. One that was never suspended needs no note."""
+    return found.dispatch is not None and covered + 1 - found.dispatch.next >= KEPT_WITHIN
+
+
+def _written(found: Registered, covered: Mapping[str, int], batch: Span) -> int:
+    """The position up to which its queue holds everything that is for it."""
+    noted = found.dispatch.next - 1 if found.dispatch is not None else 0
+    if found.incarnation in covered:
+        return max(noted, covered[found.incarnation])
+    return noted if found.dispatch is not None else batch.first - 1

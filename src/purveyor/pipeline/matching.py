@@ -1,0 +1,254 @@
+"""Which subscriptions get an event: the rule `model.subscription.matches` in Spark SQL, for all events of a batch.
+
+Dispatch, prefill, replay, catch-up and audit all decide by it. What a realm and topic lead to is looked up, not tried:
+the table of routes knows every exact topic, and every other topic that was met before (`learn`), with the subscriptions
+whose expressions match it. A topic that was never met falls to the expressions themselves, in the same plan.
+
+Filters are looked at only for events that some filtered subscription may get. Each attribute or field that any filter
+names is a probe, taken out of the event once, however many subscriptions ask for it.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from purveyor.model.subscription import Filter, Scalar, Subscription
+from purveyor.model.topics import is_exact, topic_matches
+
+Pair: TypeAlias = tuple[str, str]
+"""A realm and a topic."""
+
+MOST_LEARNED: Final = 20_000
+"""Where every event has a topic of its own, learning them is of no use."""
+
+_FEW_ROUTES: Final = 64
+_LONG: Final = 2**63
+_SIDES: Final = ("new", "old")
+_ROUTE: Final = (
+    "struct<plain: array<int>, filtered: array<struct<target: int, conditions: "
+    "array<struct<probe: int, texts: array<string>, numbers: array<double>>>>>>"
+)
+_CONDITION_ARROW: Final = pa.struct(
+    {"probe": pa.int32(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64())}
+)
+_FILTERED_ARROW: Final = pa.struct({"target": pa.int32(), "conditions": pa.list_(_CONDITION_ARROW)})
+_ROUTE_ARROW: Final = pa.struct({"plain": pa.list_(pa.int32()), "filtered": pa.list_(_FILTERED_ARROW)})
+
+
+def deliveries(events: DataFrame, subscriptions: Sequence[Subscription]) -> DataFrame:
+    """Each event once for each subscription that gets it, with the name of that in the column `subscription`.
+
+    Of the events, `realm` and `topic` (null for what is no event) and `data` (the body) are looked at.
+
+    >>> deliveries(events(spark, archive, 1, 1000), [definition]).count()  # doctest: +SKIP
+    """
+    names = _literal([each.name for each in subscriptions], "array<string>")
+    found = Matcher(subscriptions).add_targets(events).selectExpr("*", "explode(targets) as _target")
+    return found.selectExpr("*", f"get({names}, _target) as subscription").drop("targets", "unseen", "_target")
+
+
+class Matcher:
+    """What a list of subscriptions asks for. Those who get an event are told as indices of that list."""
+
+    def __init__(self, subscriptions: Sequence[Subscription], learned: Iterable[Pair] = ()) -> None:
+        self.subscriptions = tuple(subscriptions)
+        self._exact: dict[Pair, set[int]] = defaultdict(set)
+        self._patterns: dict[Pair, set[int]] = defaultdict(set)
+        for index, each in enumerate(self.subscriptions):
+            for wanted in each.realms_topics:
+                kind = self._exact if is_exact(wanted.topic) else self._patterns
+                kind[wanted.realm, wanted.topic].add(index)
+        filters = [each.filter for each in self.subscriptions if each.filter]
+        asked = {_Probe(name, False) for each in filters for name in each.attributes}
+        asked |= {_Probe(path, True) for each in filters for path in each.fields}
+        self._probes = {probe: number for number, probe in enumerate(sorted(asked))}
+        self._routes = {pair: self._route(pair) for pair in self._exact}
+        self.learned: frozenset[Pair] = frozenset()
+        self._lookup: Column | DataFrame | None = None
+        self._targets: list[Column] | None = None
+        self.learn(learned)
+
+    @property
+    def learns(self) -> bool:
+        """Whether it is of use to tell it topics."""
+        return bool(self._patterns) and len(self.learned) < MOST_LEARNED
+
+    def learn(self, pairs: Iterable[Pair]) -> None:
+        """Look these up from now on, instead of trying each expression on them."""
+        new = set(pairs) - self._routes.keys() if self._patterns else set()
+        if new:
+            self.learned |= new
+            self._routes |= {pair: self._route(pair) for pair in new}
+            self._lookup = None
+
+    def add_targets(self, events: DataFrame) -> DataFrame:
+        """The events with `targets`, the indices of those who get it, and `unseen`: not looked up, but tried.
+
+        Columns are made once and used for every batch: each call into the JVM costs a small batch a good part of a
+        millisecond.
+        """
+        if self._lookup is None:
+            self._lookup = self._few() if len(self._routes) <= _FEW_ROUTES else self._many(events.sparkSession)
+        if self._targets is None:
+            unseen = "_route is null and topic is not null" if self._patterns else "false"
+            self._targets = [F.expr(self._all_targets()).alias("targets"), F.expr(unseen).alias("unseen")]
+        if isinstance(self._lookup, Column):
+            found = events.select("*", self._lookup)
+        else:
+            found = events.join(self._lookup, ["realm", "topic"], "left")
+        return found.select("*", *self._targets).drop("_route")
+
+    def _route(self, pair: Pair) -> dict[str, Any]:
+        """Who may get events of a realm and topic."""
+        realm, topic = pair
+        found = set(self._exact.get(pair, ()))
+        for (of_realm, expression), targets in self._patterns.items():
+            if of_realm == realm and not found.issuperset(targets) and topic_matches(expression, topic):
+                found |= targets
+        return self._as_route(found)
+
+    def _as_route(self, targets: Iterable[int]) -> dict[str, Any]:
+        plain, filtered = [], []
+        for target in sorted(targets):
+            conditions = self._conditions(self.subscriptions[target].filter)
+            if conditions:
+                filtered.append({"target": target, "conditions": conditions})
+            else:
+                plain.append(target)
+        return {"plain": plain, "filtered": filtered}
+
+    def _conditions(self, wanted: Filter) -> list[dict[str, Any]]:
+        """What a filter asks of the probes; all must hold."""
+        asked: list[tuple[_Probe, Sequence[Scalar]]] = [
+            *((_Probe(name, False), values) for name, values in wanted.attributes.items()),
+            *((_Probe(path, True), values) for path, values in wanted.fields.items()),
+        ]
+        return [{"probe": self._probes[probe], **_told(values)} for probe, values in asked]
+
+    def _few(self) -> Column:
+        """Few routes are a literal: a join, however small, costs a micro-batch more than all else in its plan."""
+        routes = _literal({"\n".join(pair): route for pair, route in self._routes.items()}, f"map<string,{_ROUTE}>")
+        return F.expr(f"element_at({routes}, concat(realm, '\\n', topic))").alias("_route")
+
+    def _many(self, spark: SparkSession) -> DataFrame:
+        columns = {
+            "realm": pa.array([realm for realm, _ in self._routes], pa.string()),
+            "topic": pa.array([topic for _, topic in self._routes], pa.string()),
+            "_route": pa.array(list(self._routes.values()), _ROUTE_ARROW),
+        }
+        return F.broadcast(spark.createDataFrame(pa.table(columns)))
+
+    def _all_targets(self) -> str:
+        route = f"coalesce(_route, {self._tried()})" if self._patterns else "_route"
+        targets = "route.plain"
+        if self._probes:
+            targets = f"if(size(route.filtered) = 0, route.plain, concat(route.plain, {self._passing()}))"
+        return f"coalesce({_let('route', route, targets)}, cast(array() as array<int>))"
+
+    def _tried(self) -> str:
+        """The route of a topic that was never met."""
+        told = [
+            {"realm": realm, "expression": rf"(?d)\A(?:{expression})\z", "route": self._as_route(targets)}
+            for (realm, expression), targets in self._patterns.items()
+        ]
+        patterns = _literal(told, f"array<struct<realm: string, expression: string, route: {_ROUTE}>>")
+        hits = f"filter({patterns}, each -> each.realm = realm and topic rlike each.expression)"
+        together = ", ".join(
+            f"'{part}', array_distinct(flatten(transform(hits, hit -> hit.route.{part})))"
+            for part in ("plain", "filtered")
+        )
+        return _let("hits", hits, f"named_struct({together})")
+
+    def _passing(self) -> str:
+        """Of the filtered subscriptions of a route those whose conditions hold."""
+        told = [probe.to_json() for probe in self._probes]
+        probes = _literal(told, "array<struct<attribute: string, paths: array<string>>>")
+        found = _let("event", _EVENT, f"transform({probes}, probe -> {_FOUND})")
+        holds = "arrays_overlap(value.texts, asked.texts) or arrays_overlap(value.numbers, asked.numbers)"
+        holds = _let("value", "get(found, asked.probe)", holds)
+        passing = f"filter(route.filtered, each -> forall(each.conditions, asked -> {holds}))"
+        return _let("found", found, f"transform({passing}, each -> each.target)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Probe:
+    """Something that filters ask for: an attribute, or the field at a path."""
+
+    name: str
+    is_field: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Where to look: an attribute by name, a field on the side that its path names, else in new, then in old."""
+        if not self.is_field:
+            return {"attribute": self.name, "paths": []}
+        side, _, rest = self.name.partition(".")
+        one_sided = side in _SIDES and rest
+        places = [self.name] if one_sided else [f"{side}.{self.name}" for side in _SIDES]
+        return {"paths": ["$.body" + "".join(f"['{name}']" for name in place.split(".")) for place in places]}
+
+
+def _told(values: Iterable[Scalar]) -> dict[str, list[Any]]:
+    """Wanted values as texts, marked by what they are, and numbers. A whole number that is not huge is a text."""
+    texts, numbers = [], []
+    for value in values:
+        if isinstance(value, bool):
+            texts.append(f"b{str(value).lower()}")
+        elif isinstance(value, str):
+            texts.append(f"s{value}")
+        elif abs(value) < _LONG and value == int(value):
+            texts.append(f"i{int(value)}")
+        else:
+            numbers.append(float(value))
+    return {"texts": texts, "numbers": numbers}
+
+
+def _literal(value: object, kind: str) -> str:
+    """A value in a plan. Quotes end a literal and dollars begin a variable, so both are written as JSON can do it."""
+    told = json.dumps(value).replace("'", "\\u0027").replace("$", "\\u0024")
+    return f"from_json(r'{told}', '{kind}')"
+
+
+def _let(name: str, value: str, result: str) -> str:
+    """An expression in which a name stands for a value, which is then worked out once and not wherever it is used."""
+    return f"get(transform(array({value}), {name} -> {result}), 0)"
+
+
+# What a probe finds in an event, as `_told` tells what is wanted. Numbers in JSON are BIGINT where they are whole and
+# written so; a string, a list or an object is no number, and null nothing at all.
+_EVENT: Final = (
+    "named_struct('body', try_parse_json(cast(data as string)), "
+    "'attributes', from_json(cast(data as string), 'attributes map<string,string>').attributes)"
+)
+_FIELD: Final = (
+    "get(filter(transform(probe.paths, path -> try_variant_get(event.body, path, 'variant')), "
+    "one -> one is not null and not is_variant_null(one)), 0)"
+)
+_NUMBER: Final = "schema_of_variant(one) = 'DOUBLE' or schema_of_variant(one) like 'DECIMAL%'"
+_TYPED: Final = _let(
+    "number",
+    f"if({_NUMBER}, try_variant_get(one, '$', 'double'), null)",
+    f"""named_struct(
+        'text', case
+            when schema_of_variant(one) = 'STRING' then concat('s', try_variant_get(one, '$', 'string'))
+            when schema_of_variant(one) = 'BOOLEAN' then concat('b', try_variant_get(one, '$', 'string'))
+            when schema_of_variant(one) = 'BIGINT' then concat('i', try_variant_get(one, '$', 'string'))
+            when abs(number) < {_LONG}D and number = floor(number) then concat('i', cast(number as bigint)) end,
+        'number', if(abs(number) < {_LONG}D and number = floor(number), null, number))""",
+)
+_VALUES: Final = f"transform(coalesce(try_variant_get(field, '$', 'array<variant>'), array(field)), one -> {_TYPED})"
+_FOUND: Final = f"""if(probe.attribute is null,
+    {
+    _let(
+        "values",
+        _let("field", _FIELD, _VALUES),
+        "named_struct('texts', array_compact(values.text), 'numbers', array_compact(values.number))",
+    )
+},
+    named_struct('texts', array_compact(array(concat('s', element_at(event.attributes, probe.attribute)))),
+        'numbers', cast(array() as array<double>)))"""

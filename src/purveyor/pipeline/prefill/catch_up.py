@@ -1,0 +1,93 @@
+"""Catch-up: what a suspended subscription missed, from the archive into `<name>.main`, until dispatch can take over.
+
+A round writes the rows from `next` on with the same watermark that dispatch goes by, then moves `next` by
+compare-and-set. A crash between the two repeats the round, whose rows are found there. The dispatcher leaves the
+subscription out until the gap before its own batch is small, then closes that gap itself.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from pyspark.sql import functions as f
+
+from purveyor.model.control import CatchUpJob
+from purveyor.model.errors import WrongRevision
+from purveyor.model.registration import DispatchState, Suspension
+from purveyor.pipeline.archive.columns import EVENT
+from purveyor.pipeline.archive.read import events
+from purveyor.pipeline.dispatch.batch import COLUMNS, Deliverer
+from purveyor.pipeline.dispatch.roster import SMALL_GAP, Seat
+from purveyor.pipeline.prefill.fill import refused
+from purveyor.pipeline.prefill.workshop import Ending, Workshop
+from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
+from purveyor.queues.catalogue import subscription_queue
+from purveyor.queues.registry import Registered
+
+ROUND: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Positions to write at once, both included."""
+
+    first: int
+    last: int
+
+
+def next_round(state: DispatchState, newest: int) -> Round | None:
+    """What to write next; None when the rest is the dispatcher's. Pure.
+
+    >>> state = DispatchState(incarnation="i", next=1)
+    >>> next_round(state, 30_000), next_round(state, 20_000), next_round(state, 1_000_000)
+    (Round(first=1, last=30000), None, Round(first=1, last=200000))
+    """
+    if state.suspended is None and newest - state.next + 1 <= SMALL_GAP:
+        return None
+    return Round(state.next, max(min(newest, state.next + ROUND - 1), state.next - 1))
+
+
+def after_round(state: DispatchState, done: Round, refusal: Refusal | None) -> DispatchState:
+    """The state after a round that was written, or refused at a position. Pure but for the clock."""
+    if refusal is None:
+        return DispatchState(incarnation=state.incarnation, next=done.last + 1)
+    reason = f"{refusal.kind.value}: {refusal.reason}"
+    suspended = Suspension(position=refusal.position, reason=reason, at=datetime.now(UTC))
+    return DispatchState(incarnation=state.incarnation, next=refusal.position, suspended=suspended)
+
+
+async def catch_up(shop: Workshop, job: CatchUpJob) -> Ending:
+    """Round after round. A queue that still refuses stays suspended, with the new reason, and that is no failure."""
+    while (found := await shop.find(job)) is not None and found.dispatch is not None:
+        newest = (await shop.queues.streams.info(shop.archive.stream)).state.last_seq
+        wanted = next_round(found.dispatch, newest)
+        if wanted is None:
+            break
+        await shop.last_sequence(job)
+        refusal = await _write(shop, found, wanted)
+        if refusal is not None and refusal.kind is RefusalKind.MISSING_STREAM:
+            raise refused(refusal, subscription_queue(job.name).stream)
+        try:
+            await shop.registry.put_dispatch(
+                job.name, after_round(found.dispatch, wanted, refusal), found.dispatch_revision
+            )
+        except WrongRevision:
+            continue  # the dispatcher, or another catch-up, has moved it: look again
+        if refusal is not None:
+            break
+    return Ending.DONE
+
+
+async def _write(shop: Workshop, found: Registered, wanted: Round) -> Refusal | None:
+    """One round, by the same hands that dispatch: same rows, same headers, same watermark, too large ones parked."""
+    if wanted.last < wanted.first:
+        return None
+    seat = Seat(found, max(wanted.first - 1, found.record.begin or 0))
+
+    def work() -> Refusal | None:
+        rows = events(shop.spark, shop.archive, seat.floor + 1, wanted.last).where(f.col("kind") == EVENT)
+        deliverer = Deliverer(shop.queues.address, AppendOptions(patience_seconds=shop.patience_seconds))
+        report = deliverer.deliver(rows.select(*COLUMNS), [seat], writers=1, in_order=False)
+        return next((refusal for _, refusal in report.refusals), None)
+
+    return await shop.on_spark(work)

@@ -1,0 +1,183 @@
+"""The write of prefill and replay: the rows of one subscription, sorted, from one task into `<name>.prefill`.
+
+A queue is one order, so one task writes it; reading, matching and the exchange before it run on all cores. Every
+message carries a number, made of the run that wrote it and the row's place in that run. The number is what
+`append_once` goes by:
+
+    a task that Spark runs again     finds its rows there and skips them
+    an older run that still writes   finds a number above all of its own, and can store nothing more
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from purveyor.model.errors import PublishRefused, UnknownStream
+from purveyor.pipeline.prefill.bodies import without_old
+from purveyor.queues.address import Address
+from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind, Target, append_once
+from purveyor.queues.client import connect
+from purveyor.queues.dead_letters import DeadLetter, park
+from purveyor.spark.arrow import map_in_arrow
+
+NUMBER: Final = "Purveyor-Prefill-Number"
+"""The header of the number: the run times `RUN`, plus the place of the row."""
+RUN: Final = 10**12
+_RESULT: Final = "rows long, refused_at long, reason string, code int, kind string"
+_RESULT_ARROW: Final = pa.schema(
+    [
+        pa.field("rows", pa.int64()),
+        pa.field("refused_at", pa.int64()),
+        pa.field("reason", pa.string()),
+        pa.field("code", pa.int32()),
+        pa.field("kind", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """Which queue, which run of a job, and how its rows become messages."""
+
+    address: Address
+    target: Target
+    origin: str
+    """The subscription: where dead letters say that they come from."""
+    run: int
+    id_prefix: str
+    """Message ids are this and the row's place, parted by a colon."""
+    by_position: bool = False
+    """Whether the place of a row is its position; else rows are counted from 1."""
+    patience_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How many rows the queue holds, and where it refused one if it did."""
+
+    rows: int
+    refusal: Refusal | None = None
+
+
+def fill(rows: DataFrame, filling: Filling) -> int:
+    """Write all rows; returns how many. `UnknownStream` if the queue is gone, `PublishRefused` if it refuses."""
+    written = write(rows, filling)
+    if written.refusal is not None:
+        raise refused(written.refusal, filling.target.stream)
+    return written.rows
+
+
+def write(rows: DataFrame, filling: Filling) -> Written:
+    """Write the rows in the order of `rank` and `position`, up to the first that is refused.
+
+    Columns: `rank`, `position`, `emptied` (whether `old` is to be cut out of the body), `headers`, `data`.
+    """
+    ordered = rows.repartition(1).sortWithinPartitions("rank", "position").drop("rank")
+    results = map_in_arrow(ordered, _writer(filling), _RESULT).collect()
+    for result in results:
+        if result.refused_at is not None:
+            kind = RefusalKind(result.kind)
+            return Written(result.rows, Refusal(result.refused_at, result.reason, result.code, kind))
+    return Written(sum(result.rows for result in results))
+
+
+def refused(refusal: Refusal, stream: str) -> UnknownStream | PublishRefused:
+    """The error that a refusal is."""
+    if refusal.kind is RefusalKind.MISSING_STREAM:
+        return UnknownStream(f"the stream {stream!r} is gone", fix="it is made again at the next attempt")
+    return PublishRefused(
+        f"the stream {stream!r} does not take a message ({refusal.kind.value}): {refusal.reason}",
+        fix="make room or give leave, then ask again",
+        err_code=refusal.code,
+    )
+
+
+def _writer(filling: Filling) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        seen = parked = 0
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            refusal, too_large = _append(batch, filling, seen)
+            parked += too_large
+            if refusal is not None:
+                yield _result(seen - parked, refusal.position, refusal.reason, refusal.code, refusal.kind.value)
+                return
+            seen += batch.num_rows
+        yield _result(seen - parked)
+
+    return write
+
+
+def _append(batch: pa.RecordBatch, filling: Filling, before: int) -> tuple[Refusal | None, int]:
+    """Write a portion; the refusal that ended it, and how many rows were too large and went to the dead letters."""
+    options = AppendOptions(patience_seconds=filling.patience_seconds)
+    table, target, parked = messages(batch, filling, before), filling.target, 0
+    while True:
+        [outcome] = append_once(filling.address, [(target, table)], options)
+        no = outcome.refused
+        if no is None or no.kind is not RefusalKind.TOO_LARGE:
+            return no, parked
+        at = int(np.searchsorted(table["position"].to_numpy(), no.position))
+        _park(filling, batch.slice(at, 1).to_pylist()[0], no.reason)
+        target, parked = replace(target, floor=no.position), parked + 1
+
+
+def _park(filling: Filling, row: dict[str, Any], reason: str) -> None:
+    now = datetime.now(UTC)
+    letter = DeadLetter(
+        reason=f"too large for the queue: {reason}",
+        origin=filling.origin,
+        subject=filling.target.subject,
+        data=row["data"],
+        failed_first=now,
+        failed_last=now,
+        headers={name: tuple(values) for name, values in row["headers"]},
+        position=row["position"],
+    )
+
+    async def parking() -> None:
+        async with connect(filling.address, name="purveyor-prefill") as queues:
+            await park(queues, letter)
+
+    asyncio.run(parking())
+
+
+def messages(batch: pa.RecordBatch, filling: Filling, before: int) -> pa.Table:
+    """Rows as `append_once` takes them; `before` rows of this run came earlier. Pure."""
+    count = batch.num_rows
+    places = batch.column("position") if filling.by_position else pa.array(range(before + 1, before + count + 1))
+    places = places.cast(pa.int64())
+    return pa.table(
+        {
+            "position": pc.add(places, filling.run * RUN),
+            "data": _bodies(batch.column("data"), batch.column("emptied")),
+            "headers": batch.column("headers"),
+            "msg_id": pc.binary_join_element_wise(filling.id_prefix, places.cast(pa.string()), ":"),
+        }
+    )
+
+
+def _bodies(data: Any, emptied: Any) -> Any:
+    if not pc.any(emptied).as_py():
+        return data
+    cut = [without_old(body) if cut else body for body, cut in zip(data.to_pylist(), emptied.to_pylist(), strict=True)]
+    return pa.array(cut, pa.binary())
+
+
+def _result(
+    rows: int,
+    refused_at: int | None = None,
+    reason: str | None = None,
+    code: int | None = None,
+    kind: str | None = None,
+) -> Any:
+    row = {"rows": rows, "refused_at": refused_at, "reason": reason, "code": code, "kind": kind}
+    return pa.RecordBatch.from_pylist([row], _RESULT_ARROW)

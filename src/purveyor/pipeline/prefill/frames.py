@@ -1,0 +1,91 @@
+"""From the archive to the rows that `fill` writes: which events a subscription gets, in which order and headers.
+
+All of it is Spark SQL; only the body of an object that was modified is made where it is written (see `bodies`).
+"""
+
+from dataclasses import replace
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from purveyor.model.control import ReplayJob
+from purveyor.model.subscription import Subscription
+from purveyor.pipeline.archive.columns import EVENT
+from purveyor.pipeline.archive.read import ArchiveSource, events, objects_at
+from purveyor.pipeline.matching import Matcher, deliveries
+from purveyor.queues.headers import EVENT_ID, POSITION
+
+REPLAY = "Purveyor-Replay"
+"""The header of a message that was written again: the job that did it."""
+
+Range = tuple[int, int]
+"""Positions, both included."""
+
+
+def objects(spark: SparkSession, archive: ArchiveSource, definition: Subscription, position: int) -> DataFrame:
+    """The objects as of a position that a subscription gets, ranked by the first of its topics that they match."""
+    found = objects_at(spark, archive, position)
+    emptied = f.col("operation") != "create"
+    # One question for each topic: the first that says yes is the rank.
+    topics = Matcher([replace(definition, realms_topics=(topic,)) for topic in definition.realms_topics])
+    if definition.filter.fields:
+        # A filter is asked about the message that will be sent, whose old is empty; what is sent is the original.
+        looked_at = f.when(emptied, _without_old(f.col("data").cast("string"))).otherwise(f.col("data"))
+        asked = found.withColumn("original", f.col("data")).withColumn("data", looked_at)
+        found = topics.add_targets(asked).withColumn("data", f.col("original"))
+    else:
+        found = topics.add_targets(found)
+    return found.where(f.size("targets") > 0).select(
+        f.get("targets", f.lit(0)).alias("rank"),
+        "position",
+        emptied.alias("emptied"),
+        _headers({POSITION: f.col("position").cast("string")}).alias("headers"),
+        "data",
+    )
+
+
+def history(
+    spark: SparkSession, archive: ArchiveSource, definition: Subscription, job: ReplayJob, range_: Range
+) -> DataFrame:
+    """The events of a range that a subscription gets, perhaps only those of some topics."""
+    found = deliveries(_events(spark, archive, range_), [definition]).drop("subscription")
+    if job.topics:
+        narrow = Subscription(name=definition.name, realms_topics=job.topics)
+        found = deliveries(found, [narrow])
+    about = {POSITION: f.col("position").cast("string"), REPLAY: f.lit(job.job)}
+    return found.select(
+        f.lit(0).alias("rank"), "position", f.lit(False).alias("emptied"), _headers(about).alias("headers"), "data"
+    )
+
+
+def first_stored_at(spark: SparkSession, archive: ArchiveSource, moment: datetime, newest: int) -> int | None:
+    """The first position that was stored at or after a time."""
+    found = events(spark, archive, 1, newest).where(f.col("stored") >= f.lit(moment))
+    return found.agg(f.min("position").alias("position")).collect()[0].position  # type: ignore[no-any-return]
+
+
+def _events(spark: SparkSession, archive: ArchiveSource, range_: Range) -> DataFrame:
+    return events(spark, archive, *range_).where(f.col("kind") == EVENT)
+
+
+def _headers(about: dict[str, Column]) -> Column:
+    """The event's own headers but those of the server and of an earlier copy, its id, and what is said here."""
+    own = f.map_filter(
+        f.coalesce("headers", f.create_map().cast("map<string,array<string>>")),
+        lambda name, _: ~f.lower(name).startswith("nats-") & ~f.lower(name).startswith("purveyor-"),
+    )
+    said = f.create_map(*(part for name, value in about.items() for part in (f.lit(name), f.array(value))))
+    with_id = f.map_concat(own, said, f.create_map(f.lit(EVENT_ID), f.array("id")))
+    return f.when(f.col("id").isNull(), f.map_concat(own, said)).otherwise(with_id)
+
+
+def _without_old(text: Column) -> Column:
+    """Only to be looked at by a filter: numbers may be rounded here."""
+    return f.concat(
+        f.lit('{"attributes":'),
+        f.coalesce(f.get_json_object(text, "$.attributes"), f.lit("{}")),
+        f.lit(',"body":{"old":{},"new":'),
+        f.coalesce(f.get_json_object(text, "$.body.new"), f.lit("{}")),
+        f.lit("}}"),
+    ).cast("binary")

@@ -1,0 +1,187 @@
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from purveyor.model.errors import UnknownSubscription
+from purveyor.model.registration import DispatchState, Record, Suspension
+from purveyor.pipeline.audit import Account, audit
+from purveyor.pipeline.audit.report import Difference
+from purveyor.queues.bulk.ask import ask
+from purveyor.queues.client import connect
+from purveyor.queues.dead_letters import DeadLetter, park
+from purveyor.queues.server import EmbeddedServer
+from tests.conftest import OwnServer
+from tests.pipeline.prefill.bench import Bench
+
+
+@pytest.fixture
+async def bench(own_server: OwnServer, spark: SparkSession, tmp_path: Path, unique: str) -> AsyncIterator[Bench]:
+    server: EmbeddedServer = own_server()
+    async with connect(server.address) as queues:
+        yield await Bench.make(queues, spark, tmp_path / "archive", unique)
+
+
+class Dispatched:
+    """A subscription whose queue was written by hand, as a dispatcher would."""
+
+    def __init__(self, bench: Bench, record: Record) -> None:
+        assert record.begin is not None
+        self.bench = bench
+        self.record = record
+        self.name = record.name
+        self.first = record.begin + 1
+
+    async def put(self, *positions: int) -> None:
+        for position in positions:
+            headers = {"Purveyor-Position": str(position)}
+            await self.bench.queues.publish(f"{self.name}.main", b"{}", headers=headers)
+
+    async def take(self, *positions: int, acknowledge: bool = True) -> None:
+        """Remove messages, having noted the last as acknowledged or not."""
+        if acknowledge:
+            bucket = await self.bench.queues.bucket("acknowledged")
+            value = {"incarnation": self.record.incarnation, "position": max(positions)}
+            await bucket.put(self.name, json.dumps(value).encode())
+        for message in await self.bench.stored(self.name, "main"):
+            if message.position in positions:
+                await self.bench.queues.streams.delete_message(f"stream:{self.name}", message.sequence)
+
+    def reached(self, position: int) -> None:
+        """The dispatcher has come so far."""
+        address = self.bench.queues.address
+        ask(address, "CONSUMER.RESET.stream:incoming.dispatcher", {"seq": position + 1})
+
+    async def account(self, first: int = 1, last: int = 1000) -> Account:
+        shop = self.bench.shop
+        report = await shop.on_spark(lambda: audit(shop.spark, shop.archive, first, last, [self.name]))
+        [account] = report.accounts
+        assert report.clean == account.clean
+        assert json.dumps(report.to_json())
+        return account
+
+
+@pytest.fixture
+async def dispatched(bench: Bench, unique: str) -> Dispatched:
+    """A subscription to ten events, of which nothing is written yet, and which the dispatcher has passed."""
+    await bench.publish("a/x", "0", {"id": 0})
+    record, _ = await bench.add(unique, "a/x", prefill=False)
+    made = Dispatched(bench, record)
+    for number in range(10):
+        await bench.publish("a/x", str(number), {"id": number})
+        await bench.publish("b/y", str(number), {"id": number})
+    made.reached(made.first + 19)
+    return made
+
+
+def positions(dispatched: Dispatched) -> list[int]:
+    return [dispatched.first + 2 * number for number in range(10)]
+
+
+def found(account: Account, kind: Difference) -> list[int | None]:
+    return [place.position for place in account.found(kind).first]
+
+
+async def test_all_is_well_when_everything_is_acknowledged_queued_or_parked(dispatched: Dispatched) -> None:
+    wanted = positions(dispatched)
+    await dispatched.put(*wanted)
+    letter = DeadLetter(
+        reason="refused",
+        origin=dispatched.name,
+        subject=f"{dispatched.name}.main",
+        data=b"{}",
+        headers={"Purveyor-Position": (str(wanted[5]),)},
+        failed_first=dispatched.record.created,
+        failed_last=dispatched.record.created,
+        position=6,
+    )
+    await park(dispatched.bench.queues, letter)
+    await dispatched.take(*wanted[:3])
+    await dispatched.take(wanted[5], acknowledge=False)
+
+    account = await dispatched.account()
+
+    assert account.clean
+    counts = (account.expected, account.delivered, account.queued, account.dead_lettered, account.pending)
+    assert counts == (10, 3, 6, 1, 0)
+
+
+async def test_every_kind_of_difference_is_found(dispatched: Dispatched) -> None:
+    wanted = positions(dispatched)
+    await dispatched.put(*wanted[:4], wanted[5], wanted[4], wanted[6], wanted[6], wanted[6] + 1, *wanted[7:])
+    await dispatched.take(wanted[2], acknowledge=False)
+    await dispatched.bench.queues.publish(f"{dispatched.name}.main", b"from nowhere")
+
+    account = await dispatched.account()
+
+    assert not account.clean
+    assert found(account, Difference.MISSING) == [wanted[2]]
+    assert found(account, Difference.DISORDERED) == [wanted[4]]
+    assert found(account, Difference.DOUBLED) == [wanted[6]]
+    assert found(account, Difference.UNEXPECTED) == [None, wanted[6] + 1]
+    assert (account.expected, account.queued) == (10, 9)
+
+
+async def test_a_double_that_was_acknowledged_meanwhile_shows_in_what_the_queue_ever_took(
+    dispatched: Dispatched,
+) -> None:
+    wanted = positions(dispatched)
+    await dispatched.put(*wanted[:3], wanted[2], *wanted[3:])
+    await dispatched.take(*wanted)
+
+    account = await dispatched.account()
+
+    assert account.written_twice == 1
+    assert not account.clean
+
+
+async def test_what_the_dispatcher_has_not_reached_is_pending_and_what_it_is_ahead_with_is_queued(
+    dispatched: Dispatched,
+) -> None:
+    wanted = positions(dispatched)
+    dispatched.reached(wanted[5])
+    await dispatched.put(*wanted[:8])
+
+    account = await dispatched.account()
+
+    assert account.clean
+    assert (account.expected, account.queued, account.pending, account.reached) == (10, 8, 2, wanted[5])
+
+
+async def test_a_suspended_subscription_was_reached_up_to_where_it_is_suspended(dispatched: Dispatched) -> None:
+    wanted = positions(dispatched)
+    await dispatched.put(*wanted[:4])
+    reason = Suspension(position=wanted[4], reason="full", at=dispatched.record.created)
+    state = DispatchState(incarnation=dispatched.record.incarnation, next=wanted[4], suspended=reason)
+    await dispatched.bench.shop.registry.put_dispatch(dispatched.name, state, 0)
+
+    account = await dispatched.account()
+
+    assert account.clean
+    assert (account.queued, account.pending, account.suspended) == (4, 6, "full")
+
+
+async def test_only_the_range_asked_for_is_compared(dispatched: Dispatched) -> None:
+    wanted = positions(dispatched)
+    await dispatched.put(*wanted[3:], wanted[0])
+
+    account = await dispatched.account(wanted[3], wanted[8])
+
+    assert account.clean
+    assert (account.expected, account.queued) == (6, 6)
+
+
+async def test_a_queue_that_is_gone_is_all_missing(dispatched: Dispatched) -> None:
+    await dispatched.bench.queues.streams.remove(f"stream:{dispatched.name}")
+
+    account = await dispatched.account()
+
+    assert found(account, Difference.MISSING) == positions(dispatched)
+
+
+async def test_a_subscription_that_is_not_there_is_told(bench: Bench) -> None:
+    with pytest.raises(UnknownSubscription):
+        audit(bench.shop.spark, bench.shop.archive, 1, 10, ["nobody"])
+    assert audit(bench.shop.spark, bench.shop.archive, 1, 10).clean

@@ -1,0 +1,265 @@
+"""The whole pipeline under kill -9: what happened in the sources is in every queue that asked for it, once, in order.
+
+A directory changes at random and is imported as its LDIF file grows; other events are published beside it;
+subscriptions come and go. Meanwhile Python workers, the driver with its JVM, and nats-server are killed. In the end two
+checks must be empty: the audit, and one that knows nothing of the pipeline (see `ledger`).
+"""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+from pyspark.sql import SparkSession
+
+from purveyor.model.subscription import Filter, RealmTopic, Subscription
+from purveyor.pipeline.archive.layout import archived_until
+from purveyor.pipeline.archive.read import ArchiveSource
+from purveyor.pipeline.audit.check import audit
+from purveyor.queues.server import EmbeddedServer, RestartPolicy, ServerOptions
+from tests.app.conftest import PROGRAM, invoke
+from tests.conftest import OwnServer
+from tests.pipeline.directory import Directory
+from tests.pipeline.ledger import check_log, check_prefill, check_queue, log_of
+from tests.pipeline.program import Pipeline
+from tests.scale import chance, pick
+from tests.spark.broker import Broker, eventually
+from tests.spark.processes import environment, kill, python_workers
+
+CHANGES, DIRECT = pick(300, 70_000), pick(150, 30_000)
+KILLS = pick(3, 24)
+PATIENCE_SECONDS = 900.0
+"""Not a promise: a busy machine takes its time."""
+ONE_SECOND = 1_000_000_000
+SAFE = ServerOptions(sync="always", restart=RestartPolicy(max_deaths=1000, max_pause_seconds=0.2))
+
+USERS = RealmTopic("udm", "users/user")
+WIDE = Subscription(name="wide", realms_topics=(RealmTopic("udm", ".*"), RealmTopic("shop", "orders/.*")))
+EXACT = Subscription(name="users", realms_topics=(USERS,))
+SALES = Subscription(
+    name="sales",
+    realms_topics=(RealmTopic("udm", "groups/group"), USERS),
+    request_prefill=True,
+    filter=Filter(fields={"departmentNumber": ("sales",)}),
+)
+EARLY_PREFILL = Subscription(name="mirror", realms_topics=(USERS, RealmTopic("udm", "groups/.*")), request_prefill=True)
+EUROPE = Subscription(
+    name="europe", realms_topics=(RealmTopic("shop", "orders/.*"),), filter=Filter(attributes={"region": ("eu",)})
+)
+MORE = (
+    Subscription(name="groups", realms_topics=(RealmTopic("udm", "groups/group"),)),
+    Subscription(name="refunds", realms_topics=(RealmTopic("shop", "orders/refund"),)),
+    Subscription(name="both", realms_topics=(RealmTopic("shop", "orders/order"), USERS), request_prefill=True),
+    Subscription(name="research", realms_topics=(USERS,), filter=Filter(fields={"departmentNumber": ("research",)})),
+    Subscription(name="regex", realms_topics=(RealmTopic("udm", "(users|groups)/(user|group)"),)),
+)
+AT_THE_START = (WIDE, EXACT, *pick((), MORE[:2]))
+IN_THE_MIDDLE = (SALES, *pick((), (EARLY_PREFILL, EUROPE, *MORE[2:])))
+PASSING = Subscription(name="passing", realms_topics=(USERS,))
+"""Added, deleted, and added again."""
+
+
+class World:
+    """A data directory with its server, the sources that write, and the pipeline that is killed and started again."""
+
+    def __init__(self, server: EmbeddedServer, data: Path, random: Random) -> None:
+        self.server, self.data, self.random = server, data, random
+        self.broker = Broker(server.address)
+        self.directory = Directory(random)
+        self.direct: list[str] = []
+        self.file = data / "people.ldif"
+        self.file.touch()
+        self.pipelines: list[Pipeline] = []
+        self.importing = subprocess.Popen(
+            [*PROGRAM, "--data-dir", str(data), "import", str(self.file), "--follow"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+        )
+        self.start()
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.pipelines[-1]
+
+    def start(self) -> None:
+        self.pipelines.append(Pipeline(self.data))
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> None:
+        """A command, as often as it takes: the server may be away for longer than a command waits."""
+
+        def done() -> bool:
+            outcome = invoke("--data-dir", str(self.data), "--timeout", "30s", *arguments, stdin=stdin)
+            assert outcome.code in (0, 1), outcome
+            return outcome.code == 0
+
+        eventually(done, PATIENCE_SECONDS)
+
+    def add(self, wanted: Subscription) -> None:
+        topics = [word for each in wanted.realms_topics for word in ("--topic", f"{each.realm}:{each.topic}")]
+        fields = [f"{path}={value}" for path, values in wanted.filter.fields.items() for value in values]
+        attributes = [f"{name}={value}" for name, values in wanted.filter.attributes.items() for value in values]
+        filters = [word for each in fields for word in ("--filter-field", each)]
+        filters += [word for each in attributes for word in ("--filter-attribute", each)]
+        self.run(
+            "subscription", "add", wanted.name, *topics, *filters, *(["--prefill"] if wanted.request_prefill else [])
+        )
+
+    def feed(self, changes: int, direct: int) -> None:
+        """The directory changes, and others publish."""
+        with self.file.open("a") as file:
+            file.writelines(self.directory.change() for _ in range(changes))
+        lines = [self._event() for _ in range(direct)]
+        if lines:
+            self.run("publish", "-", stdin="\n".join(lines).encode())
+
+    def _event(self) -> str:
+        number = len(self.direct)
+        self.direct.append(f"order-{number}")
+        obj = {"id": number % 50, "total": self.random.randrange(1000)}
+        event = {
+            "id": self.direct[-1],
+            "realm": "shop",
+            "topic": self.random.choice(("orders/order", "orders/refund")),
+            "attributes": {"region": self.random.choice(("eu", "us"))},
+            "body": {"old": obj, "new": {}} if self.random.random() < 0.2 else {"old": {}, "new": obj},
+        }
+        return json.dumps(event)
+
+    def last(self, stream: str) -> int:
+        return int(self.broker.state(f"stream:{stream}")["last_seq"])
+
+    def kill_something(self, what: str) -> bool:
+        """kill -9 of one of the three; whether there was something to kill."""
+        match what:
+            case "server":
+                pid = self.server.pid
+                return pid is not None and kill(pid)
+            case "worker":
+                workers = python_workers(self.pipeline.process.pid)
+                return bool(workers) and kill(self.random.choice(workers))
+            case _:
+                self.pipeline.kill()
+                self.start()
+                return True
+
+    def drained(self) -> bool:
+        """Everything went all the way: in this order, because what leaves one queue is in the next before."""
+        assert self.pipeline.process.poll() is None, (self.pipeline.lines, self.pipeline.err)
+        if self.last("ldif") < len(self.directory.expected) or self.waiting("ldif"):
+            return False
+        last = self.last("incoming")
+        dispatched = self.broker.floor("stream:incoming", "dispatcher")
+        return dispatched >= last and archived_until(self.data / "archive") >= last and not self.waiting("prefill")
+
+    def waiting(self, queue: str) -> int:
+        return int(self.broker.state(f"stream:{queue}")["messages"])
+
+    def drain(self) -> None:
+        try:
+            eventually(self.drained, PATIENCE_SECONDS)
+        except AssertionError:
+            print(self.pipeline.status(), *self.pipeline.lines[-20:], sep="\n")
+            raise
+        self.pipeline.process.send_signal(signal.SIGTERM)
+        assert (self.pipeline.ends(), self.pipeline.err) == (0, "")
+
+    def close(self) -> None:
+        for pipeline in self.pipelines:
+            pipeline.close()
+        self.importing.terminate()
+        self.importing.wait(30)
+
+    def check(self, spark: SparkSession, subscriptions: tuple[Subscription, ...]) -> None:
+        archive = self.data / "archive"
+        last = self.last("incoming")
+        log = log_of(archive)
+        check_log(log, last, self.directory.expected, self.direct)
+        held = {each.name: check_queue(self.broker, log, each) for each in subscriptions}
+        filled = {each.name: check_prefill(self.broker, log, each) for each in subscriptions if each.request_prefill}
+        print(f"live: {held}, prefilled: {filled}")
+        assert all(held.values())
+        assert all(filled.values())
+        report = audit(spark, ArchiveSource(self.server.address, archive), 1, last)
+        assert report.clean, report.to_json()
+        assert {account.subscription for account in report.accounts} == {each.name for each in subscriptions}
+        assert int(self.broker.state("stream:dead-letters")["messages"]) == 0
+
+
+Make = Callable[[Random], World]
+
+
+@pytest.fixture
+def world(own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PURVEYOR_NATS_URL", raising=False)
+    made: list[World] = []
+
+    def make(random: Random) -> World:
+        data = tmp_path / "data"
+        data.mkdir()
+        made.append(World(own_server(SAFE, directory=data / "nats"), data, random))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(7200)
+def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, request: pytest.FixtureRequest) -> None:
+    random = chance("kill -9 of the pipeline's parts")
+    here = world(random)
+    for each in (*AT_THE_START, PASSING):
+        here.add(each)
+    targets = ["worker", "server", "driver"] * KILLS
+    killed = 0
+    for number in range(KILLS):
+        here.pipeline.says("ready")
+        before = here.last("wide")
+        changes, direct = CHANGES // (KILLS + 1), DIRECT // (KILLS + 1)
+        here.feed(changes // 2, direct)
+        eventually(partial(lambda seen: here.last("wide") > seen, before), PATIENCE_SECONDS)
+        here.feed(changes - changes // 2, 0)
+        time.sleep(random.uniform(0, 1))  # wherever it is then
+        killed += here.kill_something(targets[number])
+        if number == KILLS // 3:
+            for each in IN_THE_MIDDLE:
+                here.add(each)
+            here.run("subscription", "delete", PASSING.name, "--yes")
+        if number == 2 * KILLS // 3:
+            here.add(PASSING)
+    here.feed(CHANGES - len(here.directory.expected), DIRECT - len(here.direct))
+    assert killed >= pick(2, 20)
+    here.drain()
+    here.check(request.getfixturevalue("spark"), (*AT_THE_START, *IN_THE_MIDDLE, PASSING))
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+def test_a_stop_in_mid_batch_for_longer_than_ids_are_known_doubles_nothing(
+    world: Make, request: pytest.FixtureRequest
+) -> None:
+    """A year's downtime in small: the server recognises an id for one second, and the pipeline is away for two."""
+    here = world(chance("a long downtime"))
+    here.add(WIDE)
+    here.add(EXACT)
+    here.pipeline.says("ready")
+    for queue in ("ldif", "incoming", "dead-letters", WIDE.name, EXACT.name):
+        here.broker.update(f"stream:{queue}", duplicate_window=ONE_SECOND)
+    for _ in range(pick(1, 5)):
+        before = here.last("wide")
+        here.feed(pick(400, 4000), pick(100, 1000))
+        eventually(partial(lambda seen: here.last("wide") > seen, before), PATIENCE_SECONDS)
+        here.pipeline.kill()  # the first rows are there, so the batch is not committed
+        time.sleep(2)
+        here.start()
+        here.pipeline.says("ready")
+    here.drain()
+    here.check(request.getfixturevalue("spark"), (WIDE, EXACT))

@@ -1,0 +1,305 @@
+"""The pipeline as a whole: what it waits for, what ends it, and what it tells meanwhile."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from purveyor.model.errors import InvalidConfig, PurveyorError, StoreInUse
+from purveyor.pipeline.engine import EngineLost
+from purveyor.pipeline.keeper import Part
+from purveyor.pipeline.locks import EngineLocks, Locks
+from purveyor.pipeline.runs import ThreadRun
+from purveyor.pipeline.service import PartFailed, PartName, PipelineSettings, Service
+from purveyor.pipeline.status import PartStatus, State, status_path
+from purveyor.queues.address import Address
+from tests.conftest import OwnServer
+from tests.spark.broker import Broker, eventually
+
+Work = Callable[[threading.Event], None]
+NOWHERE = Address.parse("nats://127.0.0.1:1")
+
+
+class Heard:
+    """A reporter that remembers."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, str]] = []
+        self.parts: Sequence[PartStatus] = ()
+
+    def say(self, event: str, text: str) -> None:
+        self.steps.append((event, text))
+
+    def show(self, parts: Sequence[PartStatus]) -> None:
+        self.parts = parts
+
+    def heard(self, event: str) -> bool:
+        return any(step == event for step, _ in self.steps)
+
+
+class SharedEngine:
+    """The session of the tests, which outlives each service."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        self.lost = False
+        self.stopped = False
+
+    def check(self) -> None:
+        if self.lost:
+            raise EngineLost("the Spark engine has ended")
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Running:
+    """A service in a thread, with parts of plain functions."""
+
+    def __init__(
+        self, settings: PipelineSettings, spark: SparkSession, **parts: Callable[[threading.Event], None]
+    ) -> None:
+        self.reporter, self.engine, self.stop = Heard(), SharedEngine(spark), threading.Event()
+        self.error: PurveyorError | None = None
+        made = [Part(name, partial(ThreadRun, name, work)) for name, work in parts.items()]
+        self.service = Service(settings, lambda *_: made, self.reporter, start_engine=lambda *_: self.engine)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.service.run(self.stop)
+        except PurveyorError as error:
+            self.error = error
+
+    def hears(self, event: str) -> None:
+        eventually(lambda: self.reporter.heard(event) or not self.thread.is_alive())
+        assert self.reporter.heard(event), (self.error, self.reporter.steps)
+
+    def ends(self) -> PurveyorError | None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        return self.error
+
+
+def idle(stop: threading.Event) -> None:
+    stop.wait(120)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, address: Address) -> PipelineSettings:
+    # Only prefill: it has no checkpoint, and so no lock of the engine that all tests share.
+    return PipelineSettings(data_dir=tmp_path, find_address=lambda: address, parts=(PartName.PREFILL,))
+
+
+def test_it_is_ready_when_all_parts_run_and_ends_when_told(
+    settings: PipelineSettings, spark: SparkSession, broker: Broker
+) -> None:
+    running = Running(settings, spark, dispatch=idle, archive=idle)
+    running.hears("ready")
+    path = status_path(settings.data_dir, settings.label)
+    told = json.loads(eventually(lambda: path.exists() and path.read_text()))
+    assert told["pid"] == os.getpid()
+    assert [(part["part"], part["state"]) for part in told["parts"]] == [
+        ("dispatch", "running"),
+        ("archive", "running"),
+    ]
+    for stream in (
+        "stream:ldif",
+        "stream:incoming",
+        "stream:prefill",
+        "stream:prefill-failures",
+        "stream:dead-letters",
+    ):
+        assert broker.created(stream)
+    assert "dispatcher" in broker.consumers("stream:incoming")
+    running.stop.set()
+    assert running.ends() is None
+    assert running.engine.stopped
+    assert not path.exists()
+    assert [event for event, _ in running.reporter.steps] == ["starting", "ready", "stopping"]
+
+
+def test_a_server_that_is_away_at_the_start_is_waited_for(
+    settings: PipelineSettings, spark: SparkSession, own_server: OwnServer, tmp_path: Path
+) -> None:
+    where = [NOWHERE]
+    waiting = PipelineSettings(data_dir=tmp_path, find_address=lambda: where[0], parts=(PartName.PREFILL,))
+    running = Running(waiting, spark, prefill=idle)
+    running.hears("waiting")
+    assert not running.reporter.heard("starting")
+    where[0] = own_server().address
+    running.hears("ready")
+    running.stop.set()
+    assert running.ends() is None
+
+
+def test_a_stop_while_it_waits_for_the_server_is_a_stop(spark: SparkSession, tmp_path: Path) -> None:
+    waiting = PipelineSettings(data_dir=tmp_path, find_address=lambda: NOWHERE, parts=(PartName.PREFILL,))
+    running = Running(waiting, spark, prefill=idle)
+    running.hears("waiting")
+    running.stop.set()
+    assert running.ends() is None
+
+
+def test_a_part_that_can_never_work_ends_the_whole(settings: PipelineSettings, spark: SparkSession) -> None:
+    stopped = threading.Event()
+
+    def healthy(stop: threading.Event) -> None:
+        stop.wait(60)
+        stopped.set()
+
+    def broken(_: threading.Event) -> None:
+        raise InvalidConfig("the mapping has no rules", fix="give it one")
+
+    error = Running(settings, spark, archive=healthy, transform=broken).ends()
+    assert isinstance(error, PartFailed)
+    assert (error.message, error.fix) == ("transform cannot work: the mapping has no rules", "give it one")
+    assert stopped.is_set()
+
+
+def test_a_part_that_fails_for_now_ends_nothing(settings: PipelineSettings, spark: SparkSession) -> None:
+    def failing(_: threading.Event) -> None:
+        raise ValueError("today not")
+
+    running = Running(settings, spark, archive=idle, dispatch=failing)
+    eventually(lambda: [part.state for part in running.reporter.parts] == [State.RUNNING, State.WAITING])
+    assert str(running.reporter.parts[1].error) == "today not"
+    assert not running.reporter.heard("ready")
+    running.stop.set()
+    assert running.ends() is None
+
+
+def test_the_end_of_the_engine_is_the_end(settings: PipelineSettings, spark: SparkSession) -> None:
+    running = Running(settings, spark, archive=idle)
+    running.hears("ready")
+    running.engine.lost = True
+    assert isinstance(running.ends(), EngineLost)
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from purveyor.pipeline.locks import Locks
+locks = Locks(Path(sys.argv[1]), sys.argv[2].split(","))
+print(locks.take() is None, flush=True)
+time.sleep(120)
+"""
+
+
+def owner(directory: Path, names: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen([sys.executable, "-c", OWNER, directory, names], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    return process
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.communicate(timeout=30)
+
+
+def test_a_second_process_is_told_who_runs_the_part(tmp_path: Path) -> None:
+    first = owner(tmp_path / "checkpoints", "dispatch-dispatcher")
+    try:
+        locks = Locks(tmp_path / "checkpoints", ["archive", "dispatch-dispatcher"])
+        refused = locks.take()
+        assert isinstance(refused, StoreInUse)
+        assert (
+            f"part dispatch-dispatcher of the pipeline on {tmp_path} is run by process {first.pid}" in refused.message
+        )
+        assert refused.fix == f"stop it with: kill {first.pid}"
+        with Locks(tmp_path / "checkpoints", ["archive"]) as others:  # what could be taken was not kept
+            assert others.take() is None
+    finally:
+        end(first)
+
+
+def test_a_standby_takes_over_when_the_owner_is_killed(tmp_path: Path) -> None:
+    first = owner(tmp_path, "archive,transform")
+    waits: list[StoreInUse] = []
+    taken: list[bool] = []
+    locks = Locks(tmp_path, ["transform"])
+    standby = threading.Thread(target=lambda: taken.append(locks.wait(lambda: True, waits.append)))
+    standby.start()
+    try:
+        eventually(lambda: waits)
+        assert str(first.pid) in waits[0].message
+    finally:
+        end(first)
+    standby.join(30)
+    assert taken == [True]
+    assert len(waits) == 1
+    locks.release()
+
+
+def test_a_pipeline_stands_by_and_says_so(settings: PipelineSettings, spark: SparkSession, tmp_path: Path) -> None:
+    first = owner(tmp_path / "checkpoints", "transform")
+    wanted = PipelineSettings(data_dir=tmp_path, find_address=settings.find_address, parts=(PartName.TRANSFORM,))
+    try:
+        running = Running(wanted, spark, transform=idle)
+        running.hears("standby")
+        assert f"is run by process {first.pid}" in running.reporter.steps[0][1]
+        impatient = PipelineSettings(
+            data_dir=tmp_path, find_address=settings.find_address, parts=(PartName.TRANSFORM,), wait=False
+        )
+        assert isinstance(Running(impatient, spark, transform=idle).ends(), StoreInUse)
+    finally:
+        end(first)
+    running.hears("ready")
+    running.stop.set()
+    assert running.ends() is None
+
+
+def test_an_engine_that_outlives_its_process_keeps_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    """As the JVM holds it, no other can have it; Java's locks are those of fcntl."""
+    held = EngineLocks(spark, tmp_path, ["archive"])
+    assert held.wait(lambda: True, lambda _: None)
+    code = (
+        "import fcntl, sys\n"
+        "try: fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "except OSError: sys.exit(7)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "archive.engine.lock"], check=False)
+    assert done.returncode == 7
+
+
+def test_an_engine_waits_for_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "archive.engine.lock"
+    path.touch()
+    code = (
+        "import fcntl, sys, time\n"
+        "held = open(sys.argv[1], 'r+'); fcntl.lockf(held, fcntl.LOCK_EX); print('held', flush=True)\n"
+        "time.sleep(120)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    waits: list[str] = []
+
+    def hear(name: str) -> None:
+        waits.append(name)
+        end(other)
+
+    assert EngineLocks(spark, tmp_path, ["archive"]).wait(lambda: True, hear)
+    assert waits == ["archive"]
+
+
+def test_groups_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    usual = PipelineSettings(data_dir=tmp_path, find_address=lambda: NOWHERE)
+    backup = PipelineSettings(
+        data_dir=tmp_path, find_address=lambda: NOWHERE, group="backup", parts=(PartName.DISPATCH, PartName.PREFILL)
+    )
+    assert usual.locked == ["transform", "dispatch-dispatcher", "archive"]
+    assert backup.locked == ["dispatch-backup"]
+    assert usual.checkpoint(PartName.ARCHIVE) == tmp_path / "checkpoints" / "archive"
+    assert (usual.label, backup.label) == ("", "backup-dispatch-prefill")
+    with pytest.raises(InvalidConfig, match="no part"):
+        PipelineSettings(data_dir=tmp_path, find_address=lambda: NOWHERE, parts=())
