@@ -1,16 +1,21 @@
-"""`python -m benchmarks [bulk|intake|spark ...]`: runs them on an embedded server, prints tables, writes RESULTS.md."""
+"""`python -m benchmarks [NAME ...]`: runs them on an embedded server, prints tables, writes RESULTS.md."""
 
 import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import bulk, intake, spark
+from benchmarks import bulk, intake, pipeline, spark
 from benchmarks.report import RESULTS, Section, record, table
 from purveyor.queues.address import Address
 from purveyor.queues.server import EmbeddedServer, ServerOptions
 
-BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {"bulk": bulk.run, "intake": intake.run, "spark": spark.run}
+BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
+    "bulk": bulk.run,
+    "intake": intake.run,
+    "spark": spark.run,
+    "pipeline": pipeline.run,
+}
 
 
 def main() -> None:

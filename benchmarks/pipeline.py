@@ -1,0 +1,324 @@
+"""The pipeline: dispatch beside one message at a time, its latency and growth, and prefill beside the bare sink."""
+
+import asyncio
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import nats
+import pyarrow as pa
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks import peers
+from benchmarks.report import Row, Section
+from benchmarks.streams import Streams
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model.registration import PrefillStatus
+from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.pipeline.archive.layout import archived_until
+from purveyor.pipeline.archive.read import ArchiveSource
+from purveyor.pipeline.archive.write import ArchiveSettings, start_archive
+from purveyor.pipeline.dispatch import DispatchSettings, start_dispatch
+from purveyor.pipeline.prefill.worker import PrefillWorker
+from purveyor.queues import EmbeddedServer, ServerOptions, connect, internal_queues, publish_many, read_range
+from purveyor.queues.address import Address
+from purveyor.queues.bulk import ReadOptions
+from purveyor.queues.bulk.ask import ask
+from purveyor.queues.registry import Registry, read_subscriptions
+from purveyor.spark import session
+
+SIZE = 800
+TOPICS = 10
+_ROWS = 5000
+
+
+def run(_address: Address) -> list[Section]:
+    """All comparisons. Each has a server of its own, because `stream:incoming` has one name."""
+    spark = session("bench", master="local[2]", options={"spark.ui.enabled": "false"})
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        return [_dispatch(spark), _growth(spark), _latency(spark), _prefill(spark)]
+    finally:
+        spark.stop()
+
+
+def event(number: int, topic: str) -> bytes:
+    """An event of about SIZE bytes, on an object of its own."""
+    new = {"uuid": f"{number:032x}", "dn": f"uid=user{number},ou=people,dc=example,dc=com", "username": f"user{number}"}
+    body = {"publisher_name": "bench", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": topic}
+    told = {**body, "body": {"old": {}, "new": new}}
+    new["description"] = "x" * max(SIZE - len(json.dumps(told)) - 20, 0)
+    return json.dumps(told).encode()
+
+
+def events(count: int, topics: int = 1) -> Iterator[pa.RecordBatch]:
+    """Events with ids, spread over so many topics."""
+    for start in range(0, count, _ROWS):
+        numbers = range(start, min(start + _ROWS, count))
+        yield pa.record_batch(
+            {
+                "subject": pa.array(["incoming"] * len(numbers), pa.string()),
+                "data": pa.array([event(number, f"bench/{number % topics}") for number in numbers], pa.binary()),
+                "msg_id": pa.array([f"bench-{number}" for number in numbers], pa.string()),
+            }
+        )
+
+
+class World:
+    """A server with the pipeline's queues, and the parts that a measurement starts."""
+
+    def __init__(self, spark: SparkSession, address: Address, directory: Path) -> None:
+        self.spark = spark
+        self.address = address
+        self.directory = directory
+        self.archive = ArchiveSource(address, directory / "archive")
+        asyncio.run(self._ensure())
+
+    async def _ensure(self) -> None:
+        async with connect(self.address) as queues:
+            for queue in internal_queues():
+                (await queues.ensure(queue)).require_ready()
+            await Registry.open(queues)
+
+    def subscribe(self, topics: Sequence[str], *, prefill: bool = False, prefix: str = "s") -> None:
+        """One subscription for each topic."""
+
+        async def add() -> None:
+            async with connect(self.address) as queues:
+                subscriptions = Subscriptions(queues)
+                for number, topic in enumerate(topics):
+                    wanted = (RealmTopic("udm", topic),)
+                    name = f"{prefix}{number}"
+                    await subscriptions.add(Subscription(name=name, realms_topics=wanted, request_prefill=prefill))
+
+        asyncio.run(add())
+
+    def last(self) -> int:
+        """The newest position."""
+        return int(ask(self.address, "STREAM.INFO.stream:incoming")["state"]["last_seq"])
+
+    def dispatch(self) -> StreamingQuery:
+        """Start the dispatcher."""
+        settings = DispatchSettings(
+            address=self.address, checkpoint=self.directory / "dispatch", archive=self.archive, max_offsets=50_000
+        )
+        return start_dispatch(self.spark, settings)
+
+    def archive_all(self) -> None:
+        """Bring all that waits into the archive."""
+        settings = ArchiveSettings(source=self.archive, checkpoint=self.directory / "archiving", trigger_seconds=0.1)
+        query = start_archive(self.spark, settings)
+        last = self.last()
+        while archived_until(self.archive.directory) < last:
+            _raise(query)
+            time.sleep(0.1)
+        query.stop()
+
+
+@contextmanager
+def world(spark: SparkSession) -> Iterator[World]:
+    """A fresh one."""
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        EmbeddedServer(Path(scratch) / "nats", ServerOptions(sync="2m")) as server,
+    ):
+        yield World(spark, server.address, Path(scratch))
+
+
+def _raise(query: StreamingQuery) -> None:
+    if (error := query.exception()) is not None:
+        raise error
+
+
+def _drain(made: World, *, each: int = 1) -> float:
+    """Dispatch all that waits; deliveries per second of the batches behind the first, which warms up."""
+    last, query = made.last(), made.dispatch()
+    while not query.lastProgress or _end(query) < last:
+        _raise(query)
+        time.sleep(0.05)
+    reports = [json.loads(report.json) for report in query.recentProgress]
+    query.stop()
+    batches = [report for report in reports if report["numInputRows"] > 1][1:]
+    seconds = sum(report["durationMs"]["triggerExecution"] for report in batches) / 1000
+    return float(sum(report["numInputRows"] for report in batches) * each / seconds)
+
+
+def _end(query: StreamingQuery) -> int:
+    report: Any = json.loads(query.lastProgress.json)  # type: ignore[union-attr]  # asked for behind a check
+    offset = report["sources"][0]["endOffset"]
+    offset = json.loads(offset) if isinstance(offset, str) else offset
+    return int(offset["sequence"]) if offset else 0
+
+
+def _rate(spark: SparkSession, topics: Sequence[str], count: int, spread: int = 1, *, archived: int = 0) -> float:
+    """Deliveries per second with a backlog. The subscriptions come first, and a part of the history may be archived."""
+    with world(spark) as made:
+        if archived:
+            publish_many(made.address, events(archived))
+            made.archive_all()
+        made.subscribe(topics)
+        publish_many(made.address, events(count, spread))
+        rate = _drain(made, each=len(topics) // spread)
+    print(f"pipeline: {len(topics)} subscriptions, {count:,} events: {rate:,.0f} deliveries/s", flush=True)
+    return rate
+
+
+async def _one_at_a_time(address: Address, targets: int, count: int) -> float:
+    """The way of PEERS: fetch one, publish to each target awaiting each acknowledgement, acknowledge."""
+    client = await nats.connect(**peers.nats_options(address))
+    jetstream = client.jetstream()
+    await jetstream.add_stream(name="peer-in", subjects=["peer-in"], retention=RetentionPolicy.INTEREST)
+    config = ConsumerConfig(durable_name="peer", ack_policy=AckPolicy.EXPLICIT, max_ack_pending=1)
+    await jetstream.add_consumer("peer-in", config)
+    for number in range(targets):
+        await jetstream.add_stream(name=f"peer-{number}", subjects=[f"peer-{number}.main"])
+    for number in range(count):
+        await jetstream.publish("peer-in", event(number, "bench/0"))
+    subscription = await jetstream.pull_subscribe_bind("peer", "peer-in")
+    began = time.perf_counter()
+    for _ in range(count):
+        [message] = await subscription.fetch(1)
+        told = json.loads(message.data)
+        for number in range(targets):
+            if (told["realm"], told["topic"]) == ("udm", "bench/0"):
+                await jetstream.publish(f"peer-{number}.main", message.data)
+        await message.ack_sync()
+    seconds = time.perf_counter() - began
+    await client.close()
+    return count * targets / seconds
+
+
+def _peer(spark: SparkSession, targets: int, count: int) -> float:
+    with world(spark) as made:
+        rate = asyncio.run(_one_at_a_time(made.address, targets, count))
+    print(f"pipeline: one at a time, {targets} targets: {rate:,.0f} deliveries/s", flush=True)
+    return rate
+
+
+def _dispatch(spark: SparkSession) -> Section:
+    one = max(_rate(spark, ["bench/0"], 300_000) for _ in range(2))
+    peer_one = max(_peer(spark, 1, 2000) for _ in range(2))
+    twenty = max(_rate(spark, ["bench/0"] * 20, 60_000) for _ in range(2))
+    peer_twenty = max(_peer(spark, 20, 300) for _ in range(2))
+    thousand = _rate(spark, [f"bench/{number % TOPICS}" for number in range(1000)], 20_000, TOPICS)
+    rows = [
+        Row("1 subscription / one message at a time", one, peer_one, "deliveries/s", at_least=40),
+        Row("20 subscriptions / one message at a time", twenty, peer_twenty, "deliveries/s", at_least=40),
+        Row("1,000 subscriptions, 1 in 10 matching / 20 subscriptions", thousand, twenty, "deliveries/s"),
+    ]
+    words = f"A backlog of events of {SIZE} bytes, local[2]; the peer on a server of the same kind, best of 2 each."
+    return Section("Pipeline: dispatch", words, rows)
+
+
+def _growth(spark: SparkSession) -> Section:
+    base = max(_rate(spark, ["bench/0"] * 10, 60_000) for _ in range(2))
+    backlog = _rate(spark, ["bench/0"] * 10, 600_000)
+    archive_few = _rate(spark, ["bench/0"] * 10, 60_000, archived=20_000)
+    archive_many = _rate(spark, ["bench/0"] * 10, 60_000, archived=200_000)
+    # Ten times the subscriptions, each event for as many of them as before.
+    subscriptions = _rate(spark, [f"bench/{number % TOPICS}" for number in range(100)], 60_000, TOPICS)
+    rows = [
+        Row("10x the backlog / 60,000 events", backlog, base, "deliveries/s", at_least=0.8),
+        Row("10x the archive / 20,000 events", archive_many, archive_few, "deliveries/s", at_least=0.8),
+        Row("10x the subscriptions / 10", subscriptions, base, "deliveries/s", at_least=0.8),
+    ]
+    return Section("Pipeline: growth", "Rate of deliveries, 10 for each event.", rows)
+
+
+def _latency(spark: SparkSession) -> Section:
+    with world(spark) as made:
+        made.subscribe(["bench/0"])
+        query = made.dispatch()
+        _steady(made, 100, 5)  # warms up
+        sent = _steady(made, 100, 30)
+        last = made.last()
+        while _end(query) < last:
+            _raise(query)
+            time.sleep(0.05)
+        parts = [json.loads(report.json)["durationMs"] for report in query.recentProgress[-100:]]
+        query.stop()
+        stored: dict[str, float] = {}
+        for batch in read_range(made.address, "stream:s0", 1, 1 << 40, ReadOptions(columns=("timestamp", "headers"))):
+            for row in batch.to_pylist():
+                stored[dict(row["headers"])["Purveyor-Id"][0]] = row["timestamp"].timestamp()
+    found = sorted(1000 * (stored[name] - at) for name, at in sent.items())
+    names = sorted({name for part in parts for name in part})
+    told = ", ".join(f"{name} {statistics.median(part.get(name, 0) for part in parts):.0f}" for name in names)
+    floor = statistics.median(part["triggerExecution"] for part in parts)
+    rows = [
+        Row("from publish to queue, p50 / one micro-batch", found[len(found) // 2], floor, "ms"),
+        Row("from publish to queue, p99 / one micro-batch", found[len(found) * 99 // 100], floor, "ms"),
+    ]
+    words = f"At 100 events/s, one subscription. Where a micro-batch spends its time, in ms: {told}."
+    return Section("Pipeline: latency", words, rows)
+
+
+def _steady(made: World, rate: int, seconds: int) -> dict[str, float]:
+    """Publish at a steady rate; when each was sent."""
+
+    async def publish() -> dict[str, float]:
+        sent: dict[str, float] = {}
+        async with connect(made.address) as queues:
+            began = time.perf_counter()
+            for number in range(rate * seconds):
+                await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+                name = f"steady-{time.time_ns()}"
+                sent[name] = datetime.now(UTC).timestamp()
+                await queues.publish("incoming", event(number, "bench/0"), msg_id=name)
+        return sent
+
+    return asyncio.run(publish())
+
+
+def _prefill(spark: SparkSession) -> Section:
+    rows = []
+    for objects in (200_000, 1_000_000):
+        with world(spark) as made:
+            publish_many(made.address, events(objects))
+            made.archive_all()
+            worker = PrefillWorker(spark, made.address, made.archive)
+            stopping = threading.Event()
+            thread = threading.Thread(target=worker.run, args=(stopping,), daemon=True)
+            thread.start()
+            rounds = 2 if objects == 200_000 else 1
+            ours = max(_fill(made, objects, f"p{number}-") for number in range(rounds))
+            stopping.set()
+            thread.join()
+            sink = max(_sink(made, objects) for _ in range(rounds))
+        print(f"pipeline: prefill of {objects:,}: {ours:,.0f}/s, bare sink {sink:,.0f}/s", flush=True)
+        aim = 0.5 if objects == 200_000 else None
+        rows.append(Row(f"{objects:,} objects / the bare jetstream sink", ours, sink, "rows/s", at_least=aim))
+    words = "From the request to `done`, the archive's latest object per key; the sink writes the same rows with ids."
+    return Section("Pipeline: prefill", words, rows)
+
+
+def _fill(made: World, objects: int, prefix: str) -> float:
+    began = time.perf_counter()
+    made.subscribe(["bench/0"], prefill=True, prefix=prefix)
+    while True:
+        state = read_subscriptions(made.address).subscriptions[f"{prefix}0"].prefill
+        if state is None or state.status is PrefillStatus.FAILED:
+            raise RuntimeError(f"the prefill failed: {state}")
+        if state.status is PrefillStatus.DONE:
+            return objects / (time.perf_counter() - began)
+        time.sleep(0.05)
+
+
+def _sink(made: World, objects: int) -> float:
+    target = Streams(made.address).fresh()
+    rows = made.spark.read.parquet(str(made.archive.directory / "events")).where("kind = 'event'")
+    rows = rows.selectExpr(f"'{target}' as subject", "data", "cast(position as string) as msg_id").coalesce(1)
+    host, port = made.address.hosts()[0]
+    url = f"nats://{made.address.user}:{made.address.password}@{host}:{port}"
+    began = time.perf_counter()
+    rows.write.format("jetstream").options(servers=url, stream=target).mode("append").save()
+    return objects / (time.perf_counter() - began)
