@@ -136,6 +136,25 @@ class Subscriptions:
             await self._put_job(CatchUpJob(**_about(record, job)))
         return record
 
+    async def redefine(self, name: str, change: Callable[[Subscription], Subscription]) -> Record:
+        """Another definition under the same name, in the same queue: for what is dispatched and handed out from now on.
+
+        Topics and prefill are what it began with, and stay.
+        """
+        found = await self._ready(name)
+
+        def redefined(now: Record) -> Record:
+            definition = change(now.definition)
+            if (definition.name, definition.realms_topics, definition.request_prefill) != (
+                now.definition.name,
+                now.definition.realms_topics,
+                now.definition.request_prefill,
+            ):
+                raise InvalidInput(f"other topics for subscription {name!r}", fix="delete it and add it again")
+            return dataclasses.replace(now, definition=definition)
+
+        return await self._change(found.record, redefined)
+
     async def replay(
         self, name: str, from_: Place, to: Place | None = None, topics: Iterable[RealmTopic] = ()
     ) -> ReplayJob:

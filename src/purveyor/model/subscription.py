@@ -13,12 +13,36 @@ from purveyor.model.errors import InvalidInput
 from purveyor.model.event import Event, check_word
 from purveyor.model.jsontext import Json
 from purveyor.model.names import check_subscription_name
+from purveyor.model.policy import (
+    DEFAULT_HIDDEN,
+    DEFAULT_LEASE_SECONDS,
+    Delivery,
+    OrderBy,
+    RetryPolicy,
+    check_lease_seconds,
+    check_order,
+    default_order,
+    read_hidden,
+    read_lease_seconds,
+    read_order,
+)
 from purveyor.model.topics import check_topic, topic_matches
 
 Scalar: TypeAlias = str | int | float | bool
 
 _PATH: Final = re.compile(r"""[^\s.\[\]'"\\`$]+(\.[^\s.\[\]'"\\`$]+)*""")
 _SIDES: Final = ("new", "old")
+_FIELDS: Final = (
+    "name",
+    "realms_topics",
+    "request_prefill",
+    "filter",
+    "delivery",
+    "order_by",
+    "lease_seconds",
+    "retry",
+    "hidden_fields",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +129,19 @@ class Subscription:
     realms_topics: tuple[RealmTopic, ...]
     request_prefill: bool = False
     filter: Filter = field(default_factory=Filter)
+    delivery: Delivery = Delivery.ORDERED
+    order_by: OrderBy | None = OrderBy.POSITION
+    """What its order is kept by: the position if it is delivered in order, else the key or nothing."""
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    """For how long a consumer has a message before another may get it."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    hidden_fields: tuple[str, ...] = DEFAULT_HIDDEN
+    """Fields of the object that it never sees."""
 
     def __post_init__(self) -> None:
         check_subscription_name(self.name)
+        check_order(self.delivery, self.order_by)
+        check_lease_seconds(self.lease_seconds)
         if not self.realms_topics:
             raise InvalidInput(f"subscription {self.name!r} has no topic", fix="give at least one realm and topic")
 
@@ -115,22 +149,40 @@ class Subscription:
     def from_json(cls, data: object) -> "Subscription":
         """Checked; InvalidInput or InvalidName tells what is wrong. A topic named twice counts once."""
         given = jsontext.mapping(data, "subscription")
-        jsontext.only(given, ("name", "realms_topics", "request_prefill", "filter"), "subscription")
+        jsontext.only(given, _FIELDS, "subscription")
+        delivery, order_by = read_order(given)
         return cls(
             name=jsontext.text(given, "name", "subscription"),
             realms_topics=read_topics(given, "realms_topics"),
             request_prefill=jsontext.flag(given, "request_prefill", "subscription"),
             filter=Filter.from_json(given.get("filter")),
+            delivery=delivery,
+            order_by=order_by,
+            lease_seconds=read_lease_seconds(given),
+            retry=RetryPolicy.from_json(given.get("retry")),
+            hidden_fields=read_hidden(given),
         )
 
     def to_json(self) -> Json:
-        """As `from_json` takes it; an empty filter is left out."""
-        return {
+        """As `from_json` takes it; what is as it would be without being said is left out."""
+        given: Json = {
             "name": self.name,
             "realms_topics": [topic.to_json() for topic in self.realms_topics],
             "request_prefill": self.request_prefill,
-            **({"filter": self.filter.to_json()} if self.filter else {}),
         }
+        if self.filter:
+            given["filter"] = self.filter.to_json()
+        if self.delivery is not Delivery.ORDERED:
+            given["delivery"] = self.delivery.value
+        if self.order_by is not default_order(self.delivery) and self.order_by is not None:
+            given["order_by"] = self.order_by.value
+        if self.lease_seconds != DEFAULT_LEASE_SECONDS:
+            given["lease_seconds"] = float(self.lease_seconds)
+        if self.retry != RetryPolicy():
+            given["retry"] = self.retry.to_json()
+        if self.hidden_fields != DEFAULT_HIDDEN:
+            given["hidden_fields"] = list(self.hidden_fields)
+        return given
 
     def same_as(self, other: "Subscription") -> bool:
         """Whether both ask for the same. Not `==`, for which True and 1 in a filter are equal."""

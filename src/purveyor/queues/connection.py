@@ -58,9 +58,10 @@ class Answer:
 
 
 class _HeaderDict(dict[str, str]):
-    """What nats-py sees of the headers, with the block they came from."""
+    """What nats-py sees of the headers, with the block they go out as, or what was read of one that came in."""
 
     block: bytes = b""
+    parsed: HeaderBlock = HeaderBlock()
 
 
 class _Client(Client):
@@ -79,7 +80,7 @@ class _Client(Client):
         if parsed.status:
             seen["Status"] = str(parsed.status)
             seen["Description"] = parsed.description
-        seen.block = bytes(headers)
+        seen.parsed = parsed
         return seen
 
     async def _send_publish(
@@ -105,8 +106,7 @@ def _outgoing(headers: Headers | None) -> _HeaderDict | None:
 
 
 def _answer(message: Msg) -> Answer:
-    block = message.headers.block if isinstance(message.headers, _HeaderDict) else b""
-    parsed = header_codec.decode(block) if block else HeaderBlock()
+    parsed = message.headers.parsed if isinstance(message.headers, _HeaderDict) else HeaderBlock()
     return Answer(message.subject, message.data, parsed, message.reply)
 
 
@@ -310,6 +310,8 @@ class Connection:
         """Return when a server is there; ServerUnavailable when the patience is over."""
         if self._client.is_closed:
             raise self.closed_error()
+        if self._connected.is_set():  # the usual case, asked before every question
+            return
         try:
             await asyncio.wait_for(self._connected.wait(), None if math.isinf(patience_seconds) else patience_seconds)
         except TimeoutError:

@@ -39,7 +39,9 @@ if TYPE_CHECKING:  # the bulk path brings Arrow: only those who use it wait for 
 
 SUBSCRIPTIONS: Final = "subscriptions"
 ACKNOWLEDGED: Final = "acknowledged"
-"""The bucket of the positions last acknowledged: key `<name>`, value `{"incarnation": ..., "position": n}`."""
+"""The bucket of the positions last acknowledged: key `<name>`, value `{"incarnation": ..., "position": n}`.
+
+Delivery keeps its leases in the same value, so that an acknowledgement is one write (`delivery/book.py`)."""
 
 _STREAM: Final = f"KV_{SUBSCRIPTIONS}"
 _PREFIX: Final = f"$KV.{SUBSCRIPTIONS}."
@@ -176,7 +178,8 @@ class Registry:
         except UnknownKey:
             return None
         value = jsontext.parse(entry.value, "acknowledged position")
-        return int(value["position"]) if value.get("incarnation") == found.incarnation else None
+        # 0 stands in the value while messages were handed out and none is acknowledged.
+        return int(value["position"]) or None if value.get("incarnation") == found.incarnation else None
 
     async def _part(self, name: str, part: str) -> _Value:
         entry = await self._subscriptions.newest(f"{name}.{part}")

@@ -1,0 +1,398 @@
+"""The lease machine: who may have which message of a subscription now. Pure; time is given in.
+
+Its state is the book of a subscription, kept by `desk` in one key of a bucket and changed there by compare-and-set: a
+decision is made on a book, and counts only if the book is still that one. Every function takes a book and gives the
+next one, so several decisions can be made in a row and written at once. What holds for every book:
+
+    a message is in one lease at most, and in none once it is acknowledged
+    ordered: all that is leased is leased to one instance, and is the oldest there is
+    by key: of the messages about one object at most one is leased, the oldest
+
+Times are whole milliseconds of the wall clock, because several processes share the book. A clock that is set back does
+not make a lease or a pause longer than it was meant to be, counted from when somebody looks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final, TypeVar, assert_never
+
+from purveyor.delivery.done import Done, Seen
+from purveyor.model.errors import LeaseLost
+from purveyor.model.policy import OrderBy
+
+MOST_IN_FLIGHT: Final = 5000
+"""So many messages of a subscription may be leased or put off at a time: it bounds the size of the book."""
+_MOST_EXHAUSTED: Final = 100
+_V = TypeVar("_V")
+
+
+class Kind(Enum):
+    """The two subjects of a queue, in the order in which they are delivered."""
+
+    PREFILL = "prefill"
+    MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A message that lies in the queue and is not acknowledged."""
+
+    sequence: int
+    kind: Kind
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """A message to acknowledge; the position of a live one is noted."""
+
+    sequence: int
+    kind: Kind
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Messages in the hands of an instance until a time. `length` is for how long it was given."""
+
+    id: str
+    instance: str
+    until: int
+    length: int
+    prefill: tuple[int, ...] = ()
+    main: tuple[int, ...] = ()
+    keys: Mapping[int, str] = field(default_factory=dict)
+    """The keys of its messages, where the order is kept by key."""
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """All its messages, in the order of delivery."""
+        return self.prefill + self.main
+
+    def without(self, sequences: frozenset[int]) -> "Lease":
+        """With some of its messages taken out."""
+        return replace(
+            self,
+            prefill=tuple(sequence for sequence in self.prefill if sequence not in sequences),
+            main=tuple(sequence for sequence in self.main if sequence not in sequences),
+            keys=_less(self.keys, sequences),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A message is not handed out before `until`; `length` is for how long it was put off."""
+
+    until: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Book:
+    """All that is known about the delivery of one subscription."""
+
+    incarnation: str
+    position: int = 0
+    """The highest position acknowledged; 0 if none was. Everything up to it was written to the queue once."""
+    prefill: Done = field(default_factory=Done)
+    main: Done = field(default_factory=Done)
+    leases: tuple[Lease, ...] = ()
+    tries: Mapping[int, int] = field(default_factory=dict)
+    """How often a message was delivered before the lease it is in; one that was never is not in it."""
+    waits: Mapping[int, Wait] = field(default_factory=dict)
+    granted: int = 0
+    """How many leases were given; their ids are these numbers."""
+
+    def done(self, kind: Kind) -> Done:
+        """What is acknowledged of a subject."""
+        return self.prefill if kind is Kind.PREFILL else self.main
+
+    def lease_of(self, sequence: int) -> Lease | None:
+        """The lease that a message is in."""
+        return next((lease for lease in self.leases if sequence in lease.sequences), None)
+
+    def deliveries(self, sequence: int) -> int:
+        """How often a message was delivered."""
+        return self.tries.get(sequence, 0) + (self.lease_of(sequence) is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a subscription asked for."""
+
+    order_by: OrderBy | None = OrderBy.POSITION
+    max_attempts: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """An instance asks for messages."""
+
+    instance: str
+    now: int
+    length: int
+    most: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """An instance wants a message to be given again, after a delay."""
+
+    instance: str
+    now: int
+    delay: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The answer: what it got, or when to look again."""
+
+    book: Book
+    lease: Lease | None = None
+    deliveries: tuple[int, ...] = ()
+    """Of each message of the lease, this one counted."""
+    exhausted: tuple[Pending, ...] = ()
+    """Messages that were delivered too often; they become dead letters, then asking again goes on behind them."""
+    again_at: int | None = None
+    """When time alone may change a refusal."""
+    wants_more: bool = False
+    """Whether more messages of the queue, if there are any, could have been given."""
+
+
+def expire(book: Book, now: int) -> Book:
+    """The book with what time did: leases that ran out, pauses that are over, none longer than it was meant to be."""
+    over = [lease for lease in book.leases if lease.until <= now]
+    if not over and not _too_long(book, now) and all(wait.until > now for wait in book.waits.values()):
+        return book
+    kept = tuple(
+        replace(lease, until=min(lease.until, now + lease.length)) for lease in book.leases if lease.until > now
+    )
+    waits = {
+        sequence: Wait(min(wait.until, now + wait.length), wait.length)
+        for sequence, wait in book.waits.items()
+        if wait.until > now
+    }
+    return replace(book, leases=kept, waits=waits, tries=_tried(book.tries, over))
+
+
+def _too_long(book: Book, now: int) -> bool:
+    """Whether the clock was set back since a lease or a pause was given."""
+    return any(lease.until > now + lease.length for lease in book.leases) or any(
+        wait.until > now + wait.length for wait in book.waits.values()
+    )
+
+
+def take(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) -> Taken:
+    """Lease messages to an instance. `pending` is all that is not acknowledged, in the order of delivery.
+
+    If there is nothing to lease, the book of the answer is the one given, but for leases cut to their length when the
+    clock was set back: that has to be written down once, or they would be cut anew each time and never end.
+    """
+    now = expire(book, ask.now)
+    match rules.order_by:
+        case OrderBy.POSITION:
+            taken = _take_oldest(now, pending, ask, rules)
+        case OrderBy.KEY | None:
+            taken = _take_any(now, pending, ask, rules)
+        case _:
+            assert_never(rules.order_by)
+    return taken if taken.lease is not None or _too_long(book, ask.now) else replace(taken, book=book)
+
+
+def _take_oldest(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) -> Taken:
+    """The oldest messages. An instance that asks again has given up what it had, and gets it again."""
+    theirs = [lease.until for lease in book.leases if lease.instance != ask.instance]
+    if theirs:
+        return Taken(book=book, again_at=max(theirs))
+    free = replace(book, leases=(), tries=_tried(book.tries, book.leases))
+    given: list[Pending] = []
+    for message in pending:
+        if message.sequence in book.waits:
+            if not given:
+                return Taken(book=book, again_at=book.waits[message.sequence].until)
+            break
+        if _exhausted(free, message, rules):
+            if not given:
+                return Taken(book=book, exhausted=(message,))
+            break
+        given.append(message)
+        if len(given) == ask.most:
+            break
+    else:
+        if not given:
+            return Taken(book=book, wants_more=True)
+        return _grant(free, given, ask, wants_more=True)
+    return _grant(free, given, ask)
+
+
+def _take_any(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) -> Taken:
+    """Messages that nobody has; by key, none about an object of which another is before it."""
+    leased = {sequence for lease in book.leases for sequence in lease.sequences}
+    most = min(ask.most, MOST_IN_FLIGHT - len(leased) - len(book.waits))
+    given: list[Pending] = []
+    exhausted: list[Pending] = []
+    by_key = rules.order_by is OrderBy.KEY
+    busy = {key for lease in book.leases for key in lease.keys.values()}
+    full = most <= 0
+    for message in () if full else pending:
+        if message.sequence in leased or (by_key and message.key in busy):
+            continue
+        if by_key and message.key is not None:
+            busy.add(message.key)
+        if message.sequence in book.waits:
+            continue
+        if _exhausted(book, message, rules):
+            exhausted.append(message)
+            full = len(exhausted) == _MOST_EXHAUSTED
+        else:
+            given.append(message)
+            full = len(given) == most
+        if full:
+            break
+    if given:
+        keys = {message.sequence: message.key for message in given if by_key and message.key is not None}
+        return replace(_grant(book, given, ask, keys, wants_more=not full), exhausted=tuple(exhausted))
+    times = [*(lease.until for lease in book.leases), *(wait.until for wait in book.waits.values())]
+    return Taken(book=book, exhausted=tuple(exhausted), again_at=min(times, default=None), wants_more=not full)
+
+
+def _grant(
+    book: Book, given: Sequence[Pending], ask: Ask, keys: Mapping[int, str] | None = None, *, wants_more: bool = False
+) -> Taken:
+    number = book.granted + 1
+    lease = Lease(
+        id=str(number),
+        instance=ask.instance,
+        until=ask.now + ask.length,
+        length=ask.length,
+        prefill=tuple(message.sequence for message in given if message.kind is Kind.PREFILL),
+        main=tuple(message.sequence for message in given if message.kind is Kind.MAIN),
+        keys=keys or {},
+    )
+    return Taken(
+        book=replace(book, leases=(*book.leases, lease), granted=number),
+        lease=lease,
+        deliveries=tuple(book.tries.get(sequence, 0) + 1 for sequence in lease.sequences),
+        wants_more=wants_more,
+    )
+
+
+def acknowledge(book: Book, messages: Iterable[Acked], seen: Mapping[Kind, Seen] | None = None) -> Book:
+    """The messages are handled and never given again, whoever has them. What was seen of the queue keeps it short."""
+    acked = list(messages)
+    sequences = frozenset(message.sequence for message in acked)
+    known = seen or {}
+    done = {
+        kind: book.done(kind).plus((each.sequence for each in acked if each.kind is kind), known.get(kind))
+        for kind in Kind
+    }
+    return replace(
+        _released(book, sequences),
+        position=max([book.position, *(message.position for message in acked if message.kind is Kind.MAIN)]),
+        prefill=done[Kind.PREFILL],
+        main=done[Kind.MAIN],
+        tries=_less(book.tries, sequences),
+        waits=_less(book.waits, sequences),
+    )
+
+
+def handed_out(book: Book, pending: Iterable[Pending], last: int, instance: str, rules: Rules) -> list[Pending]:
+    """What an instance means by all up to a message: what it has at hand, in the order of delivery.
+
+    In ordered delivery, where all is in one hand, what it had and nobody took since counts as well. `LeaseLost` if it
+    has the last one no more, or another instance has any of them.
+    """
+    owner = {sequence: lease for lease in book.leases for sequence in lease.sequences}
+    ordered = rules.order_by is OrderBy.POSITION
+    found: list[Pending] = []
+    for message in pending:
+        lease = owner.get(message.sequence)
+        if lease is not None and lease.instance != instance and (ordered or message.sequence == last):
+            raise _lost(message.sequence, lease)
+        had = lease is None and ordered and message.sequence in book.tries
+        if had or (lease is not None and lease.instance == instance):
+            found.append(message)
+        if message.sequence == last:
+            break
+    if not found or found[-1].sequence != last:
+        raise LeaseLost(f"message {last} is in no lease of {instance!r}", fix="ask for messages again")
+    return found
+
+
+def retry(book: Book, sequence: int, again: Again, rules: Rules) -> Book:
+    """The message was not handled: it is given again, after a pause. `LeaseLost` if somebody else has it.
+
+    In ordered delivery nothing overtakes it: what the instance has behind it is given back too, unused.
+    """
+    book = expire(book, again.now)
+    may_give_up(book, sequence, again.instance)
+    lease = book.lease_of(sequence)
+    if lease is not None:
+        book = replace(book, tries={**book.tries, sequence: book.tries.get(sequence, 0) + 1})
+        behind = lease.sequences[lease.sequences.index(sequence) :]
+        book = _released(book, frozenset(behind if rules.order_by is OrderBy.POSITION else (sequence,)))
+    if again.delay <= 0:
+        return book
+    return replace(book, waits={**book.waits, sequence: Wait(again.now + again.delay, again.delay)})
+
+
+def extend(book: Book, sequence: int, instance: str, now: int, length: int) -> tuple[Book, Lease]:
+    """The lease of a message, with all that is in it, begins anew. `LeaseLost` if the instance has it no more."""
+    book = expire(book, now)
+    lease = held(book, sequence, instance)
+    longer = replace(lease, until=now + length, length=length)
+    return replace(book, leases=tuple(longer if each is lease else each for each in book.leases)), longer
+
+
+def give_back(book: Book, lease_id: str) -> Book:
+    """A lease ends as if it had not been: nobody was there to take its messages."""
+    return replace(book, leases=tuple(lease for lease in book.leases if lease.id != lease_id))
+
+
+def held(book: Book, sequence: int, instance: str) -> Lease:
+    """The lease by which an instance has a message; `LeaseLost` if it has not."""
+    lease = book.lease_of(sequence)
+    if lease is None:
+        raise LeaseLost(
+            f"message {sequence} is leased to nobody: the lease of {instance!r} has run out", fix="ask for it again"
+        )
+    if lease.instance != instance:
+        raise _lost(sequence, lease)
+    return lease
+
+
+def may_give_up(book: Book, sequence: int, instance: str) -> None:
+    """Let an instance give up only what it has, or had and nobody has now. Else `LeaseLost`."""
+    lease = book.lease_of(sequence)
+    if lease is None and sequence not in book.tries:
+        raise LeaseLost(f"message {sequence} was not handed out", fix="ask for messages first")
+    if lease is not None and lease.instance != instance:
+        raise _lost(sequence, lease)
+
+
+def _lost(sequence: int, lease: Lease) -> LeaseLost:
+    return LeaseLost(f"message {sequence} is leased to instance {lease.instance!r}", fix="leave it to that one")
+
+
+def _exhausted(book: Book, message: Pending, rules: Rules) -> bool:
+    return rules.max_attempts is not None and book.tries.get(message.sequence, 0) >= rules.max_attempts
+
+
+def _tried(tries: Mapping[int, int], ended: Iterable[Lease]) -> Mapping[int, int]:
+    counts = dict(tries)
+    for lease in ended:
+        for sequence in lease.sequences:
+            counts[sequence] = counts.get(sequence, 0) + 1
+    return counts
+
+
+def _released(book: Book, sequences: frozenset[int]) -> Book:
+    leases = (lease.without(sequences) if sequences.intersection(lease.sequences) else lease for lease in book.leases)
+    return replace(book, leases=tuple(lease for lease in leases if lease.prefill or lease.main))
+
+
+def _less(found: Mapping[int, _V], sequences: frozenset[int]) -> Mapping[int, _V]:
+    if sequences.isdisjoint(found):
+        return found
+    return {sequence: value for sequence, value in found.items() if sequence not in sequences}

@@ -1,0 +1,149 @@
+"""How a subscription wants its messages: in which order, for how long at a time, how often, and without which fields.
+
+These are the optional parts of a definition; what is not given has the value that a simple consumer expects.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from purveyor.model import jsontext
+from purveyor.model.errors import InvalidInput
+from purveyor.model.jsontext import Json
+
+DEFAULT_LEASE_SECONDS: Final = 30.0
+LONGEST_LEASE_SECONDS: Final = 12 * 3600.0
+LONGEST_DELAY_SECONDS: Final = 7 * 24 * 3600.0
+
+DEFAULT_HIDDEN: Final = (
+    "password",
+    "userPassword",
+    "pwhistory",
+    "krb5Key",
+    "sambaLMPassword",
+    "sambaNTPassword",
+    "sambaPasswordHistory",
+)
+"""What no subscriber gets unless it says what it wants hidden instead: hashes of passwords and keys."""
+
+
+class Delivery(Enum):
+    """Who gets messages at the same time."""
+
+    ORDERED = "ordered"
+    """One consumer at a time, the oldest message until it is acknowledged."""
+    PARALLEL = "parallel"
+    """Many consumers, each with messages of its own."""
+
+
+class OrderBy(Enum):
+    """What the order of messages is kept by."""
+
+    POSITION = "position"
+    KEY = "key"
+    """For each object: of the messages about one, only the oldest is out at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """What becomes of a message that is not acknowledged."""
+
+    max_attempts: int | None = None
+    """After so many deliveries it becomes a dead letter; None: it is delivered for ever."""
+    min_backoff_seconds: float = 1.0
+    """The pause after the first failure; it doubles ..."""
+    max_backoff_seconds: float = 600.0
+    """... up to this."""
+
+    def __post_init__(self) -> None:
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise InvalidInput(f"{self.max_attempts} attempts", fix="give 1 or more, or null for no end")
+        if not 0 <= self.min_backoff_seconds <= self.max_backoff_seconds <= LONGEST_DELAY_SECONDS:
+            raise InvalidInput(
+                f"a backoff from {self.min_backoff_seconds:g} to {self.max_backoff_seconds:g} seconds",
+                fix=f"give 0 or more, the smaller first, at most {LONGEST_DELAY_SECONDS:g}",
+            )
+
+    def backoff_seconds(self, attempts: int) -> float:
+        """The pause after so many attempts.
+
+        >>> [RetryPolicy(max_backoff_seconds=5.0).backoff_seconds(attempts) for attempts in (1, 2, 3, 4, 5000)]
+        [1.0, 2.0, 4.0, 5.0, 5.0]
+        """
+        return min(self.min_backoff_seconds * 2.0 ** min(attempts - 1, 64), self.max_backoff_seconds)
+
+    @classmethod
+    def from_json(cls, data: object) -> "RetryPolicy":
+        """From `{"max_attempts": ..., "min_backoff_seconds": ..., "max_backoff_seconds": ...}`; each may be missing."""
+        given = jsontext.mapping({} if data is None else data, "retry policy")
+        jsontext.only(given, ("max_attempts", "min_backoff_seconds", "max_backoff_seconds"), "retry policy")
+        numbers = {name: value for name, value in given.items() if name != "max_attempts"}
+        attempts = given.get("max_attempts")
+        return cls(
+            max_attempts=None if attempts is None else jsontext.whole(given, "max_attempts", "retry policy"),
+            **{name: seconds(numbers, name, "retry policy") for name in numbers},
+        )
+
+    def to_json(self) -> Json:
+        """As `from_json` takes it."""
+        return {
+            "max_attempts": self.max_attempts,
+            "min_backoff_seconds": float(self.min_backoff_seconds),
+            "max_backoff_seconds": float(self.max_backoff_seconds),
+        }
+
+
+def read_lease_seconds(data: Mapping[str, Any]) -> float:
+    """The field `lease_seconds`."""
+    if data.get("lease_seconds") is None:
+        return DEFAULT_LEASE_SECONDS
+    return check_lease_seconds(seconds(data, "lease_seconds", "subscription"))
+
+
+def check_lease_seconds(value: float) -> float:
+    """A time for which a message may be leased."""
+    if not 1 <= value <= LONGEST_LEASE_SECONDS:
+        raise InvalidInput(f"a lease of {value:g} seconds", fix=f"give 1 to {LONGEST_LEASE_SECONDS:g}")
+    return value
+
+
+def read_order(data: Mapping[str, Any]) -> tuple[Delivery, OrderBy | None]:
+    """The fields `delivery` and `order_by`, which belong together."""
+    delivery = jsontext.member(Delivery, {"delivery": data.get("delivery") or "ordered"}, "delivery", "subscription")
+    if data.get("order_by") is None:
+        return delivery, default_order(delivery)
+    return delivery, jsontext.member(OrderBy, data, "order_by", "subscription")
+
+
+def default_order(delivery: Delivery) -> OrderBy | None:
+    """The order that is kept when none was asked for."""
+    return OrderBy.POSITION if delivery is Delivery.ORDERED else None
+
+
+def check_order(delivery: Delivery, order_by: OrderBy | None) -> None:
+    """Refuse what contradicts itself."""
+    if (delivery is Delivery.ORDERED) != (order_by is OrderBy.POSITION):
+        kept = "nothing" if order_by is None else order_by.value
+        raise InvalidInput(
+            f"{delivery.value} delivery cannot keep the order by {kept}",
+            fix="ordered is by position; parallel by key, or by nothing (null)",
+        )
+
+
+def read_hidden(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The field `hidden_fields`; missing means the default, an empty list hides nothing."""
+    found = data.get("hidden_fields")
+    if found is None:
+        return DEFAULT_HIDDEN
+    if not isinstance(found, list) or not all(isinstance(name, str) and name for name in found):
+        raise InvalidInput(f"{jsontext.kind(found)} is no value for 'hidden_fields'", fix="give a list of field names")
+    return tuple(dict.fromkeys(found))
+
+
+def seconds(data: Mapping[str, Any], name: str, what: str) -> float:
+    """A field that is a number of seconds, 0 or more."""
+    value = data.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+        raise InvalidInput(f"the {what} has {jsontext.kind(value)} as {name!r}", fix=f"give {name!r} in seconds")
+    return float(value)
