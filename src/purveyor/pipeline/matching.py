@@ -70,8 +70,8 @@ class Matcher:
         self._probes = {probe: number for number, probe in enumerate(sorted(asked))}
         self._routes = {pair: self._route(pair) for pair in self._exact}
         self.learned: frozenset[Pair] = frozenset()
-        self._lookup: Column | DataFrame | None = None
-        self._targets: list[Column] | None = None
+        self._matched: Column | None = None
+        self._table: DataFrame | None = None
         self.learn(learned)
 
     @property
@@ -85,24 +85,23 @@ class Matcher:
         if new:
             self.learned |= new
             self._routes |= {pair: self._route(pair) for pair in new}
-            self._lookup = None
+            self._matched = None
 
     def add_targets(self, events: DataFrame) -> DataFrame:
-        """The events with `targets`, the indices of those who get it, and `unseen`: not looked up, but tried.
+        """The events with `targets`, the indices of those who get it, and `unseen`: not looked up, but tried."""
+        return self.match(events, [F.col("*")]).select("*", "matched.*").drop("_route", "matched")
 
-        Columns are made once and used for every batch: each call into the JVM costs a small batch a good part of a
-        millisecond.
+    def match(self, events: DataFrame, columns: Sequence[Column]) -> DataFrame:
+        """Some columns of the events, and `matched`: a struct of `targets` and `unseen`.
+
+        In one step, and with columns that are made once: every step costs a small batch some milliseconds.
         """
-        if self._lookup is None:
-            self._lookup = self._few() if len(self._routes) <= _FEW_ROUTES else self._many(events.sparkSession)
-        if self._targets is None:
-            unseen = "_route is null and topic is not null" if self._patterns else "false"
-            self._targets = [F.expr(self._all_targets()).alias("targets"), F.expr(unseen).alias("unseen")]
-        if isinstance(self._lookup, Column):
-            found = events.select("*", self._lookup)
-        else:
-            found = events.join(self._lookup, ["realm", "topic"], "left")
-        return found.select("*", *self._targets).drop("_route")
+        if self._matched is None:
+            few = len(self._routes) <= _FEW_ROUTES
+            self._table = None if few else self._many(events.sparkSession)
+            self._matched = F.expr(self._all_targets(self._few() if few else "_route")).alias("matched")
+        found = events if self._table is None else events.join(self._table, ["realm", "topic"], "left")
+        return found.select(*columns, self._matched)
 
     def _route(self, pair: Pair) -> dict[str, Any]:
         """Who may get events of a realm and topic."""
@@ -131,10 +130,10 @@ class Matcher:
         ]
         return [{"probe": self._probes[probe], **_told(values)} for probe, values in asked]
 
-    def _few(self) -> Column:
+    def _few(self) -> str:
         """Few routes are a literal: a join, however small, costs a micro-batch more than all else in its plan."""
         routes = _literal({"\n".join(pair): route for pair, route in self._routes.items()}, f"map<string,{_ROUTE}>")
-        return F.expr(f"element_at({routes}, concat(realm, '\\n', topic))").alias("_route")
+        return f"element_at({routes}, concat(realm, '\\n', topic))"
 
     def _many(self, spark: SparkSession) -> DataFrame:
         columns = {
@@ -144,12 +143,14 @@ class Matcher:
         }
         return F.broadcast(spark.createDataFrame(pa.table(columns)))
 
-    def _all_targets(self) -> str:
-        route = f"coalesce(_route, {self._tried()})" if self._patterns else "_route"
+    def _all_targets(self, known: str) -> str:
+        route = f"coalesce(known, {self._tried()})" if self._patterns else "known"
         targets = "route.plain"
         if self._probes:
             targets = f"if(size(route.filtered) = 0, route.plain, concat(route.plain, {self._passing()}))"
-        return f"coalesce({_let('route', route, targets)}, cast(array() as array<int>))"
+        targets = f"coalesce({_let('route', route, targets)}, cast(array() as array<int>))"
+        unseen = "known is null and topic is not null" if self._patterns else "false"
+        return _let("known", known, f"named_struct('targets', {targets}, 'unseen', {unseen})")
 
     def _tried(self) -> str:
         """The route of a topic that was never met."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # Spark's bridge ships no types
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from purveyor.model.errors import SetupError
@@ -16,10 +17,11 @@ from purveyor.spark.session import session
 
 @contextlib.contextmanager
 def quiet_spark(master: str = "local[*]") -> Iterator[SparkSession]:
-    """A session while the command works. SetupError says why there is none."""
+    """A session while the command works: that of this process, or its own. SetupError says why there is none."""
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # it writes each refused query to standard error
     there = SparkSession.getActiveSession()
     if there is not None:
-        yield there.newSession()  # with views of its own
+        yield there
         return
     with tempfile.TemporaryDirectory(prefix="purveyor-", ignore_cleanup_errors=True) as scratch:
         options = {

@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("purveyor.app.cli.import_ldif", "Read LDIF files into the queue, each record once."),
     "publish": ("purveyor.app.cli.publish", "Publish events, one or many, and see their positions."),
     "subscription": ("purveyor.app.cli.subscription", "Add, look at, pause, replay and delete subscriptions."),
+    "archive": ("purveyor.app.cli.archive", "Ask the archive in SQL, make a snapshot, merge small files."),
     "pub": ("purveyor.app.cli.pub", "Publish messages and see where they are stored."),
     "sub": ("purveyor.app.cli.sub", "Watch a subject, or replay a stream."),
     "queues": ("purveyor.app.cli.queues", "The queue catalogue beside what the server holds."),

@@ -14,26 +14,19 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from purveyor.model.subscription import Subscription
 from purveyor.pipeline.dispatch.deliver import RESULT, Task
-from purveyor.pipeline.dispatch.messages import INVALID
+from purveyor.pipeline.dispatch.judge import COLUMNS
+from purveyor.pipeline.dispatch.messages import INVALID, INVALID_WRITER
 from purveyor.pipeline.dispatch.roster import Seat
 from purveyor.pipeline.matching import Matcher, Pair
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
 from purveyor.spark.arrow import map_in_arrow
 
-COLUMNS: Final = ("position", "subject", "kind", "realm", "topic", "headers", "data")
-"""What is needed of an event; a choice of the archive's columns."""
-
-_ROWS: Final = (
-    "position",
-    "subject",
-    "headers",
-    "data",
-    f"if(kind = 'invalid', array({INVALID}), targets) as targets",
-    "if(unseen, realm, null) as realm",
-    "if(unseen, topic, null) as topic",
+_MATTERS: Final = "size(matched.targets) > 0 or matched.unseen or doubtful"
+_SHARES: Final = (
+    "explode(array_union(transform(matched.targets, target -> target % {writers}), "
+    f"if(matched.unseen or doubtful, array({INVALID_WRITER}), cast(array() as array<int>)))) as writer"
 )
-_MATTERS: Final = "size(targets) > 0 or topic is not null"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +66,17 @@ class Deliverer:
             self._matcher = Matcher(wanted, self._matcher.learned)
 
     def deliver(self, events: DataFrame, seats: Sequence[Seat], *, writers: int, in_order: bool) -> Report:
-        """Write the events to the queues of those who get them.
+        """Write the events (see `judge`) to the queues of those who get them.
 
         `in_order` says that the events lie in one partition, by position; else they are brought there.
         """
         self.prepare(seats)
         if self._columns is None:
-            self._columns = [F.expr(text) for text in _ROWS], F.expr(_MATTERS)
+            self._columns = [F.col(name) for name in COLUMNS], F.expr(_MATTERS)
         columns, matters = self._columns
-        rows = self._matcher.add_targets(events).select(*columns).where(matters)
+        rows = self._matcher.match(events, columns).where(matters)
         if writers > 1:
-            share = f"transform(targets, target -> pmod(target, {writers}))"
-            share = f"explode(if(size(targets) = 0, array(0), array_distinct({share}))) as writer"
-            rows = rows.selectExpr("*", share).repartitionById(writers, F.col("writer"))
+            rows = rows.selectExpr("*", _SHARES.format(writers=writers)).repartitionById(writers, F.col("writer"))
         elif not in_order:
             rows = rows.repartition(1)
         if writers > 1 or not in_order:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from purveyor.model.errors import PublishRefused
 from purveyor.pipeline.dispatch.messages import INVALID, ORIGIN, Part, letter, letters, messages, parts, why_invalid
@@ -154,10 +155,10 @@ class _Run:
         asyncio.run(_park(self._task.address, parked))
 
     def _note_topics(self, batch: pa.RecordBatch) -> None:
-        realms, topics = batch.column("realm"), batch.column("topic")
-        if realms.null_count < len(realms):
-            found = zip(realms.drop_null().to_pylist(), topics.drop_null().to_pylist(), strict=True)
-            self._topics.update(found)
+        unseen = pc.and_not(pc.struct_field(batch.column("matched"), "unseen"), batch.column("doubtful"))
+        if pc.any(unseen).as_py():
+            found = batch.filter(unseen)
+            self._topics.update(zip(found.column("realm").to_pylist(), found.column("topic").to_pylist(), strict=True))
 
     def results(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [{"realm": realm, "topic": topic} for realm, topic in sorted(self._topics)]

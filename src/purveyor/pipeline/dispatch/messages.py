@@ -22,6 +22,8 @@ from purveyor.queues.headers import EVENT_ID, MSG_ID, POSITION
 
 INVALID: Final = -1
 """The target of what is no event: the dead letters."""
+INVALID_WRITER: Final = 0
+"""Which of several writers writes those."""
 ORIGIN: Final = "incoming"
 
 _LEFT_BEHIND: Final = ("nats-", "purveyor-")
@@ -71,19 +73,41 @@ class Part:
 
 
 def parts(batch: pa.RecordBatch, writer: int | None, writers: int) -> Iterator[Part]:
-    """The rows of each target in a batch. With several writers, only the targets that are this one's."""
-    targets = batch.column("targets")
+    """The rows of each target in a batch. With several writers, only the targets that are this one's.
+
+    A row that is found to be no event is for the dead letters, and for nobody else.
+    """
+    good = valid(batch)
+    targets = pc.struct_field(batch.column("matched"), "targets")
     offsets = targets.offsets.to_numpy().astype(np.int64)
     rows = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
     flat = targets.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_numpy()
+    mine = good[rows]
     if writer is not None:
-        mine = flat % writers == writer
-        rows, flat = rows[mine], flat[mine]
+        mine &= flat % writers == writer
+    rows, flat = rows[mine], flat[mine]
     order = np.argsort(flat, kind="stable")
     rows, flat = rows[order], flat[order]
     firsts = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1]))) if len(flat) else np.zeros(0, np.int64)
     for first, last in zip(firsts, np.append(firsts[1:], len(flat)), strict=True):
         yield Part(int(flat[first]), rows[first:last])
+    if not good.all() and writer in (None, INVALID_WRITER):
+        yield Part(INVALID, np.flatnonzero(~good))
+
+
+def valid(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Whether a row is an event."""
+    result = np.ones(batch.num_rows, np.bool_)
+    for at in np.flatnonzero(batch.column("doubtful").to_numpy(zero_copy_only=False)):
+        realm, topic, data = (batch.column(name)[int(at)].as_py() for name in ("realm", "topic", "data"))
+        try:
+            event = Event.decode(data)
+        except InvalidInput:
+            result[at] = False
+        else:
+            # Nested too deeply for Spark, say: then nobody can be found who gets it.
+            result[at] = (event.realm, event.topic) == (realm, topic)
+    return result
 
 
 def letter(row: dict[str, Any], reason: str, origin: str = ORIGIN) -> DeadLetter:
@@ -124,4 +148,4 @@ def why_invalid(data: bytes) -> str:
         Event.decode(data)
     except InvalidInput as error:
         return str(error)
-    return "the event cannot be read"
+    return "the event is one, but Spark SQL cannot read it"

@@ -26,9 +26,9 @@ from purveyor.model.errors import InvalidConfig, InvalidInput, WrongRevision
 from purveyor.model.event import Event
 from purveyor.model.registration import DispatchState
 from purveyor.pipeline.archive.checkpoint import batch_end
-from purveyor.pipeline.archive.columns import parsed
 from purveyor.pipeline.archive.read import ArchiveSource, events
-from purveyor.pipeline.dispatch.batch import COLUMNS, Deliverer, Report
+from purveyor.pipeline.dispatch.batch import Deliverer, Report
+from purveyor.pipeline.dispatch.judge import archived, judged
 from purveyor.pipeline.dispatch.refusals import Refusals
 from purveyor.pipeline.dispatch.registrations import STREAM, Registrations
 from purveyor.pipeline.dispatch.roster import Seat, Span, call, note_due
@@ -86,8 +86,7 @@ def start_dispatch(spark: SparkSession, settings: DispatchSettings) -> Streaming
     )
     dispatcher = Dispatcher(spark, settings)
     return (
-        parsed(source.load())
-        .select(*COLUMNS)
+        judged(source.load())
         .writeStream.foreachBatch(dispatcher.dispatch)
         .option("checkpointLocation", str(settings.checkpoint))
         .queryName(f"dispatch-{settings.group}")
@@ -140,7 +139,7 @@ class Dispatcher:
 
     def _fill(self, spark: SparkSession, behind: Sequence[Seat], gap: Span) -> tuple[Seat, ...]:
         """Write what those behind are missing before the batch; who refuses does not take part in it."""
-        found = events(spark, self._settings.archive, gap.first, gap.last).where("kind = 'event'").select(*COLUMNS)
+        found = archived(events(spark, self._settings.archive, gap.first, gap.last))
         _, stopped = self._write(self._repairs, found, behind, gap, in_order=False)
         _log.info("filled positions %d to %d of %s", gap.first, gap.last, ", ".join(seat.name for seat in behind))
         self._account(behind, stopped, gap.last)
@@ -162,8 +161,7 @@ class Dispatcher:
             stopped |= {seat.incarnation: position for seat, position in verdict.stopped}
             if not verdict.again:
                 break
-            events_only = frame.where("kind = 'event'")
-            refusals = self._repairs.deliver(events_only, verdict.again, writers=1, in_order=in_order).refusals
+            refusals = self._repairs.deliver(frame, verdict.again, writers=1, in_order=in_order).refusals
         return report, stopped
 
     def _account(self, seats: Sequence[Seat], stopped: dict[str, int], last: int) -> None:

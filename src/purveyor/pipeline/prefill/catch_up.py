@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from pyspark.sql import functions as f
-
 from purveyor.model.control import CatchUpJob
 from purveyor.model.errors import WrongRevision
 from purveyor.model.registration import DispatchState, Suspension
-from purveyor.pipeline.archive.columns import EVENT
 from purveyor.pipeline.archive.read import events
-from purveyor.pipeline.dispatch.batch import COLUMNS, Deliverer
+from purveyor.pipeline.dispatch.batch import Deliverer
+from purveyor.pipeline.dispatch.judge import archived
 from purveyor.pipeline.dispatch.roster import SMALL_GAP, Seat
 from purveyor.pipeline.prefill.fill import refused
 from purveyor.pipeline.prefill.workshop import Ending, Workshop
@@ -85,9 +83,9 @@ async def _write(shop: Workshop, found: Registered, wanted: Round) -> Refusal | 
     seat = Seat(found, max(wanted.first - 1, found.record.begin or 0))
 
     def work() -> Refusal | None:
-        rows = events(shop.spark, shop.archive, seat.floor + 1, wanted.last).where(f.col("kind") == EVENT)
+        rows = archived(events(shop.spark, shop.archive, seat.floor + 1, wanted.last))
         deliverer = Deliverer(shop.queues.address, AppendOptions(patience_seconds=shop.patience_seconds))
-        report = deliverer.deliver(rows.select(*COLUMNS), [seat], writers=1, in_order=False)
+        report = deliverer.deliver(rows, [seat], writers=1, in_order=False)
         return next((refusal for _, refusal in report.refusals), None)
 
     return await shop.on_spark(work)

@@ -1,0 +1,107 @@
+"""An archive of a stream of its own: fill the stream, archive it, look at what lies there."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from purveyor.pipeline.archive.layout import EVENTS, PositionRange, archived_until, ranges_in
+from purveyor.pipeline.archive.read import ArchiveSource, events
+from purveyor.pipeline.archive.store import Store
+from purveyor.pipeline.archive.write import ArchiveSettings, archive_batch, start_archive
+from tests.spark.broker import Broker, eventually
+
+
+def event(key: str, new: Any = None, *, old: Any = None, topic: str = "users/user", **more: Any) -> str:
+    """The text of an event; without `new` and `old` the object is new."""
+    given = {"id": key} if new is None and old is None else new or {}
+    body = {"old": old or {}, "new": given}
+    base = {"publisher_name": "test", "ts": "2026-01-31T12:00:00+00:00", "realm": "udm", "topic": topic, "body": body}
+    return json.dumps(base | {"key": key} | more)
+
+
+class Archive:
+    """One stream and its archive."""
+
+    def __init__(self, spark: SparkSession, broker: Broker, stream: str, directory: Path) -> None:
+        self.spark = spark
+        self.broker = broker
+        self.stream = stream
+        self.directory = directory / "archive"
+        self.store = Store(self.directory)
+        self.source = ArchiveSource(broker.address, self.directory, stream)
+        self.settings = ArchiveSettings(
+            source=self.source, checkpoint=directory / "checkpoint", trigger_seconds=0.05, hold_seconds=0.0
+        )
+
+    def publish(self, *texts: str | bytes) -> None:
+        self.broker.add(self.stream, texts)
+
+    def last(self) -> int:
+        return int(self.broker.state(self.stream)["last_seq"])
+
+    def until(self) -> int:
+        return archived_until(self.directory)
+
+    @contextmanager
+    def running(self, **changes: Any) -> Iterator[StreamingQuery]:
+        settings = ArchiveSettings(**{name: getattr(self.settings, name) for name in SETTINGS} | changes)
+        query = start_archive(self.spark, settings)
+        try:
+            yield query
+        finally:
+            query.stop()
+
+    def catch_up(self, **changes: Any) -> None:
+        """Archive all that is there."""
+        with self.running(**changes) as query:
+            eventually(lambda: self.until() == self.last() or not query.isActive)
+            assert query.exception() is None
+
+    def positions(self, first: int = 1, last: int = 1 << 40) -> list[int]:
+        """What our reader sees."""
+        return sorted(row.position for row in events(self.spark, self.source, first, last).select("position").collect())
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The ranges that other programs see."""
+        return [(each.first, each.last) for each in ranges_in(self.directory / EVENTS)]
+
+    def lying(self) -> list[int]:
+        """The positions that a program which knows nothing of us finds in the directory."""
+        table = ds.dataset(self.directory / EVENTS, format="parquet").to_table(columns=["position"])
+        return sorted(table["position"].to_pylist())
+
+    def add(self, first: int, last: int, *texts: str) -> None:
+        """Archive messages without a stream: one at each position, or none beyond the texts."""
+        rows: list[tuple[Any, ...]] = [
+            (first + number, "2026-01-31 12:00:00", self.stream, {}, bytearray(text.encode()))
+            for number, text in enumerate(texts)
+        ]
+        schema = "sequence bigint, timestamp string, subject string, headers map<string,array<string>>, data binary"
+        frame = self.spark.createDataFrame(rows, schema).coalesce(1)
+        frame = frame.withColumn("timestamp", frame["timestamp"].cast("timestamp"))
+        archive_batch(self.store, first - 1, last, frame)
+
+
+SETTINGS = ("source", "checkpoint", "trigger_seconds", "max_offsets", "durable", "hold_seconds")
+MakeArchive = Callable[[], Archive]
+
+
+@pytest.fixture
+def archive(spark: SparkSession, broker: Broker, unique: str, tmp_path: Path) -> Iterator[Archive]:
+    """An archive of an interest stream, as `stream:incoming` is one; the durable is there."""
+    broker.make(unique, retention="interest")
+    broker.durable(unique, "archive")
+    yield Archive(spark, broker, unique, tmp_path)
+    for query in spark.streams.active:
+        query.stop()
+
+
+def whole(*ranges: tuple[int, int]) -> list[PositionRange]:
+    return [PositionRange(first, last) for first, last in ranges]

@@ -1,0 +1,55 @@
+"""kill -9 of the whole program in the middle of archiving and compacting: each position is archived once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.archive.conftest import Archive, event
+from tests.scale import pick
+from tests.spark.broker import eventually
+from tests.spark.processes import environment
+
+ROOT = Path(__file__).parents[3]
+KILLS = pick(1, 10)
+
+
+def run_until(archive: Archive, position: int, directory: Path) -> None:
+    """The job, killed with all its processes when it has archived so far."""
+    job = {
+        "servers": archive.broker.url,
+        "stream": archive.stream,
+        "directory": str(archive.directory),
+        "checkpoint": str(archive.settings.checkpoint),
+        "spark": {"spark.local.dir": str(directory), "spark.sql.warehouse.dir": str(directory / "warehouse")},
+    }
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.pipeline.archive.archive_job", json.dumps(job)],
+            cwd=directory,
+            env=environment(PYTHONPATH=os.pathsep.join([str(ROOT / "src"), str(ROOT)])),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        eventually(lambda: archive.until() >= position or process.poll() is not None, 200)
+        assert process.poll() is None, (directory / "log").read_text()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.chaos
+def test_a_killed_archive_goes_on_and_has_each_position_once(archive: Archive, tmp_path: Path) -> None:
+    count = 200 * (KILLS + 1)
+    archive.publish(*(event(str(number)) for number in range(count)))
+    for number in range(1, KILLS + 1):
+        run_until(archive, number * 150, tmp_path)
+        assert archive.positions() == list(range(1, count + 1))
+    archive.catch_up()
+    assert archive.positions() == archive.lying() == list(range(1, count + 1))

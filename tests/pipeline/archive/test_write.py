@@ -1,0 +1,146 @@
+"""What is published lies in the archive, each position once, whatever is killed, retried, removed or malformed."""
+
+import errno
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from purveyor.pipeline.archive import write
+from purveyor.pipeline.archive.checkpoint import committed
+from purveyor.pipeline.archive.layout import EVENTS, RANGES
+from purveyor.pipeline.archive.store import Store
+from tests.pipeline.archive.conftest import Archive, event
+from tests.spark.broker import eventually
+
+
+class Crash(Exception):
+    """Stands for a kill at a named step."""
+
+
+def break_at(archive: Archive, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception) -> None:
+    """The store of queries that are started from here on fails after a step."""
+
+    def fail(done: str) -> None:
+        if done == step:
+            raise error
+
+    monkeypatch.setattr(write, "Store", lambda directory: Store(directory, between=fail))
+
+
+def test_every_message_is_archived_with_its_position_and_bytes(archive: Archive) -> None:
+    archive.broker.add(archive.stream, [(archive.stream, event("a").encode(), {"Trace": "1"}, "id-1")])
+    archive.publish(event("b", topic="groups/group"), "no JSON", b"\xff\xfe")
+    archive.catch_up()
+    rows = {row.position: row for row in archive.spark.read.parquet(str(archive.directory / EVENTS / "*")).collect()}
+    assert [rows[n].kind for n in (1, 2, 3, 4)] == ["event", "event", "invalid", "invalid"]
+    assert (rows[1].realm, rows[1].topic, rows[1].key, rows[1].id) == ("udm", "users/user", "a", "id-1")
+    assert (rows[1].publisher_name, rows[1].operation, rows[1].headers["Trace"]) == ("test", "create", ["1"])
+    assert bytes(rows[1].data) == event("a").encode()
+    assert bytes(rows[4].data) == b"\xff\xfe"
+    assert rows[3].realm is None
+
+
+def test_ranges_join_and_other_programs_read_the_directory_as_it_lies(archive: Archive) -> None:
+    archive.publish(*(event(str(number)) for number in range(25)))
+    archive.catch_up(max_offsets=10)
+    assert archive.ranges() == [(1, 10), (11, 20), (21, 25)]
+    assert archive.lying() == list(range(1, 26))
+
+
+def test_positions_whose_messages_were_removed_are_covered(archive: Archive) -> None:
+    archive.publish(*(event(str(number)) for number in range(30)))
+    archive.broker.delete(archive.stream, 1, 2, 9, 10, *range(11, 21), 30)
+    archive.catch_up(max_offsets=10)
+    covered = [position for first, last in archive.ranges() for position in range(first, last + 1)]
+    assert covered == list(range(1, 31))
+    assert len(archive.ranges()) == 3
+    assert archive.lying() == archive.positions() == [*range(3, 9), *range(21, 30)]
+
+
+@pytest.mark.parametrize("step", ["drafted", "linked", f"renamed {RANGES}", f"renamed {EVENTS}"])
+def test_a_batch_that_breaks_at_any_step_is_archived_once(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    archive.publish(*(event(str(number)) for number in range(10)))
+    with monkeypatch.context() as patch:
+        break_at(archive, patch, step, Crash(step))
+        with archive.running() as query, pytest.raises(StreamingQueryException, match="Crash"):
+            query.awaitTermination(60)
+    archive.publish(event("more"))
+    archive.catch_up()
+    assert archive.lying() == archive.positions() == list(range(1, 12))
+    assert archive.ranges() == [(1, 10), (11, 11)]
+
+
+def test_a_full_disk_fails_the_batch_and_the_next_start_goes_on(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.publish(event("a"))
+    with monkeypatch.context() as patch:
+        break_at(archive, patch, "drafted", OSError(errno.ENOSPC, "No space left on device"))
+        with archive.running() as query, pytest.raises(StreamingQueryException, match="No space left"):
+            query.awaitTermination(60)
+    assert list((archive.directory / RANGES).iterdir()) == []
+    archive.catch_up()
+    assert archive.lying() == [1]
+
+
+def test_without_its_checkpoint_the_query_goes_on_behind_the_archive(archive: Archive) -> None:
+    archive.publish(event("a"), event("b"))
+    archive.catch_up()
+    archive.publish(event("c"))
+    archive.catch_up(checkpoint=archive.settings.checkpoint.with_name("another"))
+    assert archive.ranges() == [(1, 2), (3, 3)]
+    assert archive.lying() == [1, 2, 3]
+
+
+def test_another_batch_limit_after_a_crash_makes_no_doubles(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive.publish(*(event(str(number)) for number in range(10)))
+    with monkeypatch.context() as patch:
+        break_at(archive, patch, f"renamed {RANGES}", Crash("now"))
+        with archive.running(max_offsets=4) as query, pytest.raises(StreamingQueryException):
+            query.awaitTermination(60)
+    archive.catch_up(max_offsets=7, checkpoint=archive.settings.checkpoint.with_name("another"))
+    assert archive.lying() == archive.positions() == list(range(1, 11))
+
+
+def test_two_writers_never_archive_a_position_twice(archive: Archive) -> None:
+    archive.add(1, 2, event("a"), event("b"))
+    with pytest.raises(Exception, match="another process has archived"):
+        archive.add(1, 2, event("a"), event("b"))
+    assert archive.lying() == [1, 2]
+
+
+def test_a_message_of_five_megabytes_is_archived(archive: Archive) -> None:
+    big = event("big", {"id": "big", "photo": "x" * 5_000_000})
+    archive.publish(big)
+    archive.catch_up()
+    (row,) = archive.spark.read.parquet(str(archive.directory / EVENTS / "*")).collect()
+    assert (row.kind, row.key, bytes(row.data)) == ("event", "big", big.encode())
+
+
+def test_the_stream_is_released_when_the_hold_is_over_and_not_before(archive: Archive) -> None:
+    archive.publish(*(event(str(number)) for number in range(5)))
+    archive.catch_up(hold_seconds=3600.0)
+    assert archive.broker.state(archive.stream)["messages"] == 5
+    with archive.running():
+        eventually(lambda: archive.broker.state(archive.stream)["messages"] == 0)
+    assert archive.positions() == [1, 2, 3, 4, 5]
+
+
+def test_nothing_is_released_that_spark_may_run_again(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive.publish(event("a"))
+    break_at(archive, monkeypatch, f"renamed {EVENTS}", Crash("archived, not noted"))
+    with archive.running() as query, pytest.raises(StreamingQueryException):
+        query.awaitTermination(60)
+    assert archive.until() == 1
+    assert committed(archive.settings.checkpoint) is None
+    assert archive.broker.state(archive.stream)["messages"] == 1
+
+
+def test_no_trace_of_spark_lies_in_the_archive(archive: Archive) -> None:
+    archive.publish(event("a"))
+    archive.catch_up()
+    names = {path.name for path in Path(archive.directory / EVENTS).rglob("*")}
+    assert names == {f"{1:020}-{1:020}", "part-00000.parquet"}

@@ -1,0 +1,123 @@
+"""Every event reaches the queue of each subscription that asked for it, in order, once."""
+
+import pytest
+
+from purveyor.model.subscription import Filter
+from purveyor.pipeline.dispatch import query as dispatch_query
+from tests.pipeline.dispatch.world import World, event
+
+
+def test_events_right_after_the_answer_to_the_adding_are_delivered(world: World) -> None:
+    """PEERS bug 3. The dispatcher runs, and knew nothing of the subscription; nobody noted its beginning either."""
+    world.add("early")
+    world.events(1, 3)
+    world.start()
+    world.wait()
+    for number in range(4):
+        world.add(f"new-{number}", noted=number % 2 == 0)
+        world.events(100 * number, 100 * number + 20)
+    world.wait()
+    assert world.numbers("early")[:3] == [1, 2, 3]
+    for number in range(4):
+        expected = [each for later in range(number, 4) for each in range(100 * later, 100 * later + 21)]
+        assert world.numbers(f"new-{number}") == expected
+        assert world.found(f"new-{number}").record.begin is not None
+
+
+def test_a_message_carries_position_id_and_its_own_headers_and_body(world: World) -> None:
+    world.add("ox")
+    body = event(1, new={"text": "ä\x00 \r\n"})
+    world.broker.add("incoming", [("incoming", body, {"Trace": ["a", "b"], "Nats-Expected-Stream": "stream:incoming",
+                                                      "Purveyor-Position": "77"}, "id-1")])  # fmt: skip
+    world.dispatch()
+    [first] = world.broker.rows("stream:ox")
+    assert first["subject"] == "ox.main"
+    assert first["data"] == body
+    headers = dict(first["headers"])
+    assert {name: headers[name] for name in headers if not name.startswith("Nats-")} == {
+        "Trace": ["a", "b"], "Purveyor-Position": ["2"], "Purveyor-Id": ["id-1"],
+    }  # fmt: skip
+    assert headers["Nats-Msg-Id"] == ["2"]
+
+
+def test_regular_expressions_and_exact_topics(world: World) -> None:
+    """PEERS bug 8. Known topics are looked up, unknown ones tried, with the same outcome."""
+    world.add("all", ".*")
+    world.add("groups", "groups/.*")
+    world.add("both", "groups/group", "groups/.*", "users/user")
+    world.start()
+    for start in (0, 10):
+        world.publish(
+            [event(start, "groups/group"), event(start + 1), event(start + 2, "groups/"), event(start + 3, "x")]
+        )
+        world.wait()
+    assert world.numbers("all") == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert world.numbers("groups") == [0, 2, 10, 12]
+    assert world.numbers("both") == [0, 1, 2, 10, 11, 12]
+
+
+def test_filters(world: World) -> None:
+    world.add("sales", wanted=Filter(fields={"department": ("sales", "shop")}))
+    world.add("german", ".*", wanted=Filter(attributes={"lang": ("de",)}))
+    world.publish([
+        event(1, new={"department": "sales"}), event(2, new={"department": ["x", "shop"]}, attributes={"lang": "de"}),
+        event(3, attributes={"lang": "en"}), event(4, "other", attributes={"lang": "de"}),
+    ])  # fmt: skip
+    world.dispatch()
+    assert world.numbers("sales") == [1, 2]
+    assert world.numbers("german") == [2, 4]
+
+
+def test_a_poison_message_is_parked_once_and_blocks_nobody(world: World) -> None:
+    """PEERS bug 5, with a second group that finds the same messages."""
+    world.make_group("backup")
+    world.add("ox")
+    world.publish([b"\xff not JSON", b"[]", event(1), b'{"realm": "udm"}', event(2)], prefix="id")
+    world.dispatch()
+    assert world.numbers("ox") == [1, 2]
+    first = world.letters()
+    assert [row["subject"] for row in first] == ["dead-letters.incoming"] * 3
+    headers = [dict(row["headers"]) for row in first]
+    assert [each["Purveyor-Position"] for each in headers] == [["2"], ["3"], ["5"]]
+    assert headers[0]["Purveyor-Original-Nats-Msg-Id"] == ["id-0"]
+    assert "not JSON" in headers[0]["Purveyor-Reason"][0]
+    assert first[0]["data"] == b"\xff not JSON"
+    world.dispatch("backup")
+    assert world.letters() == first
+    assert world.numbers("ox") == [1, 2]
+
+
+def test_order_and_once_with_two_writers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch_query, "SMALL_BATCH", 50)
+    for number in range(5):
+        world.add(f"q{number}", "users/user" if number % 2 else ".*")
+    world.publish([event(number, "users/user" if number % 3 else "other") for number in range(3000)])
+    world.dispatch(writers=2, max_offsets=1100)
+    for number in range(5):
+        wanted = [each for each in range(3000) if each % 3 or not number % 2]
+        assert world.numbers(f"q{number}") == wanted
+
+
+def test_two_hundred_subscriptions(world: World) -> None:
+    """More than fit as a literal: their routes are joined."""
+    for number in range(200):
+        world.add(f"s{number}", f"topic/{number}", "everybody")
+    world.publish([event(1, "topic/7"), event(2, "everybody"), event(3, "topic/199"), event(4, "nobody")])
+    world.dispatch()
+    assert world.numbers("s7") == [1, 2]
+    assert world.numbers("s199") == [2, 3]
+    assert all(world.numbers(f"s{number}") == [2] for number in (0, 100, 198))
+
+
+def test_two_groups_write_every_event_once(world: World) -> None:
+    world.make_group("backup")
+    world.add("ox")
+    world.events(1, 300)
+    first = world.start("dispatcher", max_offsets=70)
+    second = world.start("backup", max_offsets=110)
+    world.events(301, 500)
+    for group in ("dispatcher", "backup"):
+        world.wait(group)
+    assert first.exception() is None
+    assert second.exception() is None
+    assert world.numbers("ox") == list(range(1, 501))

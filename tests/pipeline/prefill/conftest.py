@@ -1,0 +1,30 @@
+"""A server of its own for these tests: the queues of the pipeline have fixed names."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from purveyor.queues.address import Address
+from purveyor.queues.client import connect
+from purveyor.queues.server import EmbeddedServer
+from tests.conftest import FAST
+from tests.pipeline.prefill.bench import Bench
+
+
+@pytest.fixture(scope="module")
+def prefill_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(tmp_path_factory.mktemp("prefill") / "store", FAST) as server:
+        yield server
+
+
+@pytest.fixture
+def address(prefill_server: EmbeddedServer) -> Address:
+    return prefill_server.address
+
+
+@pytest.fixture
+async def bench(address: Address, spark: SparkSession, tmp_path: Path, unique: str) -> AsyncIterator[Bench]:
+    async with connect(address) as queues:
+        yield await Bench.make(queues, spark, tmp_path / "archive", unique)
