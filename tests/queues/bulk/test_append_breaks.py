@@ -11,7 +11,7 @@ from purveyor.model.errors import ServerUnavailable
 from purveyor.queues.bulk import AppendOptions, Outcome, RefusalKind, Target, append_once
 from purveyor.queues.bulk.pool import close_idle
 from tests.queues.bulk.servers import Proxy, Server, eventually, linked, make_stream, serving, state
-from tests.queues.bulk.test_append import make, one, stored, table
+from tests.queues.bulk.test_append import BATCHED, CHAINED, make, one, portion_by_portion, stored, table, write_in
 from tests.queues.bulk.test_breaks import come_back
 
 COUNT = 6000
@@ -22,19 +22,27 @@ def _no_idle_links() -> None:
     close_idle()
 
 
+@pytest.fixture(params=[CHAINED, BATCHED], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    chosen: str = request.param
+    write_in(chosen, monkeypatch)
+    return chosen
+
+
 @pytest.mark.parametrize(
-    ("way", "part"),
+    ("direction", "part"),
     [("up", 0.001), ("up", 0.02), ("up", 0.5), ("up", 0.99), ("down", 0.1), ("down", 0.5), ("down", 0.9)],
 )
-def test_a_cut_while_appending(server: Server, name: str, way: str, part: float) -> None:
-    """Up, a frame is cut in the middle; down, the acknowledgement is lost of a batch that was stored."""
+def test_a_cut_while_appending(server: Server, name: str, way: str, direction: str, part: float) -> None:
+    """Up, a frame is cut in the middle; down, the answer is lost for what was stored. Ids are soon forgotten."""
     target = make(server.address, name, duplicate_window=100_000_000)
     with Proxy(server.port) as proxy:
-        if way == "up":
-            proxy.cut_after_up = 400 + int(COUNT * 165 * part)
+        up, down = (COUNT * 135, COUNT * 50) if way == CHAINED else (COUNT * 165, 700)
+        if direction == "up":
+            proxy.cut_after_up = 400 + int(up * part)
         else:
-            proxy.cut_after_down = 600 + int(700 * part)
-        outcome = one(append_once(proxy.address, [(target, table(range(1, COUNT + 1), ids=False))]))
+            proxy.cut_after_down = 600 + int(down * part)
+        outcome = one(append_once(proxy.address, [(target, table(range(1, COUNT + 1), ids=way == CHAINED))]))
         assert proxy.cuts == 1
     assert outcome.stored + outcome.skipped == COUNT
     assert outcome.refused is None
@@ -42,9 +50,8 @@ def test_a_cut_while_appending(server: Server, name: str, way: str, part: float)
 
 
 def test_an_outage_is_waited_for_and_no_target_is_forgotten(server: Server, name: str) -> None:
-    make_stream(server.address, name, allow_atomic=True)
-    targets = [Target(subject=f"{name}.t{number}", stream=name) for number in range(10)]
-    work = [(target, table(range(1, 1501), ids=False)) for target in targets]
+    targets = [make(server.address, f"{name}-{number}") for number in range(10)]
+    work = [(target, table(range(1, 1501))) for target in targets]
     with Proxy(server.port, stay_down=True) as proxy:
         proxy.cut_after_up = 1_000_000
         thread = threading.Thread(target=come_back, args=(proxy,))
@@ -52,7 +59,8 @@ def test_an_outage_is_waited_for_and_no_target_is_forgotten(server: Server, name
         outcomes = append_once(proxy.address, work)
         thread.join()
     assert [(outcome.target, outcome.last_position) for outcome in outcomes] == [(target, 1500) for target in targets]
-    assert state(server.address, name)["messages"] == 15_000
+    for target in targets:
+        assert stored(server.address, target.stream) == list(range(1, 1501))
 
 
 def test_an_outage_beyond_the_patience_is_an_error_and_the_next_call_goes_on(server: Server, name: str) -> None:
@@ -68,10 +76,11 @@ def test_an_outage_beyond_the_patience_is_an_error_and_the_next_call_goes_on(ser
     assert stored(server.address, name) == list(range(1, COUNT + 1))
 
 
-def test_two_writers_and_a_server_that_is_killed_store_each_row_once(tmp_path: Path) -> None:
+def test_two_writers_and_a_server_that_is_killed_store_each_row_once(tmp_path: Path, way: str) -> None:
     """The same rows in two threads, cut into other batches, while the server dies twice."""
     with serving(tmp_path, "max_payload: 9000000\n") as server:
         targets = [make(server.address, f"S{number}", duplicate_window=100_000_000) for number in range(3)]
+        given = table(range(1, COUNT + 1), ids=way == CHAINED)
         lock = threading.Lock()
         kills = [COUNT, COUNT // 2]
 
@@ -85,9 +94,7 @@ def test_two_writers_and_a_server_that_is_killed_store_each_row_once(tmp_path: P
         def write(seed: int) -> list[Outcome]:
             sizes = random.Random(seed)
             options = AppendOptions(batch_rows=sizes.randint(200, 1000), on_progress=die)
-            return append_once(
-                server.address, [(target, table(range(1, COUNT + 1), ids=False)) for target in targets], options
-            )
+            return append_once(server.address, [(target, given) for target in targets], options)
 
         with ThreadPoolExecutor(2) as threads:
             results = list(threads.map(write, (1, 2)))
@@ -99,7 +106,10 @@ def test_two_writers_and_a_server_that_is_killed_store_each_row_once(tmp_path: P
             assert stored(server.address, target.stream) == list(range(1, COUNT + 1))
 
 
-def test_a_stream_that_is_deleted_in_the_middle_is_told(server: Server, name: str) -> None:
+def test_a_stream_that_is_deleted_in_the_middle_is_told(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    portion_by_portion(monkeypatch, 999)
     target = make(server.address, name)
 
     def delete(done: int) -> None:
@@ -124,10 +134,9 @@ def test_a_listener_that_never_answers_is_given_up(server: Server, name: str, mo
     with linked(server.address) as listener:
         listener.subscribe(deaf.subject)
         listener.request("$JS.API.INFO")
-        outcomes = append_once(
-            server.address, [(deaf, table([4, 5])), (good, table([4, 5]))], AppendOptions(patience_seconds=0.5)
-        )
-    assert outcomes[1] == Outcome(good, 2, 0, 5)
+        for given in (table([4, 5]), table(range(4, 104))):
+            outcomes = append_once(server.address, [(deaf, given), (good, given)], AppendOptions(patience_seconds=0.5))
+            assert outcomes[1].last_position == given.num_rows + 3
     refused = outcomes[0].refused
     assert refused is not None
     assert (refused.position, refused.kind) == (4, RefusalKind.OTHER)

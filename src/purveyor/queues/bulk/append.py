@@ -5,6 +5,7 @@ comes back late, none of them stores a row twice or leaves one out. No time wind
 from the target itself, by the position that each message carries in a header.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -13,8 +14,9 @@ import pyarrow as pa
 from purveyor.model.errors import InvalidInput, UnknownMessage
 from purveyor.queues.address import Address
 from purveyor.queues.bulk.append_answers import newest
-from purveyor.queues.bulk.append_course import course
+from purveyor.queues.bulk.append_course import Course, course
 from purveyor.queues.bulk.append_scan import last_position
+from purveyor.queues.bulk.append_sheet import Sheet, sheet
 from purveyor.queues.bulk.append_words import AppendOptions, Outcome, Target
 from purveyor.queues.bulk.append_writer import Appender
 from purveyor.queues.bulk.ask import ask
@@ -32,9 +34,10 @@ def append_once(
     and `msg_id` (string, null allowed). Headers that begin with `Nats-` are not sent along, except the message id.
 
     A row whose position is at or below that of the newest message on the subject, or at or below a floor, is skipped.
-    The others are stored in atomic batches, each on condition that nobody else wrote in between. A lost connection is
-    made again within the patience. A target that refuses a row ends there, with all rows before it written, and does
-    not stop the others.
+    The others are stored on condition that nobody else writes in between: one by one in a chain, where that is fast and
+    each row has a message id, else in atomic batches. The same table may be given for many targets, and is then
+    prepared once. A lost connection is made again within the patience. A target that refuses a row ends there, with all
+    rows before it written, and does not stop the others.
 
     Message ids should be given and repeat with the row: they stop a writer that was held up for seconds between asking
     and writing, on a queue whose messages are deleted when they are acknowledged.
@@ -45,7 +48,17 @@ def append_once(
     >>> append_once(address, [(Target(subject="ox.main", stream="stream:ox"), rows)])  # doctest: +SKIP
     [Outcome(target=..., stored=1000, skipped=0, last_position=1000, refused=None)]
     """
-    courses = [course(target, rows, options) for target, rows in work]
+    given = list(work)
+    streams = Counter(target.stream for target, _ in given)
+    sheets: dict[tuple[int, str], Sheet] = {}
+    courses: list[Course] = []
+    for target, rows in given:
+        key = id(rows), target.position_header
+        if key not in sheets:
+            sheets[key] = sheet(target.subject, rows, target.position_header)
+        sheets[key].users += 1
+        # Two chains in one stream would break each other all the time.
+        courses.append(course(target, sheets[key], options, chains=streams[target.stream] == 1))
     subjects = {each.target.subject for each in courses}
     if len(subjects) < len(courses):
         raise InvalidInput("two targets have the same subject", fix="give all rows of a subject at once")

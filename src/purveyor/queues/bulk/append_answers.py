@@ -7,6 +7,7 @@ it is the last. So what a batch cannot explain is tried with fewer rows: a singl
 
 import base64
 import json
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
@@ -24,6 +25,11 @@ from purveyor.queues.refusals import (
     WRONG_LAST_SEQUENCE_UNKNOWN,
 )
 
+QUESTION: Final = "$JS.API.STREAM.MSG.GET."
+"""Where the newest message of a subject is asked for, with the name of its stream behind it."""
+
+_DENIED: Final = re.compile(r'Permissions Violation for Publish to "([^"]+)"', re.IGNORECASE)
+_WRONG_LAST_ID: Final = 10070
 _TOO_LARGE: Final = 10054
 _NOT_ATOMIC: Final = 10174
 _STORE_FAILED: Final = 10077
@@ -54,13 +60,18 @@ class Newest:
     """None if it carries none: somebody else wrote it."""
 
 
+def is_conflict(answer: Answer) -> bool:
+    """Whether the stream is not as it was expected to be."""
+    return answer.err_code in (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_UNKNOWN, _WRONG_LAST_ID)
+
+
 def judge(answer: Answer, rows: int) -> tuple[Verdict, RefusalKind]:
     """What to do when so many rows were refused at once, and the kind of refusal if nothing can be done.
 
     No rows: a question was refused.
     """
     code = answer.err_code
-    if code in (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_UNKNOWN):
+    if is_conflict(answer):
         return Verdict.ASK_AGAIN, RefusalKind.OTHER
     closing = code == _STORE_FAILED and "closed" in answer.reason  # a server on its way down
     if answer.nobody_there and rows:
@@ -82,6 +93,17 @@ def in_words(answer: Answer) -> str:
     """The reason of a refusal, with what to do about it where that is known."""
     fix = FIXES.get(answer.err_code)
     return f"{answer.reason} ({fix})" if fix else answer.reason
+
+
+def denied_subject(said: str) -> str | None:
+    """The subject that the server does not let us publish to, by its words; None if they are about something else."""
+    found = _DENIED.search(said)
+    return found[1] if found else None
+
+
+def question(subject: str) -> bytes:
+    """The question for the newest message of a subject."""
+    return json.dumps({"last_by_subj": subject}).encode()
 
 
 def read_message(header_block: bytes, payload: bytes) -> dict[str, Any] | Answer | None:

@@ -4,8 +4,7 @@ A batch is built in two pieces: all rows but the first can be built ahead, while
 first carries what is expected of the subject, which is known only when that one is stored.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 from uuid import uuid4
@@ -14,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from purveyor.model.errors import InvalidInput, PublishRefused
+from purveyor.queues.bulk.append_chain import Chain
+from purveyor.queues.bulk.append_sheet import Sheet, left_out, positioned, record_batch
 from purveyor.queues.bulk.append_words import AppendOptions, Outcome, Refusal, RefusalKind, Target
 from purveyor.queues.bulk.atomic import HEADER_ROOM
 from purveyor.queues.bulk.headers import join
@@ -25,7 +26,8 @@ from purveyor.queues.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 _BLOCK_ROWS: Final = 4000
 _BLOCK_BYTES: Final = 64 << 20
 _BATCH_BYTES: Final = 4 << 20
-_SINGLES_PAY: Final = 4  # rows: a batch, however small, costs the server as much as ten single messages
+SINGLES_PAY: Final = 4
+"""Rows: a batch, however small, costs the server as much as ten single messages."""
 _COLUMNS_PAY: Final = 64  # rows, from which on frames are built faster column by column
 _EXPECTED_ROOM: Final = 60
 
@@ -77,9 +79,10 @@ class Course:
     """A target, its rows, and how far they have come."""
 
     target: Target
-    table: Any
-    positions: Positions
+    sheet: Sheet
     limit: int
+    chains: bool
+    """Whether it may be written in a chain, as far as is known of its rows, its stream and how it went."""
     step: Step = Step.NEWEST
     next: int = 0
     """The first row that is neither stored nor skipped."""
@@ -101,7 +104,13 @@ class Course:
     """Since there was progress."""
     failing_since: float | None = None
     refused: Refusal | None = None
+    chain: Chain = field(default_factory=Chain)
     _block: Rows | None = field(default=None, repr=False)
+
+    @property
+    def positions(self) -> Positions:
+        """Of all its rows."""
+        return self.sheet.positions
 
     @property
     def outcome(self) -> Outcome:
@@ -151,7 +160,7 @@ class Course:
         if block is None or not block.first_index <= start < block.first_index + len(block):
             block = self._block = self._prepare(start, max_payload)
         ahead = block.slice(start - block.first_index, len(block) - (start - block.first_index))
-        limit = self.limit if len(self.positions) - start > _SINGLES_PAY else 1
+        limit = self.limit if len(self.positions) - start > SINGLES_PAY else 1
         rows = next(portions(ahead, limit, min(options.window_bytes, _BATCH_BYTES)))
         batch_id = uuid4().hex
         body = _body(rows, batch_id, f" {inbox}.{2 * number + 1}") if len(rows) > 1 else None
@@ -161,63 +170,28 @@ class Course:
         """A block of rows from `start` on, none of which is too large or otherwise impossible to send."""
         header = self.target.position_header
         room = HEADER_ROOM + _EXPECTED_ROOM + len(header) + len(": 9223372036854775807\r\n")
-        envelope = Envelope(None, self.target.stream, max_payload - room, _left_out(header))
-        batch = _record_batch(self.table, start, self.target.subject)
+        envelope = Envelope(None, self.target.stream, max_payload - room, left_out(header))
+        batch = record_batch(_some(self.sheet.table, start), self.target.subject)
         while True:
             try:
-                rows = prepare(batch, start, envelope)
-                break
+                return positioned(prepare(batch, start, envelope), self.sheet)
             except (InvalidInput, PublishRefused):
                 if batch.num_rows == 1:
                     raise
                 batch = batch.slice(0, batch.num_rows // 2)  # what comes before that row is written first
-        positions = decimal(pa.array(self.positions[start : start + len(rows)]))
-        return replace(rows, header_lines=join(rows.header_lines, f"{header}: ".encode(), positions, b"\r\n"))
 
 
-def course(target: Target, rows: pa.Table | pa.RecordBatch, options: AppendOptions) -> Course:
-    """A target at its beginning; rows that cannot be appended are `InvalidInput`."""
-    table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    missing = [name for name in ("position", "data") if name not in table.schema.names]
-    if missing:
-        raise InvalidInput(
-            f"rows for {target.subject!r} have no column {missing[0]!r}, only {', '.join(table.schema.names)}",
-            fix="columns are position, data, and optionally headers and msg_id",
-        )
-    column = table.column("position")
-    if column.null_count:
-        raise InvalidInput(f"a row for {target.subject!r} has no position (null)", fix="fill the column position")
-    try:
-        positions: Positions = column.cast(pa.int64()).to_numpy()
-    except pa.ArrowException as error:
-        raise InvalidInput(f"column 'position' is {column.type}, not int64", fix="cast it") from error
-    wrong = np.flatnonzero(np.diff(positions) <= 0)
-    if len(wrong):
-        one, other = positions[wrong[0]], positions[wrong[0] + 1]
-        raise InvalidInput(
-            f"rows for {target.subject!r} are not in order: position {other} comes after {one}",
-            fix="sort them by position, each position once",
-        )
-    if len(positions) and positions[0] < 1:
-        raise InvalidInput(f"invalid position {positions[0]} for {target.subject!r}", fix="positions start at 1")
-    return Course(target, table, positions, options.batch_rows)
+def course(target: Target, sheet: Sheet, options: AppendOptions, *, chains: bool) -> Course:
+    """A target at its beginning."""
+    return Course(target, sheet, options.batch_rows, chains)
 
 
-def _left_out(position_header: str) -> Callable[[str], bool]:
-    # What begins with Nats- is an order to the server, about the message as it was first published.
-    return lambda name: name.startswith("Nats-") or name == position_header
-
-
-def _record_batch(table: Any, start: int, subject: str) -> Any:
-    """Some rows as one record batch, with their subject; bounded, because its columns cannot hold more than 2 GB."""
+def _some(table: Any, start: int) -> Any:
+    """Some rows of a table: bounded, because the columns of a record batch cannot hold more than 2 GB."""
     part = table.slice(start, _BLOCK_ROWS)
     while part.num_rows > 1 and part.nbytes > _BLOCK_BYTES:
         part = part.slice(0, part.num_rows // 2)
-    names = [name for name in ("data", "headers", "msg_id") if name in part.schema.names]
-    columns = [part.column(name) for name in names]
-    arrays = [each.chunk(0) if each.num_chunks == 1 else each.combine_chunks() for each in columns]
-    subjects = pa.repeat(pa.scalar(subject, pa.string()), part.num_rows)
-    return pa.RecordBatch.from_arrays([subjects, *arrays], ["subject", *names])
+    return part
 
 
 def _body(rows: Rows, batch_id: str, commit_reply: str) -> memoryview:

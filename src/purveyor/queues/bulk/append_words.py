@@ -18,7 +18,7 @@ class Target:
     """Where rows go, and what tells how far it was written before."""
 
     subject: str
-    """Its stream should have `allow_atomic`: without it no more than a few rows at a time can be stored."""
+    """Its stream should have `allow_atomic`: without it rows are refused wherever a chain does not suit, unless few."""
     stream: str
     floor: int = 0
     """Rows at or below this position were written already, whatever the stream holds."""
@@ -82,6 +82,7 @@ class AppendOptions:
     """How to append. `on_progress` is called with the number of rows stored so far, over all targets."""
 
     batch_rows: int = MOST_ROWS
+    """The most rows in an atomic batch."""
     window_bytes: int = 16 << 20
     """About so many bytes are under way without an answer (one row may be larger)."""
     patience_seconds: float = 60.0

@@ -4,34 +4,30 @@ Three things make a row come exactly once, in its place:
 
 1. What was written is read from the target itself: the position of its newest message, and then the floor. That is
    asked at the beginning, and again whenever what was sent is in doubt.
-2. Rows go in atomic batches (or, if they are few, one by one), the next when the one before is stored, and each expects
-   that the newest message is the one that was seen. So of two writers one is refused, and asks again. A batch sent
-   before a connection broke is either found by asking, or refused because something newer is there.
+2. Rows go in a chain, where each expects that the row before it is the newest message of the stream; or, where chains
+   do not suit, in atomic batches (or, if rows are few, one by one), the next when the one before is stored, each
+   expecting that the newest message of the subject is the one that was seen. So of two writers one is refused, and asks
+   again. What was sent before a connection broke is found by asking, or refused because something newer is there.
 3. What was seen is trusted for some seconds only. A process that was stopped in between, and comes back when others
    have written the rows and readers have removed them, asks again; one stopped for less finds its message ids known.
 """
 
-import json
-import re
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, assert_never
 
-from purveyor.model.errors import (
-    InvalidInput,
-    NoAnswer,
-    PermissionDenied,
-    PublishRefused,
-    PurveyorError,
-    Unavailable,
-)
+from purveyor.model.errors import InvalidInput, NoAnswer, PermissionDenied, PublishRefused, PurveyorError, Unavailable
 from purveyor.queues.address import Address
+from purveyor.queues.bulk import append_answers as answers
 from purveyor.queues.bulk.acks import Ack, one_by_one, parse_answer
 from purveyor.queues.bulk.acks import Refusal as Answer
-from purveyor.queues.bulk.append_answers import Verdict, floor, in_words, judge, newest, read_message
-from purveyor.queues.bulk.append_course import Batch, Course, Step
+from purveyor.queues.bulk.append_answers import Verdict
+from purveyor.queues.bulk.append_chain import MOST_FRUITLESS
+from purveyor.queues.bulk.append_chains import Chains
+from purveyor.queues.bulk.append_course import SINGLES_PAY, Batch, Course, Step
+from purveyor.queues.bulk.append_pace import Pace
 from purveyor.queues.bulk.append_scan import last_position
 from purveyor.queues.bulk.append_words import AppendOptions, RefusalKind
 from purveyor.queues.bulk.link import LinkLost
@@ -43,10 +39,10 @@ _FEW: Final = 4
 _TRUST_SECONDS: Final = 10.0
 _TURN_SECONDS: Final = 1.0
 _MOST_TRIES: Final = 12
-_QUESTION: Final = "$JS.API.STREAM.MSG.GET."
+_GATHERED_BYTES: Final = 128 << 10
+_LEFT_OVER_SECONDS: Final = 0.002
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 1.0
-_DENIED: Final = re.compile(r'Permissions Violation for Publish to "([^"]+)"', re.IGNORECASE)
 
 
 class Appender:
@@ -60,6 +56,8 @@ class Appender:
         self._to_ask: deque[Course] = deque(courses)
         self._to_write: deque[Course] = deque()
         self._resting: list[Course] = []
+        self._to_chain: deque[Course] = deque()
+        self._chains = Chains(address, self._outlet, options)
         self._under_way: dict[int, Course] = {}
         self._bytes = 0
         self._batches = 0
@@ -70,22 +68,29 @@ class Appender:
     def run(self) -> None:
         """Return when each target has all its rows, or has refused one."""
         try:
-            while self._to_write or self._to_ask or self._resting or self._under_way:
+            while self._to_write or self._to_chain or self._to_ask or self._resting or self._waits:
                 try:
                     self._wake()
                     self._send()
-                    if self._under_way or self._resting:
+                    if self._waits or self._resting:
                         self._listen()
                 except (LinkLost, NoAnswer) as error:
                     self._start_again(error)
             if not self._denied:
+                self._chains.release()
                 self._outlet.release()
         finally:
             self._outlet.drop()  # after a denial too: more words about it may be on their way
 
+    @property
+    def _waits(self) -> bool:
+        return bool(self._under_way or self._chains.open)
+
     # Sending
 
     def _send(self) -> None:
+        while self._to_chain and self._chains.has_room():
+            self._chain(self._to_chain.popleft())
         while self._to_write and self._has_room():
             self._write(self._to_write.popleft())
         while self._to_ask:
@@ -100,8 +105,9 @@ class Appender:
         course.asked_at = time.monotonic()
         self._under_way[number] = course
         course.number = number
-        question = json.dumps({"last_by_subj": subject}).encode()
-        self._outlet.link.publish(f"{_QUESTION}{stream}", question, f"{self._outlet.inbox}.{2 * number}")
+        self._outlet.link.publish(
+            f"{answers.QUESTION}{stream}", answers.question(subject), f"{self._outlet.inbox}.{2 * number}"
+        )
 
     def _write(self, course: Course) -> None:
         if time.monotonic() - course.seen_at > _TRUST_SECONDS:
@@ -129,6 +135,25 @@ class Appender:
             with suppress(InvalidInput, PublishRefused):
                 course.built = self._build(course, batch.end)
 
+    def _chain(self, course: Course) -> None:
+        chain = course.chain
+        if chain.broken:
+            return  # it comes back when all is heard
+        if not chain.begun and time.monotonic() - course.seen_at > _TRUST_SECONDS:
+            self._ask_again(course)
+            return
+        try:
+            if self._chains.pace is not Pace.SLOW:
+                self._chains.send(course)
+                if chain.begun and chain.sent < len(course.positions):
+                    self._to_chain.append(course)
+                return
+        except (InvalidInput, PublishRefused):
+            pass  # one of the next rows: batches find out which
+        course.chains = False
+        if not chain.flights:
+            self._go_on(course)
+
     def _build(self, course: Course, start: int) -> Batch:
         outlet = self._outlet
         return course.batch(self._number(), outlet.inbox, start, self._options, outlet.link.info.max_payload)
@@ -143,22 +168,28 @@ class Appender:
         link = self._outlet.link
         backlog = link.backlog
         try:
+            if self._chains.open:  # looking at a few answers costs nearly as much as at a thousand
+                link.fill(_GATHERED_BYTES, _LEFT_OVER_SECONDS if link.buffered else self._longest_wait())
             found = link.receive()  # what an earlier turn read while it wrote
-            if not len(found):
+            if not len(found) and not self._chains.open:
                 link.pump(self._longest_wait())
                 found = link.receive()
         except PermissionDenied as error:
             self._deny(error)
             return
         now = time.monotonic()
-        if len(found) or link.backlog != backlog or not self._under_way:
+        if len(found) or link.backlog != backlog or not self._waits:
             self._moved_at = now
-            prefix_size = len(self._outlet.inbox) + 1
-            for number, headers, payload in one_by_one(found, sid=self._outlet.sid, prefix_size=prefix_size):
-                self._hear(number, headers, payload)
+            if self._under_way:
+                prefix_size = len(self._outlet.inbox) + 1
+                for number, headers, payload in one_by_one(found, sid=self._outlet.sid, prefix_size=prefix_size):
+                    self._hear(number, headers, payload)
+            if self._chains.open:
+                for course in self._chains.hear(found):
+                    self._advance(course)
         elif now - self._moved_at > SILENCE_SECONDS:
             self._moved_at = now
-            for course in list(self._under_way.values()):
+            for course in [*self._under_way.values(), *self._chains.courses]:
                 self._settle(course)
                 self._wait(course, Answer(0, 0, f"no answer for {SILENCE_SECONDS:g} s"))
 
@@ -175,7 +206,7 @@ class Appender:
         batch = course.sent
         if batch is None:
             self._settle(course)
-            self._answered(course, read_message(headers, payload))
+            self._answered(course, answers.read_message(headers, payload))
             return
         if not number % 2 and not payload and not headers:
             return  # the batch has begun
@@ -187,7 +218,11 @@ class Appender:
             self._refused(course, answer, len(batch.rows))
 
     def _settle(self, course: Course) -> None:
-        del self._under_way[course.number]
+        """Nothing is under way of it any more."""
+        self._chains.abandon(course)
+        with suppress(ValueError):
+            self._to_chain.remove(course)
+        self._under_way.pop(course.number, None)
         if course.sent is not None:
             self._batches -= 1
             self._bytes -= course.sent.size
@@ -200,9 +235,9 @@ class Appender:
         target = course.target
         try:
             if course.step is Step.FLOOR:
-                self._begin(course, floor(message, target))
+                self._begin(course, answers.floor(message, target))
                 return
-            found = newest(message, target.position_header)
+            found = answers.newest(message, target.position_header)
             position = found.position
             if found.sequence and position is None:
                 position = last_position(self._address, target, found.sequence, self._options.patience_seconds)
@@ -238,17 +273,58 @@ class Appender:
         if self._options.on_progress is not None:
             self._options.on_progress(self._ledger.stored)
 
-    def _go_on(self, course: Course) -> None:
-        if course.next < len(course.positions):
-            course.step = Step.WRITE
-            self._to_write.append(course)
+    def _advance(self, course: Course) -> None:
+        """Some rows of a chain are answered."""
+        chain, was_begun = course.chain, course.chain.begun
+        said = chain.advance()
+        if said is None:
+            return
+        if said.next > course.next:
+            course.next = said.next
+            course.stored += said.stored
+            course.expected, course.seen_at = chain.sequence or course.expected, said.seen_at
+            self._ledger.stored += said.stored
+            course.progress()
+            self._outlet.patience.progress()
+        if said.cause is not None:
+            self._broken(course, said.cause, passed=said.passed)
+        elif chain.sent < len(course.positions) and course.chains:
+            if not was_begun:
+                self._to_chain.append(course)
+        elif not chain.flights:
+            self._go_on(course)
+        if said.stored and self._options.on_progress is not None:
+            self._options.on_progress(self._ledger.stored)
+
+    def _broken(self, course: Course, cause: Answer, *, passed: bool) -> None:
+        """A chain ended before its rows did, and all that was under way of it is answered."""
+        self._settle(course)
+        if course.chain.fruitless >= MOST_FRUITLESS:
+            course.chains = False
+        if passed:
+            self._go_on(course)
+        elif answers.is_conflict(cause):
+            self._refused(course, cause, 1)
         else:
+            # Sent by itself, and not in a chain, that row is refused for its own sake, or stored.
+            course.chains, course.limit = False, 1
+            self._ask_again(course)
+
+    def _go_on(self, course: Course) -> None:
+        if course.next >= len(course.positions):
             course.finish()
+            return
+        course.step = Step.WRITE
+        if len(course.positions) - course.next > SINGLES_PAY and self._chains.suits(course):
+            course.chain.begin(course.next)
+            self._to_chain.append(course)
+        else:
+            self._to_write.append(course)
 
     # What goes wrong
 
     def _refused(self, course: Course, answer: Answer, rows: int) -> None:
-        verdict, kind = judge(answer, rows)
+        verdict, kind = answers.judge(answer, rows)
         match verdict:
             case Verdict.ASK_AGAIN if course.failures < _MOST_TRIES:
                 self._rest(course, first_pause=0.0)
@@ -260,7 +336,9 @@ class Appender:
             case Verdict.ASK_AGAIN | Verdict.GIVE_UP:
                 if course.step is Step.FLOOR:
                     kind = RefusalKind.OTHER  # whatever is wrong there, it is not the target
-                course.refuse(f"{' '.join(course.source)}: {in_words(answer)}", answer.err_code or answer.code, kind)
+                course.refuse(
+                    f"{' '.join(course.source)}: {answers.in_words(answer)}", answer.err_code or answer.code, kind
+                )
             case _:
                 assert_never(verdict)
 
@@ -268,7 +346,7 @@ class Appender:
         now = time.monotonic()
         course.failing_since = course.failing_since or now
         if now - course.failing_since > self._options.patience_seconds:
-            reason = f"gave up after {self._options.patience_seconds:g} s: {in_words(answer)}"
+            reason = f"gave up after {self._options.patience_seconds:g} s: {answers.in_words(answer)}"
             course.refuse(reason, answer.err_code or answer.code, RefusalKind.OTHER)
         else:
             self._rest(course, first_pause=_FIRST_PAUSE)
@@ -281,26 +359,20 @@ class Appender:
         self._resting.append(course)
 
     def _wake(self) -> None:
-        if self._resting:
-            now = time.monotonic()
-            resting, self._resting = self._resting, []
-            for course in resting:
-                if course.rests_until <= now:
-                    self._ask_again(course)
-                else:
-                    self._resting.append(course)
+        now = time.monotonic()
+        for course in [course for course in self._resting if course.rests_until <= now]:
+            self._resting.remove(course)
+            self._ask_again(course)
 
     def _ask_again(self, course: Course) -> None:
         course.step, course.built = Step.NEWEST, None
         self._to_ask.append(course)
 
     def _deny(self, error: PermissionDenied) -> None:
-        said = _DENIED.search(error.message)
-        if said is None:
-            raise error
-        subject = said[1]
-        for course in list(self._under_way.values()):
-            asked = course.target.subject if course.sent is not None else f"{_QUESTION}{course.source[0]}"
+        subject = answers.denied_subject(error.message)
+        for course in [*self._under_way.values(), *self._chains.courses]:
+            writes = course.sent is not None or course.chain.flights
+            asked = course.target.subject if writes else f"{answers.QUESTION}{course.source[0]}"
             if asked == subject:
                 self._settle(course)
                 course.refuse(error.message, error.code, RefusalKind.DENIED)
@@ -310,7 +382,11 @@ class Appender:
 
     def _start_again(self, error: Unavailable) -> None:
         """On a new link: whatever was under way is in doubt, and what is written is asked again."""
-        courses = [*self._under_way.values(), *self._resting, *self._to_write, *self._to_ask]
+        chained = [*self._chains.courses, *self._to_chain]
+        others = [*self._under_way.values(), *self._resting, *self._to_write, *self._to_ask]
+        courses = list(dict.fromkeys([*chained, *others]))
+        self._chains.clear()
+        self._to_chain.clear()
         self._under_way.clear()
         self._resting.clear()
         self._to_write.clear()
