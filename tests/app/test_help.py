@@ -8,7 +8,7 @@ from purveyor.app.cli.lazy import COMMANDS
 from tests.app.conftest import PROGRAM, invoke
 
 SUBCOMMANDS = {
-    "serve": ["nats", "pipeline"],
+    "serve": ["nats", "api", "pipeline"],
     "stream": ["add", "edit", "ls", "info", "get", "purge", "seal", "rm"],
     "consumer": ["add", "ls", "info", "next", "pause", "resume", "rm", "samples"],
     "import": [],

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError
@@ -21,8 +21,16 @@ from purveyor.queues.server.config import check_sync
 
 PREFIX = "PURVEYOR_"
 FILE_NAME = "purveyor.toml"
-_SECRET = frozenset({"nats_url"})
-_FLAGS = {"spark_master": "master", "dispatcher_group": "group", "transform_mapping": "mapping"}
+_SECRET = frozenset({"nats_url", "admin_password", "events_password", "prefill_password", "publishers"})
+_FLAGS = {
+    "spark_master": "master",
+    "dispatcher_group": "group",
+    "transform_mapping": "mapping",
+    "api_host": "host",
+    "api_port": "port",
+    "api_tls_cert": "tls-cert",
+    "api_tls_key": "tls-key",
+}
 """Flags that are shorter than their key, because their command says the rest."""
 
 
@@ -52,6 +60,29 @@ def check_group(name: str) -> None:
         raise InvalidConfig("the group 'archive'", fix="choose another name: this durable is the archive's own")
 
 
+def check_username(name: str) -> None:
+    """A user of the API: HTTP Basic ends it at a colon."""
+    if not 0 < len(name) <= 128 or ":" in name or not name.isprintable():
+        raise InvalidConfig(f"the user {name!r}", fix="use 1 to 128 printable characters without ':'")
+
+
+Username = Annotated[str, _ours(check_username)]
+Secret = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
+File = Annotated[Path, AfterValidator(Path.expanduser)]
+
+
+class Publisher(BaseModel):
+    """One more login that may publish events, into its realms alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    username: Username
+    password: Secret | None = None
+    password_env: Annotated[str, Field(min_length=1)] | None = None
+    """The environment variable that holds the password, instead of the file."""
+    realms: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
 class Settings(BaseSettings):
     """What can be chosen about a deployment. Every key is a flag, an environment variable and a key of the file."""
 
@@ -66,6 +97,17 @@ class Settings(BaseSettings):
     dispatcher_group: Annotated[str, _ours(check_group)] = DEFAULT_GROUP
     transform_mapping: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
     archive_seconds: Annotated[float, Field(gt=0, le=3600)] = 2.0
+    api_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    api_port: Annotated[int, Field(ge=0, le=65535)] = 7777
+    api_tls_cert: File | None = None
+    api_tls_key: File | None = None
+    admin_username: Username = "admin"
+    admin_password: Secret | None = None
+    events_username: Username = "events"
+    events_password: Secret | None = None
+    prefill_username: Username = "prefill"
+    prefill_password: Secret | None = None
+    publishers: tuple[Publisher, ...] = ()
 
     @classmethod
     def settings_customise_sources(
@@ -117,18 +159,20 @@ def refuse_secret_flag(nats_url: str | None) -> None:
 def _explain(error: ValidationError, flags: Mapping[str, object], path: Path) -> InvalidConfig:
     first = error.errors(include_url=False)[0]
     key = str(first["loc"][0]) if first["loc"] else "settings"
+    where = ".".join(map(str, first["loc"])) or key
     if key in flags:
         origin = f"flag --{_FLAGS.get(key, key.replace('_', '-'))}"
     elif os.environ.get(PREFIX + key.upper()):
         origin = f"environment variable {PREFIX}{key.upper()}"
     else:
         origin = str(path)
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "extra_forbidden" and where == key:
         near = difflib.get_close_matches(key, list(Settings.model_fields), n=1)
+        value = "" if _SECRET & {*near} else f" (value {first['input']!r})"
         known = ", ".join(Settings.model_fields)
         return InvalidConfig(
-            f"unknown key {key!r} (value {first['input']!r}) in {origin}",
+            f"unknown key {key!r}{value} in {origin}",
             fix=f"did you mean {near[0]!r}?" if near else f"the keys are {known}",
         )
     value = "" if key in _SECRET else f" {first['input']!r}"
-    return InvalidConfig(f"invalid {key}{value} from {origin}", fix=first["msg"].removeprefix("Value error, "))
+    return InvalidConfig(f"invalid {where}{value} from {origin}", fix=first["msg"].removeprefix("Value error, "))

@@ -144,11 +144,14 @@ class Matcher:
         return F.broadcast(spark.createDataFrame(pa.table(columns)))
 
     def _all_targets(self, known: str) -> str:
+        nobody = "cast(array() as array<int>)"
+        if not self._patterns and not self._probes:  # the usual plan is small, and quickly made
+            return f"named_struct('targets', coalesce({known}.plain, {nobody}), 'unseen', false)"
         route = f"coalesce(known, {self._tried()})" if self._patterns else "known"
         targets = "route.plain"
         if self._probes:
             targets = f"if(size(route.filtered) = 0, route.plain, concat(route.plain, {self._passing()}))"
-        targets = f"coalesce({_let('route', route, targets)}, cast(array() as array<int>))"
+        targets = f"coalesce({_let('route', route, targets)}, {nobody})"
         unseen = "known is null and topic is not null" if self._patterns else "false"
         return _let("known", known, f"named_struct('targets', {targets}, 'unseen', {unseen})")
 

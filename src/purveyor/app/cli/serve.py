@@ -9,6 +9,7 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.render import write, write_json
+from purveyor.app.cli.serve_api import api
 from purveyor.app.cli.serve_pipeline import pipeline
 from purveyor.app.cli.text import safe
 from purveyor.queues.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
@@ -68,6 +69,15 @@ def nats(
         for number, handler in before.items():
             signal.signal(number, handler)
 
+
+app.command(
+    "api",
+    epilog=examples(
+        "purveyor serve api",
+        "purveyor serve api --host 0.0.0.0 --port 443 --tls-cert api.pem --tls-key api.key",
+        "purveyor serve api --port 0 --json",
+    ),
+)(api)
 
 app.command(
     "pipeline",

@@ -6,6 +6,7 @@ questions that pass cannot answer are asked again, and only of the rows that nee
 field is empty, and whether a text that reads like `true` or `[1]` stood in quotes.
 """
 
+from collections.abc import Callable
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -122,20 +123,30 @@ def _is_event() -> Column:
 
 def _strings_are_strings() -> Column:
     """The slow look at the types as they were written; what was not given is null here."""
-    typed = F.from_json("_text", _TYPES, _STRICT_JSON)
-    fields = F.array(*(typed[name] for name in ("realm", "topic", "publisher_name", "ts", "key")))
-    values = F.coalesce(F.map_values(typed["attributes"]), F.array().cast("array<variant>"))
-    return F.forall(F.concat(fields, values), lambda value: value.isNull() | (F.schema_of_variant(value) == "STRING"))
+
+    def texts(typed: Column) -> Column:
+        fields = F.array(*(typed[name] for name in ("realm", "topic", "publisher_name", "ts", "key")))
+        return F.concat(fields, F.coalesce(F.map_values(typed["attributes"]), F.array().cast("array<variant>")))
+
+    return F.forall(_typed(texts), lambda value: value.isNull() | (F.schema_of_variant(value) == "STRING"))
 
 
 def _key() -> Column:
     """As `event_key` finds it."""
     places = [f"{side}.{name}" for side in _SIDES for name in KEY_FIELDS]
     found = F.coalesce(*(F.nullif(F.col(f"_given.body.{place}"), F.lit("")) for place in places))
-    typed = F.from_json("_text", _TYPES, _STRICT_JSON)["body"]
-    candidates = F.array(*(typed[side][name] for side in _SIDES for name in KEY_FIELDS))
-    slow = F.get(F.filter(candidates, _can_be_key), F.lit(0)).cast("string")
+
+    def candidates(typed: Column) -> Column:
+        return F.array(*(typed["body"][side][name] for side in _SIDES for name in KEY_FIELDS))
+
+    slow = F.get(F.filter(_typed(candidates), _can_be_key), F.lit(0)).cast("string")
     return F.coalesce(F.col("_given.key"), F.when(found.rlike(_NO_KEY), slow).otherwise(found))
+
+
+def _typed(take: Callable[[Column], Column]) -> Column:
+    """Values with their types, of one more pass over the JSON: one, because it is written only once in the plan."""
+    passes = F.array(F.from_json("_text", _TYPES, _STRICT_JSON))
+    return F.flatten(F.transform(passes, take))
 
 
 def _can_be_key(value: Column) -> Column:

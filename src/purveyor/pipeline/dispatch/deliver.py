@@ -127,14 +127,19 @@ class _Run:
             tables = again
 
     def _tables(self, batch: pa.RecordBatch, open_: list[Part]) -> dict[int, pa.Table]:
+        """The rows of each target; targets with the same rows share a table, which is then prepared once."""
         whole = messages(batch)
+        shared: dict[bytes, pa.Table] = {}
         tables = {}
         for part in open_:
             rows = pa.array(part.rows)
             if part.target == INVALID:
                 tables[part.target] = letters(batch.take(rows).to_pylist())
-            else:
-                tables[part.target] = whole if len(rows) == batch.num_rows else whole.take(rows)
+                continue
+            key = part.rows.tobytes()
+            if key not in shared:
+                shared[key] = whole if len(rows) == batch.num_rows else whole.take(rows)
+            tables[part.target] = shared[key]
         return tables
 
     def _account(self, number: int) -> _Account:

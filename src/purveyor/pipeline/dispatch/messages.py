@@ -96,9 +96,14 @@ def parts(batch: pa.RecordBatch, writer: int | None, writers: int) -> Iterator[P
 
 
 def valid(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Whether a row is an event."""
+    """Whether a row is an event: those in doubt are judged by the rule."""
+    doubtful = batch.column("doubtful").to_numpy(zero_copy_only=False)
+    try:
+        batch.column("data").cast(pa.string())
+    except pa.ArrowInvalid:  # not all are UTF-8
+        doubtful = np.ones(batch.num_rows, np.bool_)
     result = np.ones(batch.num_rows, np.bool_)
-    for at in np.flatnonzero(batch.column("doubtful").to_numpy(zero_copy_only=False)):
+    for at in np.flatnonzero(doubtful):
         realm, topic, data = (batch.column(name)[int(at)].as_py() for name in ("realm", "topic", "data"))
         try:
             event = Event.decode(data)

@@ -28,7 +28,7 @@ from purveyor.model.registration import DispatchState
 from purveyor.pipeline.archive.checkpoint import batch_end
 from purveyor.pipeline.archive.read import ArchiveSource, events
 from purveyor.pipeline.dispatch.batch import Deliverer, Report
-from purveyor.pipeline.dispatch.judge import archived, judged
+from purveyor.pipeline.dispatch.judge import SOURCE_COLUMNS, archived, judged
 from purveyor.pipeline.dispatch.refusals import Refusals
 from purveyor.pipeline.dispatch.registrations import STREAM, Registrations
 from purveyor.pipeline.dispatch.roster import Seat, Span, call, note_due
@@ -43,6 +43,8 @@ from purveyor.spark.options import connection_options
 
 SMALL_BATCH: Final = 5000
 """Up to so many positions one task writes a batch, as it comes from the source."""
+PORTION: Final = 5000
+"""So many rows go to the writing task at a time: while it writes them, Spark makes the next."""
 _SAMPLES: Final = 20
 _SAMPLE_SIZE: Final = 50
 _TRIES: Final = 3
@@ -82,6 +84,7 @@ def start_dispatch(spark: SparkSession, settings: DispatchSettings) -> Streaming
         .options(**connection_options(settings.address))
         .option("stream", STREAM)
         .option("durable", settings.group)
+        .option("columns", SOURCE_COLUMNS)
         .option("maxOffsetsPerTrigger", settings.max_offsets)
     )
     dispatcher = Dispatcher(spark, settings)
@@ -109,6 +112,8 @@ class Dispatcher:
 
     def dispatch(self, frame: DataFrame, number: int) -> None:
         """One batch."""
+        if self._done is None:  # the session of this query alone
+            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", PORTION)
         batch = self._span(number)
         roster = call(self._registrations.look(), self._covered, batch)
         seats = roster.seats

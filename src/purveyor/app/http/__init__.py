@@ -1,0 +1,1 @@
+"""The HTTP API: what consumers, publishers and administrators see of Purveyor."""

@@ -1,0 +1,87 @@
+"""What a route is given: the services on the one connection of the process, and who is asking."""
+
+import json
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from purveyor.app.http.guard import PRINCIPAL
+from purveyor.app.http.problems import Problem
+from purveyor.app.http.security import Principal, Role, Security
+from purveyor.delivery.credentials import Credentials
+from purveyor.delivery.gate import Gate
+from purveyor.delivery.pull import Pull
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.intake.events import EventIntake
+from purveyor.queues.client import Queues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What the routes stand on; made when the server is reached."""
+
+    queues: Queues
+    subscriptions: Subscriptions
+    pull: Pull
+    gate: Gate
+    credentials: Credentials
+    intake: EventIntake
+
+
+def as_json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """An answer that is as it should be already: no need to check it once more."""
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return Response(data, status, media_type="application/json")
+
+
+def services(request: Request) -> Services:
+    """The services; an `Unavailable` before the server was reached for the first time."""
+    found: Services = request.app.state.api.services
+    return found
+
+
+def security(request: Request) -> Security:
+    """The logins."""
+    found: Security = request.app.state.api.security
+    return found
+
+
+def principal(request: Request) -> Principal:
+    """Who is asking."""
+    found: Principal = request.scope[PRINCIPAL]
+    return found
+
+
+def require_role(request: Request, role: Role) -> Principal:
+    """Refuse everybody else."""
+    who = principal(request)
+    if who.role is not role:
+        raise forbidden(who, f"a login for {role.value}")
+    return who
+
+
+def require_owner(request: Request, name: str) -> Principal:
+    """Only the subscription itself. Whether there is one of that name is no matter: others learn nothing."""
+    who = principal(request)
+    if not who.owns(name):
+        raise forbidden(who, f"subscription {name!r} itself")
+    return who
+
+
+def require_owner_or_admin(request: Request, name: str) -> Principal:
+    """The subscription itself, or an administrator."""
+    who = principal(request)
+    if not who.is_admin and not who.owns(name):
+        raise forbidden(who, f"subscription {name!r} itself, or an administrator")
+    return who
+
+
+def forbidden(who: Principal, wanted: str) -> Problem:
+    """The login is right, and not for this."""
+    return Problem(
+        HTTPStatus.FORBIDDEN,
+        f"{who.login!r} ({who.role.value}) may not do this",
+        f"it takes {wanted}",
+    )

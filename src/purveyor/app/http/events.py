@@ -1,0 +1,131 @@
+"""The route by which publishers send events: one, an array, or lines of JSON; all or none; 202 only when stored."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from purveyor.app.http import context
+from purveyor.app.http.models import Accepted, AcceptedMany, EventBody
+from purveyor.app.http.problems import Problem, documented
+from purveyor.app.http.security import Principal, Role
+from purveyor.intake.events import MOST_AT_ONCE, Incoming, check_id, new_id
+from purveyor.model import jsontext
+from purveyor.model.errors import InvalidInput
+from purveyor.model.event import Event
+
+router = APIRouter(tags=["events"])
+IDEMPOTENCY_KEY: Final = "Idempotency-Key"
+NDJSON: Final = "application/x-ndjson"
+_LARGE: Final = 64 << 10
+_ONE: Final = {"$ref": "#/components/schemas/EventBody"}
+_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"anyOf": [_ONE, {"type": "array", "items": _ONE, "minItems": 1, "maxItems": MOST_AT_ONCE}]}
+            },
+            NDJSON: {"schema": {"type": "string"}},
+        },
+    },
+    "parameters": [
+        {
+            "name": IDEMPOTENCY_KEY,
+            "in": "header",
+            "required": False,
+            "schema": {"type": "string", "maxLength": 200},
+            "description": "By which a repetition of the request is known; an `id` in an event goes before it",
+        }
+    ],
+}
+SCHEMAS: Final = (EventBody,)
+"""Models that only the documentation mentions."""
+
+
+@router.post(
+    "/v1/messages",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=Accepted | AcceptedMany,
+    responses=documented(
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    ),
+    openapi_extra=_BODY,
+)
+async def publish(request: Request) -> Response:
+    """Publish events: one, an array, or lines of JSON (`application/x-ndjson`), up to 1000, all or none. For: events.
+
+    202 means that they are stored. Sent again with the same id within two minutes, an event is not stored again. A
+    login that is bound to realms may publish into those only.
+    """
+    who = context.require_role(request, Role.EVENTS)
+    intake = context.services(request).intake
+    data = await request.body()
+    by_lines = request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    work = (data, by_lines, None if key is None else check_id(key), who)
+    # Reading megabytes of JSON takes long enough for others to notice.
+    events, one = await asyncio.to_thread(_read, *work) if len(data) > _LARGE else _read(*work)
+    if one:
+        receipt = await intake.store(events[0], who.login)
+        answer: dict[str, Any] = {
+            "position": receipt.sequence,
+            "id": events[0].id,
+            "duplicate": receipt.duplicate,
+        }
+    else:
+        stored = await intake.store_all(events, who.login)
+        answer = {"position": stored.position, "stored": stored.stored, "duplicates": stored.duplicates}
+    return context.as_json(answer, HTTPStatus.ACCEPTED)
+
+
+def _read(data: bytes, by_lines: bool, key: str | None, who: Principal) -> tuple[list[Incoming], bool]:
+    """The events of a body, and whether it is a single one; checked, all of them."""
+    if by_lines:
+        lines = [line for line in data.splitlines() if line.strip()]
+        found: Any = [jsontext.parse(line, f"line {number}") for number, line in enumerate(lines, start=1)]
+    else:
+        found = _json(data)
+    one = not isinstance(found, list)
+    given = [found] if one else found
+    if not 0 < len(given) <= MOST_AT_ONCE:
+        raise InvalidInput(f"{len(given)} events at once", fix=f"send 1 to {MOST_AT_ONCE}")
+    events = []
+    for number, fields in enumerate(given):
+        try:
+            events.append(_event(fields, _id(key, None if one else number), who))
+        except InvalidInput as error:
+            if one:
+                raise
+            raise InvalidInput(f"event {number + 1}: {error.message}", fix=error.fix) from error
+    return events, one
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return jsontext.load(data)
+    except RecursionError:
+        raise InvalidInput("the body is nested too deeply", fix="flatten it") from None
+    except ValueError as error:
+        raise InvalidInput(f"the body is not JSON: {error}", fix="send one event or an array of them") from None
+
+
+def _event(fields: Any, default_id: str, who: Principal) -> Incoming:
+    rest = dict(jsontext.mapping(fields, "event"))
+    identity = rest.pop("id", None)
+    event = Event.from_json(rest)
+    if who.realms is not None and event.realm not in who.realms:
+        raise Problem(
+            HTTPStatus.FORBIDDEN,
+            f"{who.login!r} may not publish into the realm {event.realm!r}",
+            f"its realms are {', '.join(sorted(who.realms)) or 'none'}",
+        )
+    return Incoming(event, default_id if identity is None else check_id(identity))
+
+
+def _id(key: str | None, number: int | None) -> str:
+    """With a key every event of a request has an id that a repetition repeats."""
+    if key is None:
+        return new_id()
+    return key if number is None else f"{key}:{number}"

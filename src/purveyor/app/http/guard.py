@@ -1,0 +1,77 @@
+"""The first that a request meets: who is asking, and how much it may send. Plain ASGI, because every request pays it.
+
+Nothing of a body is read before the login was accepted.
+"""
+
+from http import HTTPStatus
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from purveyor.app.http.problems import Problem, answer_to
+from purveyor.app.http.security import Backend, Security
+
+PRINCIPAL: Final = "purveyor.principal"
+"""Where in the scope of a request the one who is asking is found."""
+_OPEN: Final = frozenset({"/healthz", "/readyz", "/openapi.json"})
+_EVENTS: Final = "/v1/messages"
+LARGEST_BODY: Final = 256 << 10
+LARGEST_EVENTS: Final = 16 << 20
+
+
+class Guard:
+    """See the module."""
+
+    def __init__(self, app: ASGIApp, security: Security, backend: Backend) -> None:
+        self._app = app
+        self._security = security
+        self._backend = backend
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        try:
+            if path not in _OPEN:
+                client = scope.get("client")
+                header = headers.get(b"authorization")
+                scope[PRINCIPAL] = await self._security.authenticate(
+                    None if header is None else header.decode("latin-1"), client[0] if client else "", self._backend
+                )
+            limit = LARGEST_EVENTS if path == _EVENTS else LARGEST_BODY
+            _check_length(headers.get(b"content-length"), limit)
+        except Exception as error:  # noqa: BLE001 - the handlers of the application are further in
+            await answer_to(error)(scope, receive, send)
+            return
+        await self._app(scope, _limited(receive, limit), send)
+
+
+def _check_length(header: bytes | None, limit: int) -> None:
+    if header is not None and header.isdigit() and int(header) > limit:
+        raise _too_large(limit)
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """For bodies that do not tell their length."""
+    seen = 0
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise _too_large(limit)
+        return message
+
+    return counted
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"the body has more than {limit} bytes",
+        "send less; events can be sent in several requests",
+    )

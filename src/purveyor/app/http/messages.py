@@ -1,0 +1,163 @@
+"""Routes by which a consumer gets messages and says what became of them.
+
+They are the busiest of all and do no more than needed: a message goes out as the bytes that lie in the queue, with the
+sequence and the count of deliveries set in.
+"""
+
+import asyncio
+import base64
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import Annotated, Any, Final, TypeVar, assert_never
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from purveyor.app.http import context
+from purveyor.app.http.models import (
+    Acknowledged,
+    BulkReport,
+    Extended,
+    LeasedMessages,
+    LeaseRequest,
+    MessageBody,
+    StatusReport,
+    Wait,
+)
+from purveyor.app.http.problems import documented
+from purveyor.delivery.pull import DEFAULT_INSTANCE, Delivered
+from purveyor.model import jsontext
+from purveyor.model.jsontext import Json
+from purveyor.queues.headers import EVENT_ID, first
+
+router = APIRouter(prefix="/v1/subscriptions/{name}/messages", tags=["messages"])
+INSTANCE: Final = "X-Consumer-Instance"
+_SOON_SECONDS: Final = 0.05
+_SEQUENCE: Final = Path(ge=0, lt=1 << 63)
+_ERRORS: Final = (
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
+T = TypeVar("T")
+
+
+@router.get("/next", response_model=MessageBody | None, responses=documented(*_ERRORS))
+async def next_message(
+    request: Request,
+    name: str,
+    timeout: Annotated[Wait, Query()] = 5.0,  # noqa: ASYNC109 - how long to wait, not when to fail
+    pop: bool = False,
+) -> Response:
+    """The next message, waited for up to `timeout` seconds; null if there is none. For: the subscription.
+
+    It is the oldest one that is not acknowledged, the same again until it is. With `pop` it counts as acknowledged
+    when it is sent. 409: the prefill failed, and nothing comes until somebody acts.
+    """
+    context.require_owner(request, name)
+    pull = context.services(request).pull
+    found = await _wait(request, pull.next(name, _instance(request), timeout=timeout, pop=pop), None, timeout)
+    if found is None:
+        return Response(b"null", media_type="application/json")
+    headers = {} if found.until is None else {"Purveyor-Lease-Until": found.until.isoformat()}
+    if found.position is not None:
+        headers["Purveyor-Position"] = str(found.position)
+    identity = first(found.headers, EVENT_ID)
+    if identity is not None and identity.isascii():
+        headers["Purveyor-Id"] = identity
+    return Response(message_json(found, {}), headers=headers, media_type="application/json")
+
+
+@router.post("/lease", response_model=LeasedMessages, responses=documented(*_ERRORS))
+async def lease(request: Request, name: str, given: LeaseRequest) -> Response:
+    """Up to `max` messages at once, for the time of a lease. For: the subscription.
+
+    Each is given to nobody else until it is acknowledged, given back, or its lease has run out.
+    """
+    context.require_owner(request, name)
+    asking = context.services(request).pull.lease(
+        name, given.instance or _instance(request), given.max, given.lease_seconds, given.timeout
+    )
+    found = await _wait(request, asking, [], given.timeout)
+    parts = [message_json(each, _about_lease(each)) for each in found]
+    return Response(b'{"messages":[' + b",".join(parts) + b"]}", media_type="application/json")
+
+
+@router.patch("/{sequence}/status", response_model=Extended | None, responses=documented(*_ERRORS))
+async def tell_status(
+    request: Request, name: str, sequence: Annotated[int, _SEQUENCE], given: StatusReport
+) -> Response:
+    """Say what became of a message. For: the subscription.
+
+    `ok`: handled, never delivered again. `retry`: deliver it again, after `delay` seconds. `reject`: it will never be
+    handled, it becomes a dead letter. `extend`: keep it for another lease. 404: it is not there, or was acknowledged
+    before. 409: another instance has it.
+    """
+    context.require_owner(request, name)
+    pull = context.services(request).pull
+    match given.status:
+        case "ok":
+            await pull.acknowledge(name, sequence)
+        case "retry":
+            await pull.retry(name, sequence, delay=given.delay, instance=_instance(request))
+        case "reject":
+            await pull.reject(name, sequence, given.reason or "", instance=_instance(request))
+        case "extend":
+            until = await pull.extend(name, sequence, lease_seconds=given.lease_seconds, instance=_instance(request))
+            return context.as_json({"lease_until": until.isoformat()})
+        case _:
+            assert_never(given.status)
+    return Response(b"null", media_type="application/json")
+
+
+@router.patch("/status", response_model=Acknowledged, responses=documented(*_ERRORS))
+async def tell_status_of_many(request: Request, name: str, given: BulkReport) -> Response:
+    """All that this instance has at hand, up to a message in the order of delivery, is handled. For: the subscription.
+
+    409: the instance has that message no more.
+    """
+    context.require_owner(request, name)
+    pull = context.services(request).pull
+    count = await pull.acknowledge_up_to(name, given.up_to, instance=_instance(request))
+    return context.as_json({"acknowledged": count})
+
+
+def message_json(message: Delivered, more: Json) -> bytes:
+    """A message with what the delivery adds. What is no JSON object, written by hand say, is shown as it is."""
+    added = jsontext.dump({**more, "sequence_number": message.sequence, "num_delivered": message.num_delivered})
+    body = message.data.strip()
+    if not body.startswith(b"{") or not body.endswith(b"}"):
+        body = jsontext.dump({"raw": base64.b64encode(message.data).decode()})
+    inner = body[1:-1].strip()
+    return b"{" + inner + (b"," if inner else b"") + added[1:]
+
+
+def _about_lease(message: Delivered) -> Json:
+    assert message.until is not None
+    return {"position": message.position, "lease_id": message.lease, "lease_until": message.until.isoformat()}
+
+
+def _instance(request: Request) -> str:
+    return request.headers.get(INSTANCE) or DEFAULT_INSTANCE
+
+
+async def _wait(request: Request, asking: Awaitable[T], nothing: T, wait_seconds: float) -> T:
+    """Wait for messages, but not for a client that went away (nobody would get them), nor when the API is to stop."""
+    if wait_seconds <= 0:
+        return await asking
+    work = asyncio.ensure_future(asking)
+    others: list[asyncio.Future[Any]] = []
+    try:
+        await asyncio.wait((work,), timeout=_SOON_SECONDS)  # most are answered at once, and need no more than this
+        if not work.done():
+            others += map(asyncio.ensure_future, (request.app.state.api.stopping.wait(), _left(request)))
+            await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else nothing
+    finally:
+        for task in (work, *others):
+            task.cancel()
+        await asyncio.gather(work, *others, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,380 @@
+"""The bodies of requests and answers, as pydantic reads them at the edge and OpenAPI shows them.
+
+What they say is checked once more, and for good, by the model (`Subscription.from_json` and the like): here are forms,
+there are rules.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+from purveyor.delivery.pull import LONGEST_WAIT_SECONDS
+from purveyor.delivery.pull import MOST_AT_ONCE as MOST_LEASED
+from purveyor.model.control import Place
+from purveyor.model.jsontext import Json
+from purveyor.model.policy import LONGEST_DELAY_SECONDS, LONGEST_LEASE_SECONDS
+from purveyor.model.registration import PrefillStatus, RecordState
+from purveyor.model.subscription import RealmTopic, Subscription, read_topics
+from purveyor.queues.registry import Registered
+
+_NAME_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
+LONGEST_PASSWORD = 1024
+
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_DELAY_SECONDS, allow_inf_nan=False)]
+LeaseSeconds = Annotated[float, Field(ge=1, le=LONGEST_LEASE_SECONDS, allow_inf_nan=False)]
+Wait = Annotated[float, Field(ge=0, le=LONGEST_WAIT_SECONDS, allow_inf_nan=False)]
+Password = Annotated[SecretStr, Field(min_length=1, max_length=LONGEST_PASSWORD)]
+Sequence = Annotated[int, Field(ge=1, lt=1 << 63)]
+
+
+def _is_text(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError("a position from 1 on, or a time such as 2026-01-01T12:00:00Z")  # noqa: TRY004 - pydantic's way
+    return value
+
+
+Time = Annotated[datetime, BeforeValidator(_is_text)]
+"""Not a number, which pydantic would take for seconds since 1970."""
+
+
+class Given(BaseModel):
+    """The body of a request: a field that nobody knows is a mistake."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ProblemBody(BaseModel):
+    """What happened, and what to do."""
+
+    title: str
+    status: int
+    detail: str
+    fix: str | None
+    errors: list[dict[str, str]] | None = None
+
+
+class TopicBody(Given):
+    """A realm and a topic: exact, or a regular expression that must match in full."""
+
+    realm: str = Field(min_length=1, examples=["udm"])
+    topic: str = Field(min_length=1, examples=["users/user"])
+
+
+class FilterBody(Given):
+    """Only events whose attributes and fields all have one of these values."""
+
+    attributes: dict[str, str | list[str]] = Field(default_factory=dict, examples=[{"tenant": ["north"]}])
+    fields: dict[str, Any] = Field(default_factory=dict, examples=[{"department": ["it"], "level": [3, 4]}])
+
+
+class RetryBody(Given):
+    """What becomes of a message that is not acknowledged."""
+
+    max_attempts: Annotated[int, Field(ge=1)] | None = Field(default=None, description="null: for ever")
+    min_backoff_seconds: Seconds = 1.0
+    max_backoff_seconds: Seconds = 600.0
+
+
+class Options(Given):
+    """How a subscription wants its messages; what is left out is as a simple consumer expects it."""
+
+    filter: FilterBody | None = None
+    hidden_fields: list[str] | None = Field(
+        default=None, description="fields of the object it never sees; default: hashes of passwords"
+    )
+    delivery: Literal["ordered", "parallel"] | None = None
+    order_by: Literal["position", "key"] | None = None
+    lease_seconds: LeaseSeconds | None = None
+    retry: RetryBody | None = None
+
+
+class NewSubscription(Options):
+    """A subscription to be added."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "ox",
+                    "realms_topics": [{"realm": "udm", "topic": "users/user"}, {"realm": "udm", "topic": "groups/.*"}],
+                    "request_prefill": True,
+                    "password": "a long secret",
+                }
+            ]
+        }
+    )
+
+    name: str = Field(json_schema_extra={"pattern": _NAME_PATTERN})
+    realms_topics: list[TopicBody] = Field(min_length=1)
+    request_prefill: bool = False
+    password: Password
+
+    def definition(self) -> Subscription:
+        """Checked by the rules."""
+        return Subscription.from_json(self.model_dump(mode="json", exclude={"password"}, exclude_none=True))
+
+
+class SubscriptionChange(Options):
+    """What is given is changed, the rest stays; null puts an option back to its default."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"filter": {"fields": {"department": ["it"]}}},
+                {"password": "the next secret", "password_grace_seconds": 3600},
+            ]
+        }
+    )
+
+    paused: bool | None = None
+    password: Password | None = None
+    password_grace_seconds: Seconds = Field(default=0, description="for so long the last password is valid as well")
+
+    @property
+    def options(self) -> Json:
+        """The options of the definition that are given."""
+        given = self.model_dump(mode="json", exclude_unset=True)
+        return {name: given[name] for name in Options.model_fields if name in given}
+
+    def applied(self, to: Subscription) -> Subscription:
+        """The definition with what is given; checked by the rules."""
+        changed = to.to_json()
+        if "delivery" in self.options and "order_by" not in self.options:
+            changed.pop("order_by", None)
+        changed |= self.options
+        return Subscription.from_json({name: value for name, value in changed.items() if value is not None})
+
+
+class SubscriptionBody(BaseModel):
+    """A subscription. Options that are as they are by default are left out."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "ox",
+                    "realms_topics": [{"realm": "udm", "topic": "users/user"}],
+                    "request_prefill": True,
+                    "prefill_queue_status": "done",
+                }
+            ]
+        }
+    )
+
+    name: str
+    realms_topics: list[TopicBody]
+    request_prefill: bool
+    prefill_queue_status: Literal["pending", "running", "failed", "done"]
+    prefill_queue_reason: str | None = Field(default=None, description="why the prefill failed")
+    filter: FilterBody | None = None
+    hidden_fields: list[str] | None = None
+    delivery: Literal["ordered", "parallel"] | None = None
+    order_by: Literal["position", "key"] | None = None
+    lease_seconds: float | None = None
+    retry: RetryBody | None = None
+    paused: bool | None = Field(default=None, description="true: nothing is handed out at present")
+    suspended: dict[str, Any] | None = Field(default=None, description="its queue refuses messages: where and why")
+
+
+def subscription_json(found: Registered) -> Json:
+    """A subscription as `SubscriptionBody` describes it."""
+    status = prefill_status(found)
+    body: Json = {**found.record.definition.to_json(), "prefill_queue_status": status.value}
+    if status is PrefillStatus.FAILED and found.prefill is not None:
+        body["prefill_queue_reason"] = found.prefill.reason
+    if found.record.paused:
+        body["paused"] = True
+    if found.suspended is not None:
+        body["suspended"] = found.suspended.to_json()
+    return body
+
+
+def prefill_status(found: Registered) -> PrefillStatus:
+    """How far its prefill is; one that was not asked for is done."""
+    if found.prefill is not None:
+        return found.prefill.status
+    unfinished = found.record.definition.request_prefill or found.record.state is RecordState.REGISTERING
+    return PrefillStatus.PENDING if unfinished else PrefillStatus.DONE
+
+
+class PrefillReport(Given):
+    """How far the prefill of a subscription is."""
+
+    status: Literal["pending", "running", "failed", "done"] = Field(
+        description="pending asks for another try of a prefill that failed"
+    )
+    reason: str | None = Field(default=None, max_length=2000, description="why it failed")
+
+
+class StatusReport(Given):
+    """What became of a message."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"status": "ok"},
+                {"status": "retry", "delay": 30},
+                {"status": "reject", "reason": "no such mailbox"},
+                {"status": "extend", "lease_seconds": 60},
+            ]
+        }
+    )
+
+    status: Literal["ok", "retry", "reject", "extend"]
+    delay: Seconds | None = Field(default=None, description="retry: not before so many seconds; default: the policy's")
+    reason: str | None = Field(default=None, max_length=2000, description="reject: kept with the dead letter")
+    lease_seconds: LeaseSeconds | None = Field(default=None, description="extend: for so long from now on")
+
+
+class BulkReport(Given):
+    """All messages that an instance has at hand, up to one, are handled."""
+
+    status: Literal["ok"]
+    up_to: Sequence
+
+
+class LeaseRequest(Given):
+    """Many messages at once."""
+
+    max: Annotated[int, Field(ge=1, le=MOST_LEASED)] = 100
+    lease_seconds: LeaseSeconds | None = Field(default=None, description="default: the subscription's")
+    instance: str | None = Field(default=None, min_length=1, max_length=200, description="or X-Consumer-Instance")
+    timeout: Wait = Field(default=0, description="wait so many seconds for the first message")
+
+
+class BodyOfEvent(BaseModel):
+    """The object as it was and as it is; not both empty."""
+
+    old: dict[str, Any] = Field(default_factory=dict)
+    new: dict[str, Any] = Field(default_factory=dict)
+
+
+class EventBody(BaseModel):
+    """An event to be published."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "publisher_name": "hr",
+                    "ts": "2026-01-01T12:00:00Z",
+                    "realm": "udm",
+                    "topic": "users/user",
+                    "body": {"old": {}, "new": {"uuid": "u-1", "name": "Ada"}},
+                }
+            ]
+        }
+    )
+
+    publisher_name: str
+    ts: datetime
+    realm: str
+    topic: str
+    body: BodyOfEvent
+    key: str | None = Field(default=None, description="which object; default: found in it")
+    attributes: dict[str, str] | None = None
+    id: str | None = Field(default=None, description="by which a repetition is known; or the header Idempotency-Key")
+
+
+class MessageBody(EventBody):
+    """A message as a consumer gets it."""
+
+    sequence_number: int
+    num_delivered: int
+
+
+class LeasedMessage(MessageBody):
+    """A message with its lease."""
+
+    position: int | None = Field(description="the place of its event in the order of all events")
+    lease_id: str
+    lease_until: datetime
+
+
+class LeasedMessages(BaseModel):
+    """Messages of one lease, in their order."""
+
+    messages: list[LeasedMessage]
+
+
+class Extended(BaseModel):
+    """A lease that goes on."""
+
+    lease_until: datetime
+
+
+class Acknowledged(BaseModel):
+    """How many messages are handled now."""
+
+    acknowledged: int
+
+
+class Accepted(BaseModel):
+    """An event is stored: at which position, under which id; a duplicate was stored before."""
+
+    position: int
+    id: str
+    duplicate: bool
+
+
+class AcceptedMany(BaseModel):
+    """Events are stored, the last of them at this position."""
+
+    position: int
+    stored: int
+    duplicates: int
+
+
+class ReplayFilter(Given):
+    """Only events of these topics."""
+
+    realms_topics: list[TopicBody]
+
+
+class ReplayRequest(Given):
+    """Events of the past: from a position or a time on, up to another or to now."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"from": 1200, "to": 1300}]})
+
+    from_: Annotated[Sequence | Time, Field(alias="from")]
+    to: Sequence | Time | None = None
+    filter: ReplayFilter | None = None
+
+    def places(self) -> tuple[Place, Place | None]:
+        """Where to begin and to end."""
+        return self.from_, self.to
+
+    def topics(self) -> tuple[RealmTopic, ...]:
+        """The topics it is about; none: all."""
+        return () if self.filter is None else read_topics(self.filter.model_dump(), "realms_topics")
+
+
+class ReplayStarted(BaseModel):
+    """A replay is on its way."""
+
+    job: str
+
+
+class NewToken(Given):
+    """A token to be made."""
+
+    login: str | None = Field(default=None, description="whose; default: that of the one who asks (admin may name any)")
+    label: str = Field(default="", max_length=200, examples=["host a"])
+    expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)] | None = None
+
+
+class TokenBody(BaseModel):
+    """A token, without its text."""
+
+    id: str
+    login: str
+    label: str
+    created: datetime
+    expires: datetime | None
+
+
+class MadeToken(TokenBody):
+    """A token with its text, which is shown this once."""
+
+    token: str

@@ -1,0 +1,156 @@
+"""Routes of subscriptions: add, list, look at, change, delete, replay, and the state of a prefill."""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from purveyor.app.http import context
+from purveyor.app.http.models import (
+    NewSubscription,
+    PrefillReport,
+    ReplayRequest,
+    ReplayStarted,
+    SubscriptionBody,
+    SubscriptionChange,
+    subscription_json,
+)
+from purveyor.app.http.problems import documented
+from purveyor.app.http.security import Role
+from purveyor.delivery import prefill_status
+from purveyor.model.errors import InvalidName
+from purveyor.model.jsontext import Json
+from purveyor.model.registration import PrefillStatus, RecordState
+
+router = APIRouter(prefix="/v1/subscriptions", tags=["subscriptions"])
+_log = logging.getLogger(__name__)
+_CHANGED: dict[str, Any] = {"response_model": SubscriptionBody, "response_model_exclude_unset": True}
+
+
+@router.get("", responses=documented(), response_model=list[SubscriptionBody])
+async def list_subscriptions(request: Request) -> Response:
+    """All subscriptions. For: admin."""
+    context.require_role(request, Role.ADMIN)
+    snapshot = await context.services(request).subscriptions.list()
+    for name, reason in snapshot.unreadable.items():
+        _log.warning("subscription %s cannot be read: %s", name, reason)
+    found = snapshot.subscriptions.values()
+    return context.as_json([subscription_json(each) for each in found if each.record.state is not RecordState.DELETING])
+
+
+@router.post(
+    "",
+    status_code=HTTPStatus.CREATED,
+    response_model=SubscriptionBody,
+    responses={
+        200: {"description": "It was there, with the same parameters and password", "model": SubscriptionBody},
+        **documented(HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+    },
+)
+async def add_subscription(request: Request, given: NewSubscription) -> Response:
+    """Add a subscription. For: admin.
+
+    With the answer 201 every event that is accepted from now on, and fits, will be delivered.
+
+    1. It is registered. 2. It gets its password. A crash between the two leaves one that nobody can log in to; the
+    same request again gives it its password then.
+    """
+    context.require_role(request, Role.ADMIN)
+    definition = given.definition()
+    if context.security(request).is_reserved(definition.name):
+        raise InvalidName(f"the name {definition.name!r} is that of a login", fix="choose another name")
+    services = context.services(request)
+    record, created = await services.subscriptions.add(definition)
+    new = await services.credentials.set_first(definition.name, record.incarnation, given.password.get_secret_value())
+    services.pull.forget(definition.name)
+    body = await _body(request, definition.name)
+    return context.as_json(body, HTTPStatus.CREATED if created or new else HTTPStatus.OK)
+
+
+@router.get("/{name}", responses=documented(HTTPStatus.NOT_FOUND), **_CHANGED)
+async def get_subscription(request: Request, name: str) -> Response:
+    """A subscription and the state of its prefill. For: the subscription, admin."""
+    context.require_owner_or_admin(request, name)
+    return context.as_json(await _body(request, name))
+
+
+@router.patch(
+    "/{name}",
+    responses=documented(
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    ),
+    **_CHANGED,
+)
+async def change_subscription(request: Request, name: str, given: SubscriptionChange) -> Response:
+    """Change options, pause or resume, set another password. For: admin; the last two also for the subscription."""
+    who = context.require_owner_or_admin(request, name)
+    if given.options and not who.is_admin:
+        raise context.forbidden(who, f"an administrator, to change {', '.join(given.options)}")
+    services = context.services(request)
+    found = await services.subscriptions.get(name)
+    if given.options:
+        await services.subscriptions.redefine(name, given.applied)
+    if given.paused is not None:
+        await (services.subscriptions.pause if given.paused else services.subscriptions.resume)(name)
+    if given.password is not None:
+        await services.credentials.set_password(
+            name,
+            found.incarnation,
+            given.password.get_secret_value(),
+            keep_seconds=given.password_grace_seconds,
+        )
+        # Told at once to this process too: the answer 200 means that the old one is not accepted here any more.
+        context.security(request).forget_password(name)
+    services.pull.forget(name)
+    return context.as_json(await _body(request, name))
+
+
+@router.delete("/{name}", responses=documented(HTTPStatus.NOT_FOUND))
+async def delete_subscription(request: Request, name: str) -> None:
+    """End a subscription, with all that waits in its queue. For: the subscription, admin."""
+    context.require_owner_or_admin(request, name)
+    services = context.services(request)
+    incarnation = (await (await services.subscriptions.registry()).get(name)).incarnation
+    await services.subscriptions.delete(name)
+    services.pull.forget(name)
+    services.gate.forget(name)
+    await services.credentials.remove(name, incarnation)
+
+
+@router.patch(
+    "/{name}/prefill",
+    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+async def tell_prefill(request: Request, name: str, given: PrefillReport) -> None:
+    """Say how far the prefill of a subscription is. For: the prefill user, admin."""
+    who = context.principal(request)
+    if not who.is_admin:
+        context.require_role(request, Role.PREFILL)
+    services = context.services(request)
+    await prefill_status.tell(services.subscriptions, name, PrefillStatus(given.status), reason=given.reason)
+    services.pull.forget(name)
+
+
+@router.post(
+    "/{name}/replay",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=ReplayStarted,
+    responses=documented(
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    ),
+)
+async def replay(request: Request, name: str, given: ReplayRequest) -> Json:
+    """Write events of the past to its queue again, those that fit. For: the subscription, admin."""
+    context.require_owner_or_admin(request, name)
+    begin, end = given.places()
+    job = await context.services(request).subscriptions.replay(name, begin, end, given.topics())
+    return {"job": job.job}
+
+
+async def _body(request: Request, name: str) -> Json:
+    return subscription_json(await context.services(request).subscriptions.get(name))

@@ -1,0 +1,138 @@
+"""Events that programs send: into `incoming`, and told as accepted only when they are stored there.
+
+One by one on the connection of the process; many as one atomic batch, all of them or none. Each carries the login that
+sent it, beside the `publisher_name` that it gave itself.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from purveyor.model.errors import InvalidInput, UnknownStream
+from purveyor.model.event import SUBJECT, Event
+from purveyor.model.names import check_header
+from purveyor.queues.catalogue import incoming
+from purveyor.queues.client import Queues
+from purveyor.queues.headers import MSG_ID
+from purveyor.queues.publisher import Expect, Receipt
+
+LOGIN: Final = "Purveyor-Login"
+"""The header with the login that sent an event."""
+MOST_AT_ONCE: Final = 1000
+_LONGEST_ID: Final = 256
+_HEADER_ROOM: Final = 1024
+_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """An event and the id that a repetition of it has."""
+
+    event: Event
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of many events: stored now or before (`duplicates`), up to which position."""
+
+    stored: int
+    duplicates: int
+    position: int
+
+
+class TooLarge(InvalidInput):
+    """An event that the server does not take because of its size."""
+
+
+class EventIntake:
+    """See the module. Every method raises an `Unavailable` when the server is away: then the same may be sent again."""
+
+    def __init__(self, queues: Queues, *, replicas: int = 1) -> None:
+        self._queues = queues
+        self._replicas = replicas
+        self._ready_on = 0
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="purveyor-intake")
+
+    async def store(self, given: Incoming, login: str) -> Receipt:
+        """Store one event; where it is."""
+        data = self._encode(given)
+        await self.ensure()
+        try:
+            return await self._publish(given.id, data, login)
+        except UnknownStream:  # somebody removed the queue: it is made again, with its readers
+            self._ready_on = 0
+            await self.ensure()
+            return await self._publish(given.id, data, login)
+
+    async def store_all(self, given: Sequence[Incoming], login: str) -> Stored:
+        """Store up to 1000 events behind one another, all or none.
+
+        If some of them were stored before, a repetition say, the rest follow one by one; cut off in the middle, the
+        same sent again completes them.
+        """
+        if not 1 <= len(given) <= MOST_AT_ONCE:
+            raise InvalidInput(f"{len(given)} events at once", fix=f"send 1 to {MOST_AT_ONCE}")
+        if len({each.id for each in given}) < len(given):
+            raise InvalidInput("two of the events have the same id", fix="give each its own")
+        if len(given) == 1:
+            receipt = await self.store(given[0], login)
+            return Stored(int(not receipt.duplicate), int(receipt.duplicate), receipt.sequence)
+        messages = [(SUBJECT, self._encode(each), {LOGIN: login}, each.id) for each in given]
+        await self.ensure()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._publish_all, messages)
+
+    async def ensure(self) -> None:
+        """The queue and its readers are there: one without readers would keep nothing."""
+        generation = self._queues.connection.generation
+        if self._ready_on != generation:
+            (await self._queues.ensure(incoming(), replicas=self._replicas)).require_ready()
+            self._ready_on = generation
+
+    def close(self) -> None:
+        """End its threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, given: Incoming) -> bytes:
+        data = given.event.encode()
+        largest = self._queues.connection.max_payload - _HEADER_ROOM
+        if len(data) > largest:
+            raise TooLarge(f"an event of {len(data)} bytes; the server takes {largest}", fix="send less")
+        return data
+
+    async def _publish(self, identity: str, data: bytes, login: str) -> Receipt:
+        expect = Expect(stream=incoming().stream)
+        return await self._queues.publish(SUBJECT, data, headers={LOGIN: login}, msg_id=identity, expect=expect)
+
+    def _publish_all(self, messages: "list[tuple[str, bytes, dict[str, str], str]]") -> Stored:
+        from purveyor.queues import bulk  # noqa: PLC0415 - Arrow, for those who send many
+
+        stream = incoming().stream
+        size = sum(len(data) for _, data, _, _ in messages) + 1
+        options = bulk.PublishOptions(
+            mode=bulk.PublishMode.ATOMIC,
+            window_bytes=size * 2 + (len(messages) * _HEADER_ROOM),  # one batch, whatever its size
+            expected_stream=stream,
+            patience_seconds=self._queues.connection.patience_seconds,
+        )
+        report = bulk.publish_many(
+            self._queues.address, bulk.outgoing(messages, rows=MOST_AT_ONCE, size=size + 1), options
+        )
+        return Stored(report.stored, report.duplicates, report.last_sequences.get(stream, 0))
+
+
+def check_id(identity: object) -> str:
+    """An id that a publisher gave."""
+    if not isinstance(identity, str) or not 0 < len(identity) <= _LONGEST_ID:
+        raise InvalidInput("the id of an event is no string of 1 to 256 characters", fix="give 'id' as a string")
+    check_header(MSG_ID, identity)
+    return identity
+
+
+def new_id() -> str:
+    """An id for an event that came without one."""
+    return str(uuid.uuid4())

@@ -1,0 +1,150 @@
+"""nats-server goes away and comes back under load: 503 at worst, nothing lost, nothing twice."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from purveyor.queues import bulk
+from tests.app.http.conftest import Consumer, RunningApi, event, fill, subscribe
+from tests.conftest import OwnServer
+from tests.scale import LONG
+from tests.spark.broker import eventually
+
+ROUNDS = 20 if LONG else 2
+
+
+@pytest.mark.chaos
+def test_a_server_that_restarts_under_load_costs_no_more_than_503(own_server: OwnServer, tmp_path: Path) -> None:
+    directory = tmp_path / "store"
+    server = own_server(directory=directory)
+    with RunningApi(lambda: server.address, patience_seconds=0.5) as api:
+        api.when_ready()
+        admin = api.client("admin", "admin-secret")
+        consumer = subscribe(api, admin, "ox")
+        fill(server.address, "ox", range(1, 20_001))
+        over = threading.Event()
+        publisher, puller = Publisher(api, over), Puller(consumer, over)
+        looker = Looker(admin, over)
+        workers = [publisher, puller, looker]
+        for worker in workers:
+            worker.start()
+        for number in range(ROUNDS):
+            stored, taken = len(publisher.accepted), len(puller.taken)
+            eventually(lambda: len(publisher.accepted) > stored + 5 and len(puller.taken) > taken + 5)  # noqa: B023
+            if number % 2:
+                assert server.pid is not None
+                os.kill(server.pid, signal.SIGKILL)  # it is started again at once
+                continue
+            server.stop()
+            eventually(lambda: api.anybody.get("/readyz").status_code == 503)
+            server = own_server(directory=directory)
+        stored, taken = len(publisher.accepted), len(puller.taken)
+        eventually(lambda: len(publisher.accepted) > stored + 5 and len(puller.taken) > taken + 5)
+        over.set()
+        for worker in workers:
+            worker.join(60)
+            worker.check()
+        batches = bulk.read_range(server.address, "stream:incoming", 1, 1 << 40)
+        log = [dict(row["headers"]) for batch in batches for row in batch.to_pylist() if row["subject"] == "incoming"]
+    ids = [headers["Nats-Msg-Id"][0] for headers in log]
+    assert len(set(ids)) == len(ids)
+    assert set(publisher.accepted) <= set(ids)
+    assert puller.taken == list(range(1, len(puller.taken) + 1))
+
+
+def test_a_server_that_moved_is_found_where_it_is(own_server: OwnServer) -> None:
+    first, second = own_server(), own_server()
+    there = [first.address]
+    with RunningApi(lambda: there[0], patience_seconds=0.5) as api:
+        api.when_ready()
+        first.stop()
+        there[0] = second.address
+        eventually(lambda: api.anybody.get("/readyz").status_code == 503)
+        api.when_ready()
+        assert api.client("events", "events-secret").post("/v1/messages", json=event()).json()["position"] == 1
+
+
+class Worker(threading.Thread):
+    """Repeats a request until it is over; 503 is tried again."""
+
+    def __init__(self, over: threading.Event) -> None:
+        super().__init__()
+        self.over = over
+        self.statuses: set[int] = set()
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.over.is_set():
+                self.turn()
+        except Exception as error:  # noqa: BLE001 - told by check
+            self.failure = error
+
+    def turn(self) -> None:
+        raise NotImplementedError
+
+    def note(self, answer: httpx.Response) -> bool:
+        self.statuses.add(answer.status_code)
+        if answer.status_code == 503:
+            assert answer.headers["Retry-After"]
+        return answer.is_success
+
+    def check(self) -> None:
+        assert self.failure is None, self.failure
+        assert all(status < 300 or status == 503 for status in self.statuses), self.statuses
+
+
+class Publisher(Worker):
+    def __init__(self, api: RunningApi, over: threading.Event) -> None:
+        super().__init__(over)
+        self._client = api.client("events", "events-secret")
+        self.accepted: list[str] = []
+        self._number = 0
+
+    def turn(self) -> None:
+        self._number += 1
+        many = self._number % 3 == 0
+        ids = [f"e-{self._number}-{part}" for part in range(5 if many else 1)]
+        body: Any = [event(self._number, id=each) for each in ids]
+        while not self.note(self._client.post("/v1/messages", json=body if many else body[0])):
+            if self.over.is_set():
+                return
+        self.accepted += ids
+
+
+class Puller(Worker):
+    def __init__(self, consumer: Consumer, over: threading.Event) -> None:
+        super().__init__(over)
+        self._consumer = consumer
+        self.taken: list[int] = []
+
+    def turn(self) -> None:
+        answer = self._consumer.get("messages/next", params={"timeout": 1})
+        if not self.note(answer):
+            return
+        message = answer.json()
+        path = f"messages/{message['sequence_number']}/status"
+        while True:
+            told = self._consumer.patch(path, json={"status": "ok"})
+            if told.status_code == 404:
+                break  # acknowledged by a request whose answer was lost
+            if self.note(told):
+                break
+            if self.over.is_set():
+                return
+        self.taken.append(message["sequence_number"])
+
+
+class Looker(Worker):
+    def __init__(self, admin: httpx.Client, over: threading.Event) -> None:
+        super().__init__(over)
+        self._admin = admin
+
+    def turn(self) -> None:
+        for path in ("/v1/subscriptions", "/v1/subscriptions/ox", "/readyz", "/healthz", "/v1/tokens"):
+            self.note(self._admin.get(path))

@@ -1,0 +1,229 @@
+import httpx
+import pytest
+
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.queues.address import Address
+from purveyor.queues.client import Queues
+from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, event, fill, on_server, problem, subscribe, wanted
+
+
+def test_a_new_subscription_is_201_the_same_again_200_another_409(admin: httpx.Client, name: str) -> None:
+    first = admin.post("/v1/subscriptions", json=wanted(name))
+    assert first.status_code == 201
+    assert first.json() == {
+        "name": name,
+        "realms_topics": [{"realm": "udm", "topic": "users/user"}],
+        "request_prefill": False,
+        "prefill_queue_status": "done",
+    }
+    again = admin.post("/v1/subscriptions", json=wanted(name))
+    assert (again.status_code, again.json()) == (200, first.json())
+    problem(admin.post("/v1/subscriptions", json=wanted(name, request_prefill=True)), 409)
+    other = problem(admin.post("/v1/subscriptions", json=wanted(name, password="another")), 409)
+    assert "another password" in other["detail"]
+    assert admin.post("/v1/subscriptions", json=wanted(name)).status_code == 200
+
+
+@pytest.mark.parametrize("bad", ["foo.bar", "a/b", "", "a b", "*", ">", "x" * 65, "incoming", "stage-x", "ü", "a\nb"])
+def test_a_bad_name_is_422_and_the_list_still_works(admin: httpx.Client, bad: str) -> None:
+    problem(admin.post("/v1/subscriptions", json=wanted(bad)), 422)
+    assert admin.get("/v1/subscriptions").status_code == 200
+
+
+@pytest.mark.parametrize("bad", ["foo.bar", "a%20b", "%2A", "x" * 65])
+def test_a_bad_name_in_a_path_is_422(admin: httpx.Client, bad: str) -> None:
+    for method in ("GET", "DELETE"):
+        problem(admin.request(method, f"/v1/subscriptions/{bad}"), 422)
+    problem(admin.patch(f"/v1/subscriptions/{bad}", json={"paused": True}), 422)
+    problem(admin.post(f"/v1/subscriptions/{bad}/replay", json={"from": 1}), 422)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"realms_topics": []},
+        {"realms_topics": [{"realm": "udm", "topic": "(?i)x"}]},
+        {"realms_topics": "udm"},
+        {"password": ""},
+        {"password": None},
+        {"lease_seconds": 0},
+        {"delivery": "parallel", "order_by": "position"},
+        {"filter": {"fields": {"a..b": ["x"]}}},
+        {"filter": {"fields": {"a": {}}}},
+        {"retry": {"max_attempts": 0}},
+        {"hidden_fields": [1]},
+        {"pasword": "misspelt"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_422_and_tells_no_secret(admin: httpx.Client, name: str, wrong: dict[str, object]) -> None:
+    answer = admin.post("/v1/subscriptions", json=wanted(name) | wrong)
+    problem(answer, 422)
+    assert PASSWORD not in answer.text
+    problem(admin.get(f"/v1/subscriptions/{name}"), 404)
+
+
+def test_the_name_of_a_login_cannot_be_taken(admin: httpx.Client) -> None:
+    assert "login" in problem(admin.post("/v1/subscriptions", json=wanted("events")), 422)["detail"]
+
+
+def test_options_come_back_as_they_were_given(admin: httpx.Client, name: str) -> None:
+    options = {
+        "filter": {"attributes": {"tenant": ["north"]}, "fields": {"level": [3, 4]}},
+        "hidden_fields": ["salary"],
+        "delivery": "parallel",
+        "order_by": "key",
+        "lease_seconds": 60.0,
+        "retry": {"max_attempts": 5, "min_backoff_seconds": 1.0, "max_backoff_seconds": 60.0},
+    }
+    made = admin.post("/v1/subscriptions", json=wanted(name, **options))
+    assert made.status_code == 201
+    assert made.json().items() >= options.items()
+    assert admin.post("/v1/subscriptions", json=wanted(name, **options)).status_code == 200
+    assert PASSWORD not in admin.get("/v1/subscriptions").text
+
+
+def test_the_list_is_the_administrators_and_holds_no_secret(
+    admin: httpx.Client, consumer: Consumer, name: str, api: RunningApi
+) -> None:
+    found = admin.get("/v1/subscriptions")
+    assert found.status_code == 200
+    assert [each for each in found.json() if each["name"] == name] == [consumer.get().json()]
+    assert PASSWORD not in found.text
+    assert "argon2" not in found.text
+    problem(api.client(name, PASSWORD).get("/v1/subscriptions"), 403)
+    problem(api.client().get("/v1/subscriptions"), 401)
+
+
+def test_a_subscription_sees_itself_and_no_other(
+    admin: httpx.Client, consumer: Consumer, name: str, api: RunningApi
+) -> None:
+    assert consumer.get().json()["name"] == name
+    mine = api.client(name, PASSWORD)
+    subscribe(api, admin, f"{name}-b")
+    there = mine.get(f"/v1/subscriptions/{name}-b")
+    nowhere = mine.get(f"/v1/subscriptions/{name}-c")
+    assert problem(there, 403) == {**problem(nowhere, 403), "fix": there.json()["fix"]}
+    problem(admin.get(f"/v1/subscriptions/{name}-c"), 404)
+
+
+def test_the_owner_deletes_it_and_is_unknown_then(admin: httpx.Client, consumer: Consumer, name: str) -> None:
+    gone = consumer.call("DELETE")
+    assert (gone.status_code, gone.json()) == (200, None)
+    problem(consumer.get(), 401)
+    problem(consumer.get("messages/next", params={"timeout": 0}), 401)
+    problem(admin.delete(f"/v1/subscriptions/{name}"), 404)
+
+
+def test_a_name_that_is_used_again_has_nothing_of_the_old_one(
+    api: RunningApi, admin: httpx.Client, consumer: Consumer, address: Address, name: str
+) -> None:
+    fill(address, name, range(1, 4))
+    token = consumer.client.post("/v1/tokens", json={}).json()["token"]
+    assert admin.delete(f"/v1/subscriptions/{name}").status_code == 200
+    assert admin.post("/v1/subscriptions", json=wanted(name, password="new")).status_code == 201
+    problem(consumer.get(), 401)
+    problem(api.client(headers={"Authorization": f"Bearer {token}"}).get(f"/v1/subscriptions/{name}"), 401)
+    fresh = api.client(name, "new")
+    assert fresh.get(f"/v1/subscriptions/{name}/messages/next", params={"timeout": 0}).json() is None
+
+
+def test_deleted_and_added_without_a_password_nobody_gets_in(
+    api: RunningApi, consumer: Consumer, address: Address, name: str, admin: httpx.Client
+) -> None:
+    """By hand, on the command line, which knows no passwords: the old one must not open the new subscription."""
+    assert consumer.get().status_code == 200
+
+    async def again(queues: Queues) -> None:
+        subscriptions = Subscriptions(queues)
+        definition = (await subscriptions.get(name)).record.definition
+        await subscriptions.delete(name)
+        await subscriptions.add(definition)
+
+    on_server(address, again)
+    problem(consumer.get(), 401)
+    assert admin.patch(f"/v1/subscriptions/{name}", json={"password": "set"}).status_code == 200
+    assert api.client(name, "set").get(f"/v1/subscriptions/{name}").status_code == 200
+
+
+def test_adding_that_was_cut_off_before_the_password_is_completed_by_the_same_again(
+    api: RunningApi, admin: httpx.Client, address: Address, name: str
+) -> None:
+    definition = Subscription(name=name, realms_topics=(RealmTopic("udm", "users/user"),))
+    on_server(address, lambda queues: Subscriptions(queues).add(definition))
+    assert admin.post("/v1/subscriptions", json=wanted(name)).status_code == 201
+    assert api.client(name, PASSWORD).get(f"/v1/subscriptions/{name}").status_code == 200
+
+
+def test_options_are_changed_by_the_administrator(admin: httpx.Client, consumer: Consumer, name: str) -> None:
+    changed = admin.patch(
+        f"/v1/subscriptions/{name}",
+        json={"filter": {"fields": {"department": ["it"]}}, "delivery": "parallel", "order_by": "key"},
+    )
+    assert changed.status_code == 200
+    assert changed.json()["filter"]["fields"] == {"department": ["it"]}
+    assert consumer.get().json() == changed.json()
+    back = admin.patch(f"/v1/subscriptions/{name}", json={"filter": None, "delivery": "ordered"})
+    assert not {"filter", "delivery", "order_by"} & back.json().keys()
+    problem(consumer.patch(json={"hidden_fields": []}), 403)
+    problem(admin.patch(f"/v1/subscriptions/{name}", json={"realms_topics": []}), 422)
+    problem(admin.patch(f"/v1/subscriptions/{name}-x", json={"filter": None}), 404)
+
+
+def test_a_paused_subscription_hands_out_nothing(consumer: Consumer, address: Address, name: str) -> None:
+    fill(address, name, range(1, 2))
+    assert consumer.patch(json={"paused": True}).json()["paused"] is True
+    assert consumer.next() is None
+    assert "paused" not in consumer.patch(json={"paused": False}).json()
+    assert consumer.next()["sequence_number"] == 1
+
+
+def test_the_prefill_user_opens_the_queue(api: RunningApi, admin: httpx.Client, address: Address, name: str) -> None:
+    consumer = subscribe(api, admin, name, request_prefill=True)
+    prefill = api.client("prefill", "prefill-secret")
+    path = f"/v1/subscriptions/{name}/prefill"
+    fill(address, name, range(10, 12))
+    fill(address, name, range(1, 3), kind="prefill")
+    for status in ("pending", "running"):
+        told = prefill.patch(path, json={"status": status})
+        assert (told.status_code, told.json()) == (200, None)
+        assert consumer.get().json()["prefill_queue_status"] == status
+        assert consumer.next() is None
+    assert prefill.patch(path, json={"status": "failed", "reason": "no archive"}).status_code == 200
+    assert consumer.get().json()["prefill_queue_reason"] == "no archive"
+    assert "no archive" in problem(consumer.get("messages/next", params={"timeout": 0}), 409)["detail"]
+    assert prefill.patch(path, json={"status": "pending"}).status_code == 200
+    assert consumer.get().json()["prefill_queue_status"] == "pending"
+    assert prefill.patch(path, json={"status": "done"}).status_code == 200
+    numbers = []
+    while (message := consumer.next()) is not None:
+        numbers.append(message["body"]["new"]["number"])
+        consumer.patch(f"messages/{message['sequence_number']}/status", json={"status": "ok"})
+    assert numbers == [1, 2, 10, 11]
+    problem(prefill.patch(path, json={"status": "finished"}), 422)
+    problem(prefill.patch(f"/v1/subscriptions/{name}-x/prefill", json={"status": "done"}), 404)
+    problem(consumer.patch("prefill", json={"status": "done"}), 403)
+
+
+def test_a_replay_becomes_a_job(admin: httpx.Client, consumer: Consumer, name: str) -> None:
+    body = {"from": 1, "to": 5, "filter": {"realms_topics": [{"realm": "udm", "topic": "users/.*"}]}}
+    asked = consumer.post("replay", json=body)
+    assert asked.status_code == 202
+    assert asked.json()["job"]
+    assert admin.post(f"/v1/subscriptions/{name}/replay", json={"from": "2026-01-01T00:00:00Z"}).status_code == 202
+    problem(consumer.post("replay", json={"from": 5, "to": 1}), 422)
+    problem(consumer.post("replay", json={"from": 0}), 422)
+    problem(consumer.post("replay", json={}), 422)
+    problem(admin.post(f"/v1/subscriptions/{name}-x/replay", json={"from": 1}), 404)
+
+
+def test_what_is_accepted_after_the_201_comes_after_the_beginning(
+    admin: httpx.Client, events: httpx.Client, address: Address, name: str
+) -> None:
+    """Whatever a dispatcher knew at that moment: it delivers what lies behind the beginning in the log."""
+    assert admin.post("/v1/subscriptions", json=wanted(name)).status_code == 201
+    position = events.post("/v1/messages", json=event()).json()["position"]
+    begin = on_server(address, lambda queues: Subscriptions(queues).get(name)).record.begin
+    assert begin is not None
+    assert position > begin
