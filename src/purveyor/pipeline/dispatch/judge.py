@@ -2,7 +2,7 @@ r"""The first look at a message: its realm and topic, and whether it is an event
 
 One pass over the JSON and a few cheap tests, which nearly every event passes. What does not pass is not wrong by that,
 only doubtful: such rows, and no others, are judged by the model's own rule where they are written. So the hot path is
-Spark SQL, and the verdict is that of `Event.decode`. (Whether a body is UTF-8 is seen there as well, at next to no cost.)
+Spark SQL, and the verdict is that of `Event.decode`. Whether a body is UTF-8 is seen there as well, nearly for free.
 """
 
 from typing import Final
