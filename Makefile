@@ -43,8 +43,8 @@ bench: $(READY) ## the benchmarks; writes benchmarks/RESULTS.md
 chaos: $(READY) ## the long versions of the crash and property tests
 	PURVEYOR_CHAOS=1 $(BIN)/python -m pytest -m chaos -n 1 -s
 
-demo: $(READY) ## the main job end to end (comes with the pipeline)
-	@echo "The demo comes with the pipeline. What works today: $(BIN)/purveyor --help"
+demo: $(READY) ## the main job end to end, on sample data
+	$(BIN)/purveyor demo
 
 docs: $(READY) ## the generated pages
 	$(BIN)/python -m scripts.generate_docs

@@ -12,6 +12,7 @@ SUBCOMMANDS = {
     "stream": ["add", "edit", "ls", "info", "get", "purge", "seal", "rm"],
     "consumer": ["add", "ls", "info", "next", "pause", "resume", "rm", "samples"],
     "import": [],
+    "demo": [],
     "publish": [],
     "subscription": ["add", "list", "show", "pause", "resume", "prefill", "replay", "delete"],
     "archive": ["query", "snapshot", "compact"],

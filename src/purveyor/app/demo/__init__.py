@@ -1,0 +1,1 @@
+"""The demo: the whole system on sample data, which verifies itself."""
