@@ -230,6 +230,8 @@ def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, r
         time.sleep(random.uniform(0, 1))  # wherever it is then
         killed += here.kill_something(targets[number])
         if number == KILLS // 3:
+            half = len(here.directory.expected) // 2  # so that there is something to prefill with
+            eventually(partial(lambda wanted: here.last("incoming") >= wanted, half), PATIENCE_SECONDS)
             for each in IN_THE_MIDDLE:
                 here.add(each)
             here.run("subscription", "delete", PASSING.name, "--yes")

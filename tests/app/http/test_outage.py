@@ -60,7 +60,7 @@ def test_a_server_that_restarts_under_load_costs_no_more_than_503(own_server: Ow
 def test_a_server_that_moved_is_found_where_it_is(own_server: OwnServer) -> None:
     first, second = own_server(), own_server()
     there = [first.address]
-    with RunningApi(lambda: there[0], patience_seconds=0.5) as api:
+    with RunningApi(lambda: there[0], patience_seconds=2) as api:
         api.when_ready()
         first.stop()
         there[0] = second.address

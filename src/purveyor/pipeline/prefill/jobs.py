@@ -156,10 +156,12 @@ async def _position(shop: Workshop, place: Place, newest: int) -> int:
 
 async def _watched(shop: Workshop, claim: Claim, work: Awaitable[int], count: Callable[[], Awaitable[int]]) -> int:
     """The result of the write; meanwhile the state tells how far it is, and the write ends when the claim does."""
+    ended = asyncio.Event()
 
     async def tell() -> None:
-        while True:
-            await asyncio.sleep(shop.progress_seconds)
+        # Ended by the event and never cancelled: a report cut off on its way may be stored under a revision that the
+        # claim does not know, and would then look like somebody else's.
+        while not await _set_within(ended, shop.progress_seconds):
             with contextlib.suppress(Unavailable):  # only a report; the write waits for the server itself
                 await claim.update(written=await count())
 
@@ -170,9 +172,15 @@ async def _watched(shop: Workshop, claim: Claim, work: Awaitable[int], count: Ca
             telling.result()
         return await writing
     finally:
-        for task in (telling, writing):
-            task.cancel()
+        ended.set()
+        writing.cancel()
         await asyncio.gather(telling, writing, return_exceptions=True)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
 
 
 def _ending(verdict: Verdict) -> Ending:
