@@ -14,7 +14,10 @@ BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "bulk": bulk.run,
     "intake": intake.run,
     "spark": spark.run,
-    "pipeline": pipeline.run,
+    "dispatch": pipeline.dispatch,
+    "growth": pipeline.growth,
+    "latency": pipeline.latency,
+    "prefill": pipeline.prefill,
 }
 
 

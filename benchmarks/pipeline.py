@@ -6,7 +6,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,12 +41,31 @@ TOPICS = 10
 _ROWS = 5000
 
 
-def run(_address: Address) -> list[Section]:
-    """All comparisons. Each has a server of its own, because `stream:incoming` has one name."""
+def dispatch(_address: Address) -> list[Section]:
+    """Dispatch with a backlog. Here as below each measurement has a server of its own: queues have one name each."""
+    return _with_spark(_dispatch)
+
+
+def growth(_address: Address) -> list[Section]:
+    """Dispatch with ten times of what may grow."""
+    return _with_spark(_growth)
+
+
+def latency(_address: Address) -> list[Section]:
+    """Dispatch of a steady trickle."""
+    return _with_spark(_latency)
+
+
+def prefill(_address: Address) -> list[Section]:
+    """The current state into a new queue."""
+    return _with_spark(_prefill)
+
+
+def _with_spark(measure: Callable[[SparkSession], Section]) -> list[Section]:
     spark = session("bench", master="local[2]", options={"spark.ui.enabled": "false"})
     spark.sparkContext.setLogLevel("ERROR")
     try:
-        return [_dispatch(spark), _growth(spark), _latency(spark), _prefill(spark)]
+        return [measure(spark)]
     finally:
         spark.stop()
 
@@ -106,10 +125,10 @@ class World:
         """The newest position."""
         return int(ask(self.address, "STREAM.INFO.stream:incoming")["state"]["last_seq"])
 
-    def dispatch(self) -> StreamingQuery:
-        """Start the dispatcher."""
+    def dispatch(self, most: int = 50_000) -> StreamingQuery:
+        """Start the dispatcher, with batches of at most so many events."""
         settings = DispatchSettings(
-            address=self.address, checkpoint=self.directory / "dispatch", archive=self.archive, max_offsets=50_000
+            address=self.address, checkpoint=self.directory / "dispatch", archive=self.archive, max_offsets=most
         )
         return start_dispatch(self.spark, settings)
 
@@ -139,9 +158,9 @@ def _raise(query: StreamingQuery) -> None:
         raise error
 
 
-def _drain(made: World, *, each: int = 1) -> float:
+def _drain(made: World, count: int, *, each: int = 1) -> float:
     """Dispatch all that waits; deliveries per second of the batches behind the first, which warms up."""
-    last, query = made.last(), made.dispatch()
+    last, query = made.last(), made.dispatch(min(50_000, count // 4))
     while not query.lastProgress or _end(query) < last:
         _raise(query)
         time.sleep(0.05)
@@ -167,7 +186,7 @@ def _rate(spark: SparkSession, topics: Sequence[str], count: int, spread: int = 
             made.archive_all()
         made.subscribe(topics)
         publish_many(made.address, events(count, spread))
-        rate = _drain(made, each=len(topics) // spread)
+        rate = _drain(made, count, each=len(topics) // spread)
     print(f"pipeline: {len(topics)} subscriptions, {count:,} events: {rate:,.0f} deliveries/s", flush=True)
     return rate
 
@@ -315,7 +334,7 @@ def _fill(made: World, objects: int, prefix: str) -> float:
 
 def _sink(made: World, objects: int) -> float:
     target = Streams(made.address).fresh()
-    rows = made.spark.read.parquet(str(made.archive.directory / "events")).where("kind = 'event'")
+    rows = made.spark.read.parquet(str(made.archive.directory / "events" / "*")).where("kind = 'event'")
     rows = rows.selectExpr(f"'{target}' as subject", "data", "cast(position as string) as msg_id").coalesce(1)
     host, port = made.address.hosts()[0]
     url = f"nats://{made.address.user}:{made.address.password}@{host}:{port}"
