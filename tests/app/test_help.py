@@ -8,11 +8,11 @@ from purveyor.app.cli.lazy import COMMANDS
 from tests.app.conftest import PROGRAM, invoke
 
 SUBCOMMANDS = {
+    "demo": [],
     "serve": ["nats", "api", "pipeline"],
     "stream": ["add", "edit", "ls", "info", "get", "purge", "seal", "rm"],
     "consumer": ["add", "ls", "info", "next", "pause", "resume", "rm", "samples"],
     "import": [],
-    "demo": [],
     "publish": [],
     "subscription": ["add", "list", "show", "pause", "resume", "prefill", "replay", "delete"],
     "archive": ["query", "snapshot", "compact"],
