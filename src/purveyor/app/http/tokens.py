@@ -13,7 +13,7 @@ from purveyor.delivery.credentials import Token
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 
-@router.get("", responses=documented(HTTPStatus.UNPROCESSABLE_ENTITY))
+@router.get("", responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
 async def list_tokens(request: Request, login: str | None = None) -> list[TokenBody]:
     """The tokens of the login that asks; an administrator may name another. For: every login."""
     whose, _ = await _whose(request, login)
