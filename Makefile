@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: help setup test check lint types contracts bench chaos demo lock docs clean
+.PHONY: help setup test check lint types contracts bench chaos up demo lock docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,7 +23,7 @@ $(READY): requirements/dev.txt pyproject.toml
 	@touch $(READY)
 
 test: $(READY) ## all tests, in parallel, against real servers
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25
 
 check: lint types contracts test ## everything that must hold before a change lands
 
@@ -41,7 +41,10 @@ bench: $(READY) ## the benchmarks; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
 
 chaos: $(READY) ## the long versions of the crash and property tests
-	PURVEYOR_CHAOS=1 $(BIN)/python -m pytest -m chaos -n 1 -s
+	PURVEYOR_CHAOS=1 $(BIN)/python -m pytest -m chaos -n 1 -s --timeout 3600
+
+up: $(READY) ## everything on this machine: NATS server, pipeline and API, until Ctrl-C
+	$(BIN)/purveyor up
 
 demo: $(READY) ## the main job end to end, on sample data
 	$(BIN)/purveyor demo

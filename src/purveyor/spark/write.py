@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from purveyor.model.errors import InvalidConfig
 from purveyor.queues.bulk import PublishMode, PublishOptions, publish_many
 from purveyor.queues.bulk.ask import ask
+from purveyor.spark.ahead import read_ahead
 from purveyor.spark.options import WriteDelivery, WriteSettings
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def write_partition(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) 
     rows: Iterator[pa.RecordBatch] = (row_batch for row_batch in batches if row_batch.num_rows)
     if settings.order_by is not None:
         rows = _sorted(rows, settings.order_by)
-    messages = (to_messages(batch, settings) for batch in rows)
+    messages = read_ahead(to_messages(batch, settings) for batch in rows)
     options = PublishOptions(
         mode=_mode(settings), expected_stream=settings.stream, patience_seconds=settings.patience_seconds
     )
