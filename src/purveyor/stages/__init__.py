@@ -1,0 +1,21 @@
+"""Transactional stages: message in, database work, messages out, as one. Inbox, outbox, flows of several stages."""
+
+from purveyor.stages.application import Stages
+from purveyor.stages.endpoint import Endpoint
+from purveyor.stages.retry import Retry
+from purveyor.stages.store import SqlStore
+from purveyor.stages.words import Context, Goto, Next, Refuse, Reply, Request, Target
+
+__all__ = [
+    "Context",
+    "Endpoint",
+    "Goto",
+    "Next",
+    "Refuse",
+    "Reply",
+    "Request",
+    "Retry",
+    "SqlStore",
+    "Stages",
+    "Target",
+]

@@ -1,0 +1,210 @@
+"""The outbox relay: sends what lies in the outbox, oldest first, and marks it sent. Every instance has one.
+
+One instance at a time has its turn (a seat): so for each key messages go out in the order of their commits, whoever
+committed them. What a crash left behind is sent by whoever comes next. In-process bells and NOTIFY wake it; a look once
+a second is the truth.
+
+A subject that nobody takes (its endpoint is not deployed yet) must not hold up the others: its rows are held, in order,
+out of the way, and the oldest is tried again every few seconds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from purveyor.model.errors import PurveyorError, Unavailable
+from purveyor.queues.bulk import PublishOptions
+from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.queues.client import Queues
+from purveyor.stages.flow import Outgoing
+from purveyor.stages.points import Point, reach
+from purveyor.stages.seats import Seat, wait_for
+from purveyor.stages.statements import Row
+from purveyor.stages.store import SqlStore, now_ms
+
+log = logging.getLogger("purveyor.stages")
+
+_BATCH: Final = 5000
+_POLL_SECONDS: Final = 1.0
+_PROBE_SECONDS: Final = 5.0
+_PATIENCE_SECONDS: Final = 10.0
+_DEAD_LETTERS: Final = DEAD_LETTERS.subjects[0].removesuffix(">")
+
+
+class Relay:
+    """See the module. `run` until it is cancelled."""
+
+    def __init__(self, store: SqlStore, queues: Queues) -> None:
+        self._store = store
+        self._queues = queues
+        self._bell = asyncio.Event()
+        self._waiting: list[Callable[[], Awaitable[None]]] = []
+        self._probed_at = 0.0
+        self._sending = asyncio.Lock()
+        self._outgoing: list[tuple[list[Outgoing], asyncio.Future[None]]] = []
+        self.looks = 0
+        """How often the database was asked without a bell."""
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        self._bell.set()
+
+    def after_sending(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Call this when everything is sent that is committed by now."""
+        self._waiting.append(callback)
+        self._bell.set()
+
+    async def run(self) -> None:
+        """Send, until cancelled; a database or broker that is away is waited for."""
+        listening = asyncio.create_task(self._store.listen(self.wake))
+        try:
+            while True:
+                try:
+                    await self._work()
+                except Exception as error:  # noqa: BLE001 - the relay outlives everything
+                    log.warning("the outbox relay pauses: %s", error)
+                    await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await listening
+
+    async def drain(self) -> None:
+        """One turn now, for the end of a process: nothing that can be sent is left behind."""
+        if self._waiting:
+            with contextlib.suppress(Exception):
+                seat = await self._store.seat("relay")
+                try:
+                    await self._turn(seat)
+                finally:
+                    await seat.close()
+
+    async def _work(self) -> None:
+        seat = await self._store.seat("relay")
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_SECONDS):
+                        await self._bell.wait()
+                rung = self._bell.is_set()
+                self._bell.clear()
+                if rung or await self._anything(seat.connection):
+                    await self._turn(seat)
+        finally:
+            await seat.close()
+
+    async def _anything(self, connection: AsyncConnection) -> bool:
+        self.looks += 1
+        unsent, held = await self._store.statements.waiting(connection)
+        return unsent or (held and time.monotonic() - self._probed_at > _PROBE_SECONDS)
+
+    async def _turn(self, seat: Seat) -> None:
+        """Everything that is committed by now, then those who wait for it."""
+        waiting, self._waiting = self._waiting, []
+        try:
+            await wait_for(seat)
+            try:
+                await self._send_all(seat.connection)
+            finally:
+                await seat.give_back()
+        except BaseException:
+            self._waiting = waiting + self._waiting
+            raise
+        for callback in waiting:
+            await callback()
+
+    async def _send_all(self, connection: AsyncConnection) -> None:
+        held = await self._probe(connection)
+        while True:
+            rows = await self._store.statements.unsent(connection, _BATCH)
+            behind = [row for row in rows if row.message.subject in held]
+            ahead = [row for row in rows if row.message.subject not in held]
+            if behind:
+                await self._store.statements.hold(connection, [row.id for row in behind])
+            if ahead:
+                held |= await self._send(connection, ahead)
+            if len(rows) < _BATCH:
+                return
+
+    async def _send(self, connection: AsyncConnection, rows: Sequence[Row]) -> set[str]:
+        """Send rows in order; the subjects that are held now because nobody took them."""
+        try:
+            await self._publish([row.message for row in rows])
+        except Unavailable:
+            raise
+        except PurveyorError:
+            return await self._send_by_subject(connection, rows)
+        reach(Point.PUBLISHED)
+        await self._store.statements.mark_sent(connection, [row.id for row in rows], now_ms())
+        reach(Point.MARKED)
+        return set()
+
+    async def _send_by_subject(self, connection: AsyncConnection, rows: Sequence[Row]) -> set[str]:
+        refused: set[str] = set()
+        for subject in dict.fromkeys(row.message.subject for row in rows):
+            its = [row for row in rows if row.message.subject == subject]
+            try:
+                await self._publish([row.message for row in its])
+            except Unavailable:
+                raise
+            except PurveyorError as error:
+                log.warning("the outbox holds %d messages for %s: %s", len(its), subject, error)
+                await self._store.statements.hold(connection, [row.id for row in its])
+                refused.add(subject)
+            else:
+                await self._store.statements.mark_sent(connection, [row.id for row in its], now_ms())
+        return refused
+
+    async def _probe(self, connection: AsyncConnection) -> set[str]:
+        """Try the oldest row of each held subject; the subjects that are still held."""
+        oldest = await self._store.statements.held(connection)
+        if not oldest or time.monotonic() - self._probed_at <= _PROBE_SECONDS:
+            return {row.message.subject for row in oldest}
+        self._probed_at = time.monotonic()
+        still: set[str] = set()
+        for row in oldest:
+            try:
+                await self._publish([row.message])
+            except Unavailable:
+                raise
+            except PurveyorError:
+                still.add(row.message.subject)
+            else:
+                await self._store.statements.mark_sent(connection, [row.id], now_ms())
+                await self._store.statements.unhold(connection, row.message.subject)
+        return still
+
+    async def send_now(self, messages: list[Outgoing]) -> None:
+        """Publish messages that are in no outbox; those that others hand in meanwhile go with them.
+
+        A refusal is told to all of them: each is tried again by the one whose messages they are.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._outgoing.append((messages, done))
+        async with self._sending:
+            if done.done():
+                return done.result()
+            together, self._outgoing = self._outgoing, []
+            try:
+                await self._publish([message for part, _ in together for message in part])
+            except Exception as error:  # noqa: BLE001 - told to each of them
+                for _, waiting in together:
+                    waiting.set_exception(error)
+            else:
+                for _, waiting in together:
+                    waiting.set_result(None)
+        return done.result()
+
+    async def _publish(self, messages: Sequence[Outgoing]) -> None:
+        letters = any(message.subject.startswith(_DEAD_LETTERS) for message in messages)
+        if letters:
+            reach(Point.BEFORE_DEAD_LETTER)
+        options = PublishOptions(patience_seconds=_PATIENCE_SECONDS, on_progress=lambda _: reach(Point.MID_PUBLISH))
+        await self._queues.publish_many((message.to_publish() for message in messages), options)
+        if letters:
+            reach(Point.AFTER_DEAD_LETTER)

@@ -1,0 +1,91 @@
+"""An application with a stage, as a process of its own, that can be told to die at one point of the steps."""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from purveyor.queues import bulk  # noqa: F401 - loaded once, before the fork
+from purveyor.queues.address import Address
+from purveyor.queues.client import connect
+from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
+from purveyor.stages.points import Point, listen
+from purveyor.stages.timing import Timing
+
+IN_HANDLER = "in the handler"
+POINTS = (*(point.value for point in Point), IN_HANDLER)
+
+
+@dataclass(frozen=True)
+class Job:
+    number: int
+    poison: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the process does. `die_at` is a point, `after` how often it is passed before."""
+
+    address: Address
+    database: str
+    endpoint: str
+    ordered: bool
+    die_at: str | None = None
+    after: int = 0
+
+
+def start(plan: Plan) -> multiprocessing.process.BaseProcess:
+    """Begin a process; quick, because a server that has loaded everything forks it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=main, args=(plan,), daemon=True)
+    process.start()
+    return process
+
+
+def main(plan: Plan) -> None:
+    logging.disable(logging.CRITICAL)
+    asyncio.run(_serve(plan))
+
+
+async def _serve(plan: Plan) -> None:
+    left = plan.after
+
+    def maybe_die(point: str) -> None:
+        nonlocal left
+        if point == plan.die_at:
+            if left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+
+    listen(lambda point: maybe_die(point.value))
+    async with connect(plan.address) as queues:
+        await application(queues, plan, maybe_die).serve()
+
+
+def application(queues: Any, plan: Plan, maybe_die: Any) -> Stages:
+    timing = Timing(ack_wait=timedelta(seconds=1), grace=timedelta(milliseconds=50))
+    stages = Stages(queues, store=SqlStore(plan.database), app="crash", timing=timing)
+    endpoint = stages.terminator(plan.endpoint, message=Job)
+    sink = stages.remote(f"{plan.endpoint}-sink", request=Job, reply=type(None))
+    delays = {"attempts": 2, "first_delay": timedelta(milliseconds=20)}
+    retry = Retry.in_order(**delays) if plan.ordered else Retry.parallel(**delays)  # type: ignore[arg-type]
+
+    @endpoint.last_stage(exactly_once=True, retry=retry, concurrency=4)
+    async def handle(ctx: Context[None], job: Job, db: AsyncSession) -> None:
+        await db.execute(text("INSERT INTO effects (number, note) VALUES (:n, :k)"), {"n": job.number, "k": ctx.key})
+        ctx.send(sink, job)
+        maybe_die(IN_HANDLER)
+        if job.poison and job.number % 2:
+            raise ValueError("a poisonous message")
+        if job.poison:
+            raise Refuse("a refused message")
+
+    return stages

@@ -1,0 +1,141 @@
+"""Kill -9 at each named point: each input is done once or a dead letter, each effect has its message, in order."""
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purveyor.model import jsontext
+from purveyor.queues.address import Address
+from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.queues.client import Queues
+from purveyor.queues.dead_letters import token
+from purveyor.queues.stage_queues import STAGE_REPLIES, endpoint_queue
+from purveyor.stages import SqlStore, Stages
+from tests.scale import LONG, chance, pick
+from tests.stages.conftest import make_database, rows, until
+from tests.stages.program import POINTS, Job, Plan, start
+
+KEYS = 5
+RUNS = [("sqlite", 1, True), ("postgresql", 3, True), ("sqlite", 3, False), ("postgresql", 3, False)]
+MORE = [("sqlite", 1, False), ("sqlite", 3, True), ("postgresql", 1, True), ("postgresql", 1, False)]
+
+
+async def stored(queues: Queues, stream: str, subject: str) -> list[dict[str, Any]]:
+    """All messages of a subject, in order."""
+    found: list[dict[str, Any]] = []
+    async for batch in queues.read_range(stream, 1, (await queues.streams.info(stream)).state.last_seq):
+        found.extend(row for row in batch.to_pylist() if row["subject"] == subject)
+    return found
+
+
+class Instances:
+    """Processes that die at the points in turn, and are replaced until all points were met."""
+
+    def __init__(self, plan: Plan, count: int, points: Iterator[tuple[str, int]]) -> None:
+        self._plan = plan
+        self._points = points
+        self._running = [self._begin() for _ in range(count)]
+        self.deaths = 0
+
+    def _begin(self) -> BaseProcess:
+        point, after = next(self._points, (None, 0))
+        return start(replace(self._plan, die_at=point, after=after))
+
+    def tend(self) -> None:
+        for index, process in enumerate(self._running):
+            if not process.is_alive():
+                assert process.exitcode == -9
+                self.deaths += 1
+                self._running[index] = self._begin()
+
+    def unarmed(self) -> None:
+        """No more deaths by themselves: everyone is replaced."""
+        self._points = iter(())
+        for index, process in enumerate(self._running):
+            process.kill()
+            process.join()
+            self._running[index] = self._begin()
+
+    def stop(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.join()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(("kind", "instances", "ordered"), [*RUNS, *(MORE if LONG else [])])
+async def test_killed_at_each_point_every_message_is_done_once_or_a_dead_letter(  # noqa: PLR0917 - fixtures
+    kind: str,
+    instances: int,
+    ordered: bool,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    address: Address,
+    queues: Queues,
+    unique: str,
+) -> None:
+    database = make_database(kind, request, tmp_path)
+    random = chance(f"stages, {kind}, {instances} instances, {'in order' if ordered else 'parallel'}")
+    for queue in (DEAD_LETTERS, STAGE_REPLIES, endpoint_queue(f"{unique}-sink", 1)):
+        await queues.ensure(queue)
+    plan = Plan(address, database, unique, ordered)
+    sender = Stages(queues, store=SqlStore(database), app="test")
+    endpoint = sender.remote(unique, request=Job, reply=type(None))
+    order = [point for _ in range(pick(1, 8)) for point in random.sample(POINTS, len(POINTS))]
+    wanted = len(order)
+    running = Instances(plan, instances, iter([(point, random.randrange(3)) for point in order]))
+    numbers = itertools.count()
+    sent: dict[int, str] = {}
+    poisonous: set[int] = set()
+
+    async def feed(count: int) -> None:
+        for number in itertools.islice(numbers, count):
+            job = Job(number, poison=number % 10 in (4, 7))
+            sent[number] = f"key-{number % KEYS}"
+            if job.poison:
+                poisonous.add(number)
+            await sender.send(endpoint, job, key=sent[number], id=f"{unique}-{number}")
+
+    try:
+        await until(lambda: _exists(queues, unique))
+        async with asyncio.timeout(pick(100, 1200)):
+            while running.deaths < wanted:
+                await feed(4)
+                running.tend()
+                await asyncio.sleep(0.05)
+        running.unarmed()
+        await feed(10)
+        await until(lambda: _drained(queues, unique, database), 60)
+    finally:
+        running.stop()
+    done = await rows(database, "SELECT number, note FROM effects ORDER BY id")
+    messages = await stored(queues, endpoint_queue(f"{unique}-sink", 1).stream, f"stage.{unique}-sink.0")
+    letters = await stored(queues, DEAD_LETTERS.stream, f"dead-letters.{token(f'stage:{unique}.0')}")
+    print(f"{len(sent)} messages, {running.deaths} deaths, {len(letters)} dead letters")
+    assert sorted(number for number, _ in done) == sorted(set(sent) - poisonous)
+    out = [jsontext.parse(message["data"], "job")["number"] for message in messages]
+    assert sorted(out) == sorted(set(sent) - poisonous)
+    assert sorted(jsontext.parse(letter["data"], "job")["number"] for letter in letters) == sorted(poisonous)
+    if ordered:
+        for name, sequence in (("effects", [number for number, _ in done]), ("messages", out)):
+            by_key: dict[str, list[int]] = defaultdict(list)
+            for number in sequence:
+                by_key[sent[number]].append(number)
+            assert all(numbers == sorted(numbers) for numbers in by_key.values()), name
+
+
+async def _exists(queues: Queues, endpoint: str) -> bool:
+    return endpoint_queue(endpoint, 1).stream in await queues.streams.names()
+
+
+async def _drained(queues: Queues, endpoint: str, database: str) -> bool:
+    if (await queues.streams.info(endpoint_queue(endpoint, 1).stream)).state.messages:
+        return False
+    return await rows(database, "SELECT count(*) FROM purveyor_outbox WHERE sent_ms IS NULL") == [(0,)]
