@@ -19,6 +19,8 @@ RECEIPTS = "transform-receipts"
 """Keeps the newest event of the transform in `incoming`, so that the transform can see how far it has written."""
 INCARNATION = "purveyor.incarnation"
 """The key in a stream's metadata that tells the queue of a subscription from that of an earlier one."""
+PREFIX = "stream:"
+"""What the name of every queue's stream begins with."""
 _STAGE_PREFIX = "stage-"
 
 
@@ -39,6 +41,8 @@ class Reader:
     ack_wait: timedelta = timedelta(seconds=30)
     max_ack_pending: int = 1
     filter_subjects: tuple[str, ...] = ()
+    keeps_newest: bool = False
+    """It is there to hold its newest message in the queue, and never lets go of it."""
 
     def consumer(self) -> ConsumerConfig:
         """Its settings on the server."""
@@ -71,7 +75,7 @@ class Queue:
     @property
     def stream(self) -> str:
         """The name of its stream."""
-        return f"stream:{self.name}"
+        return f"{PREFIX}{self.name}"
 
     def config(self, *, replicas: int = 1) -> StreamConfig:
         """The settings of its stream. No size limits: a queue that drops messages is not one."""
@@ -138,7 +142,10 @@ def incoming(groups: Iterable[str] = (DEFAULT_GROUP,)) -> Queue:
             *(Reader(durable=group, who="pipeline: dispatch") for group in groups),
             Reader(durable="archive", who="pipeline: archive"),
             Reader(
-                durable=RECEIPTS, who="pipeline: transform, keeps its newest event", filter_subjects=(LDIF_SUBJECT,)
+                durable=RECEIPTS,
+                who="pipeline: transform, keeps its newest event",
+                filter_subjects=(LDIF_SUBJECT,),
+                keeps_newest=True,
             ),
         ),
     )

@@ -9,27 +9,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from purveyor.model.errors import AlreadyExists, MigrationNeeded, UnknownConsumer, UnknownStream
-from purveyor.queues.catalogue import Queue, Reader
-from purveyor.queues.config import ConsumerConfig, Retention, StreamConfig
+from purveyor.model.errors import AlreadyExists, MigrationNeeded, PermissionDenied, UnknownConsumer, UnknownStream
+from purveyor.queues.catalogue import PREFIX, Queue, Reader
+from purveyor.queues.config import Retention, StreamConfig
 from purveyor.queues.consumers import Consumers
+from purveyor.queues.differences import Difference, consumer_differences, stream_differences
+from purveyor.queues.migration.migrations import Migrations
+from purveyor.queues.migration.status import QueueStatus
 from purveyor.queues.streams import Streams
 
-# What the catalogue decides. Limits and everything else an operator has set on the live stream stay as they are.
-_STREAM_FIELDS = ("subjects", "retention", "storage", "num_replicas", "allow_direct", "allow_atomic")
-_CONSUMER_FIELDS = ("deliver_policy", "ack_policy", "ack_wait", "max_ack_pending", "filters")
-_FIXED_CONSUMER_FIELDS = ("deliver_policy", "ack_policy")
+__all__ = ["Action", "Ensured", "Ensurer", "QueueStatus"]
+
 _ATTEMPTS = 20
-
-
-class QueueStatus(Enum):
-    """Whether a queue can be used."""
-
-    READY = "ready"
-    NEEDS_MIGRATION = "needs migration"
-    """It is there in a shape that cannot change in place; nothing was touched."""
-    SEALED_FOR_MIGRATION = "sealed for migration"
-    """A migration is under way: readers drain it, writers wait."""
+_GUIDE = "docs/guides/migration.md"
 
 
 class Action(Enum):
@@ -38,20 +30,6 @@ class Action(Enum):
     CREATED = "created"
     UPDATED = "updated"
     NOTHING = "nothing"
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A setting that is not as declared, and whether it can be changed where it is."""
-
-    what: str
-    field: str
-    actual: object
-    wanted: object
-    in_place: bool
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.field}: {_show(self.actual)} -> {_show(self.wanted)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,59 +43,60 @@ class Ensured:
 
     def require_ready(self) -> "Ensured":
         """Itself when READY; MigrationNeeded otherwise."""
-        if self.status is not QueueStatus.READY:
-            why = "; ".join(map(str, self.differences or ("the stream is sealed",)))
+        if self.status is QueueStatus.SEALED_FOR_MIGRATION:
             raise MigrationNeeded(
-                f"queue {self.queue!r}: {self.status.value} ({why})", fix="see the guide to queue migration"
+                f"queue {self.queue!r} is sealed for migration",
+                fix=f"wait until its readers have drained it; see {_GUIDE}",
+            )
+        return self.require_usable()
+
+    def require_usable(self) -> "Ensured":
+        """Itself when READY, or when a migration is under way: readers then drain the queue, and writers wait.
+
+        MigrationNeeded if the queue needs one and nobody may begin it.
+        """
+        if self.status is QueueStatus.NEEDS_MIGRATION:
+            why = "; ".join(map(str, self.differences))
+            raise MigrationNeeded(
+                f"Stream '{PREFIX}{self.queue}' update failed but migration not enabled. See {_GUIDE}. Error: {why}",
+                fix=f"run `purveyor queues plan {self.queue}`, or set PURVEYOR_MIGRATE=true",
             )
         return self
-
-
-def stream_differences(actual: StreamConfig, wanted: StreamConfig) -> tuple[Difference, ...]:
-    """How a live stream differs from its declaration. Pure.
-
-    Between limits and interest the retention can change in place; to or from a work queue, and the storage, it cannot.
-    """
-    found = []
-    for field in _STREAM_FIELDS:
-        have, want = getattr(actual, field), getattr(wanted, field)
-        if field == "subjects":
-            have, want = tuple(sorted(have)), tuple(sorted(want))
-        if have != want:
-            in_place = field != "storage" and not (field == "retention" and Retention.WORK_QUEUE in (have, want))
-            found.append(Difference("stream", field, have, want, in_place))
-    return tuple(found)
-
-
-def consumer_differences(actual: ConsumerConfig, wanted: ConsumerConfig) -> tuple[Difference, ...]:
-    """How a live durable differs from its declaration. Pure."""
-    name = f"consumer {wanted.durable_name}"
-    return tuple(
-        Difference(name, field, getattr(actual, field), getattr(wanted, field), field not in _FIXED_CONSUMER_FIELDS)
-        for field in _CONSUMER_FIELDS
-        if getattr(actual, field) != getattr(wanted, field)
-    )
 
 
 class Ensurer:
     """Brings queues to their declaration."""
 
-    def __init__(self, streams: Streams, consumers: Consumers) -> None:
+    def __init__(self, streams: Streams, consumers: Consumers, migrations: Migrations) -> None:
         self._streams = streams
         self._consumers = consumers
+        self._migrations = migrations
 
-    async def ensure(self, queue: Queue, *, replicas: int = 1) -> Ensured:
-        """Create or update the stream and its durables, or say that it needs migration.
+    async def ensure(self, queue: Queue, *, replicas: int = 1, migrate: bool = False) -> Ensured:
+        """Create or update the stream and its durables, or say that it needs migration; with `migrate`, begin that.
 
-        When it returns READY every durable exists, so nothing written from now on is lost for its reader.
+        When it returns READY every durable exists, so nothing written from now on is lost for its reader. A migration
+        that is under way is brought forward in any case: whoever looks can complete it.
         """
         wanted = queue.config(replicas=replicas).checked()
         created = False
         for attempt in range(_ATTEMPTS):
+            # Gone in the middle of a migration it must not be made as if it were new: first what is under way.
+            if await self._migrations.under_way(queue.name) is not None:
+                status = await self._take_part(queue, replicas)
+                if status is not QueueStatus.READY:
+                    return Ensured(queue.name, status)
             try:
-                return await self._converge(queue, wanted, created=created)
+                found = await self._converge(queue, wanted, created=created)
+                hard = not all(difference.in_place for difference in found.differences)
+                if found.status is QueueStatus.READY or not migrate or not hard:
+                    return found  # a queue that is sealed and as declared, somebody sealed on purpose
+                status = await self._migrations.begin(queue, replicas=replicas)
+                if status is not QueueStatus.READY:
+                    return dataclasses.replace(found, status=status)
             except UnknownStream:
-                created = await self._create(wanted) or created
+                if await self._migrations.under_way(queue.name) is None:
+                    created = await self._create(wanted) or created
             except (AlreadyExists, UnknownConsumer):
                 pass  # somebody else was quicker: look again
             await asyncio.sleep(0.01 * attempt)
@@ -125,6 +104,12 @@ class Ensurer:
             f"queue {queue.name!r}: its stream changes faster than it can be set up",
             fix="are two versions with different catalogues running?",
         )
+
+    async def _take_part(self, queue: Queue, replicas: int) -> QueueStatus:
+        try:
+            return await self._migrations.begin(queue, replicas=replicas)
+        except PermissionDenied:  # others may
+            return QueueStatus.SEALED_FOR_MIGRATION
 
     async def _create(self, wanted: StreamConfig) -> bool:
         """Make the stream; an interest stream first with limits retention.
@@ -179,9 +164,3 @@ def _consumer_changes(reader: Reader, found: tuple[Difference, ...]) -> dict[str
     if any(d.field == "filters" for d in found):
         changes |= {"filter_subjects": list(reader.filter_subjects), "filter_subject": ""}
     return changes
-
-
-def _show(value: object) -> str:
-    if isinstance(value, Enum):
-        return str(value.value)
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,163 @@
+"""`purveyor queues plan` and `apply`: what would be done to bring queues to their declaration, and doing it."""
+
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm
+from purveyor.app.cli.render import note, show, table, write, write_json
+from purveyor.model.errors import InvalidName
+from purveyor.queues.catalogue import PREFIX, Queue, internal_queues, subscription_queue
+from purveyor.queues.client import Queues
+from purveyor.queues.migration.plan import Change, Plan, Strategy
+from purveyor.queues.migration.status import QueueStatus
+from purveyor.queues.migration.steps import Options, Progress
+
+_TELL_SECONDS = 2.0
+
+QueueName = Annotated[str | None, typer.Argument(metavar="QUEUE", help="One queue; default: all.")]
+StrategyFlag = Annotated[
+    Strategy | None,
+    typer.Option("--strategy", help="How to migrate: let the readers drain it, or carry it over by a snapshot."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What was done to a queue, and how long that took."""
+
+    plan: Plan
+    change: Change
+    seconds: float
+
+
+def plan(ctx: typer.Context, queue: QueueName = None, as_json: JsonFlag = False) -> None:
+    """Show for each queue what applying would do, why (what is, and what is wanted) and the risk. Changes nothing."""
+    cli = Cli.of(ctx, as_json)
+    plans = cli.call(lambda queues: _plans(queues, cli, queue))
+    if cli.json:
+        write_json([_as_json(each) for each in plans], indent=2)
+        return
+    write(
+        table(
+            ("QUEUE", "APPLYING WOULD", "MESSAGES"), [(each.queue.name, each.change, each.messages) for each in plans]
+        )
+    )
+    for each in plans:
+        for why in each.why:
+            write(f"{each.queue.name}: {show(why)}")
+        for risk in each.risks:
+            write(f"{each.queue.name}: mind that {show(risk)}")
+
+
+def apply(
+    ctx: typer.Context,
+    queue: QueueName = None,
+    strategy: StrategyFlag = None,
+    yes: YesFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Bring queues to their declaration: make them, update them in place, or migrate them.
+
+    A migration may be interrupted and run again, from several machines at once. Archives of snapshots are kept in
+    migrations/ of the data directory until the next one succeeds.
+    """
+    cli = Cli.of(ctx, as_json)
+    settings = cli.settings()
+    options = Options(archives=settings.data_dir / "migrations", on_progress=_Teller().tell)
+    plans = cli.call(lambda queues: _plans(queues, cli, queue))
+    hard = [(each, each.by(strategy)) for each in plans if each.migrates]
+    if hard:
+        confirm("; ".join(f"migrate {each.queue.name} by {way.value}: {_first(each)}" for each, way in hard), yes=yes)
+
+    async def work(queues: Queues) -> list[Applied]:
+        migrations = queues.migrations.with_options(options)
+        done = []
+        for each in plans:
+            begun = time.monotonic()
+            change = each.change
+            if each.migrates:
+                way = each.by(strategy)
+                change = Change.DRAIN if way is Strategy.DRAIN else Change.SNAPSHOT
+                if (
+                    await migrations.begin(each.queue, replicas=settings.replicas, strategy=way)
+                    is not QueueStatus.READY
+                ):
+                    await migrations.finish(each.queue.name)
+            if await migrations.under_way(each.queue.name) is not None:
+                await migrations.finish(each.queue.name)
+            (await queues.ensure(each.queue, replicas=settings.replicas)).require_ready()
+            done.append(Applied(each, change, time.monotonic() - begun))
+        return done
+
+    results = cli.call(work)
+    if cli.json:
+        write_json(
+            [
+                _as_json(each.plan)
+                | {"change": each.change, "status": QueueStatus.READY, "seconds": round(each.seconds, 3)}
+                for each in results
+            ],
+            indent=2,
+        )
+        return
+    rows = [(each.plan.queue.name, QueueStatus.READY, each.change, f"{each.seconds:.1f} s") for each in results]
+    write(table(("QUEUE", "STATUS", "DONE", "TIME"), rows))
+
+
+class _Teller:
+    """Says on standard error how far a migration is, when it takes long."""
+
+    def __init__(self) -> None:
+        self._told_at = time.monotonic()
+
+    def tell(self, progress: Progress) -> None:
+        if time.monotonic() - self._told_at < _TELL_SECONDS:
+            return
+        self._told_at = time.monotonic()
+        share = f" {100 * progress.done // progress.total}%" if progress.total else ""
+        note(f"{progress.queue}: {progress.what}{share}")
+
+
+async def _plans(queues: Queues, cli: Cli, name: str | None) -> list[Plan]:
+    settings = cli.settings()
+    known = {queue.name: queue for queue in internal_queues((settings.dispatcher_group,))}
+    for queue in _subscriptions(await queues.streams.names()):
+        known[queue.name] = queue
+    if name is not None and name not in known:
+        raise InvalidName(f"no queue {name!r}", fix=f"the queues are {', '.join(known)}")
+    wanted = [known[name]] if name is not None else list(known.values())
+    return [await queues.migrations.plan(queue, replicas=settings.replicas) for queue in wanted]
+
+
+def _subscriptions(names: list[str]) -> list[Queue]:
+    found: list[Queue] = []
+    for name in names:
+        try:
+            if name.startswith(PREFIX):
+                found.append(subscription_queue(name.removeprefix(PREFIX)))
+        except InvalidName:
+            continue  # an internal queue, a stage, or somebody else's
+    return found
+
+
+def _first(each: Plan) -> str:
+    return each.risks[0] if each.risks else show(each.why)
+
+
+def _as_json(each: Plan) -> dict[str, object]:
+    return {
+        "queue": each.queue.name,
+        "stream": each.queue.stream,
+        "change": each.change,
+        "strategy": each.strategy,
+        "messages": each.messages,
+        "why": list(each.why),
+        "risks": list(each.risks),
+        "differences": [
+            {"what": one.what, "field": one.field, "is": one.actual, "wanted": one.wanted, "in_place": one.in_place}
+            for one in each.differences
+        ],
+    }

@@ -1,0 +1,43 @@
+"""Taking part in a migration from a program without an event loop: the driver of a Spark query, say."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from purveyor.queues.address import Address
+from purveyor.queues.catalogue import PREFIX
+from purveyor.queues.client import connect
+from purveyor.queues.codec import Json
+from purveyor.queues.migration.migrations import Migrations
+from purveyor.queues.migration.status import QueueStatus
+
+_log = logging.getLogger("purveyor.migration")
+
+
+def join(address: Address, stream: str, durable: Json, patience_seconds: float) -> None:
+    """Have a durable made with the new stream; until then the reader reads the sealed one by position."""
+    queue = stream.removeprefix(PREFIX)
+    _run(address, patience_seconds, lambda migrations: migrations.join(queue, (durable,)))
+
+
+def passed(address: Address, stream: str, durable: str, sequence: int, patience_seconds: float) -> None:
+    """A reader by position has done everything up to a sequence of a sealed work queue."""
+    queue = stream.removeprefix(PREFIX)
+    _run(address, patience_seconds, lambda migrations: migrations.passed(queue, durable, sequence))
+
+
+def advance(address: Address, stream: str, patience_seconds: float) -> bool:
+    """Complete the migration if that is possible now; whether it is over."""
+    queue = stream.removeprefix(PREFIX)
+    ready = _run(address, patience_seconds, lambda migrations: migrations.advance(queue)) is QueueStatus.READY
+    if ready:
+        _log.info("Stream migration completed, resuming normal operation")
+    return ready
+
+
+def _run(address: Address, patience_seconds: float, work: Callable[[Migrations], Awaitable[object]]) -> object:
+    async def connected() -> object:
+        async with connect(address, name="purveyor-migration", patience_seconds=patience_seconds) as queues:
+            return await work(queues.migrations)
+
+    return asyncio.run(connected())

@@ -1,0 +1,106 @@
+"""The new stream: where the old one ended, with its durables, before publishers can notice that it was gone for long.
+
+The order makes each step safe to repeat, by whoever comes after a crash:
+
+1. The stream, from the sequence behind the old one's last: a late acknowledgement of an old message means nothing in
+   it. One that is to have interest retention begins with limits: it may be written to at once, and has no durable yet.
+2. The durables.
+3. The retention.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from purveyor.model.errors import AlreadyExists, Refused, UnknownConsumer, UnknownStream
+from purveyor.queues.api import Api
+from purveyor.queues.codec import Json
+from purveyor.queues.migration.record import CONTINUES, Record
+from purveyor.queues.migration.steps import Step
+from purveyor.queues.refusals import Subject
+
+_INTEREST = "interest"
+_NAME_IN_USE = (10058, 10130)
+_ATTEMPTS = 200
+_AGAIN_SECONDS = 0.1
+
+
+def first_config(record: Record) -> Json:
+    """How the new stream begins. Pure."""
+    return record.target | {"retention": "limits"} if record.target["retention"] == _INTEREST else record.target
+
+
+async def create(api: Api, record: Record) -> None:
+    """Step 1. Made already by somebody else is fine, if it is the one that goes on from the old stream."""
+    assert record.last_sequence is not None
+    config = first_config(record) | {"first_seq": record.last_sequence + 1}
+
+    async def ask() -> None:
+        await api.ask(f"STREAM.CREATE.{record.stream}", config, about=Subject(stream=record.stream))
+
+    await in_its_place(api, record, ask)
+
+
+async def in_its_place(api: Api, record: Record, make: Callable[[], Awaitable[None]]) -> None:
+    """Make the new stream where the old one was; made by somebody else meanwhile is fine.
+
+    In a cluster the name may be taken for a moment longer than the stream is there.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            await make()
+        except Refused as error:
+            if error.err_code not in _NAME_IN_USE:
+                raise
+            if await _is_there(api, record):
+                return
+            refused: Refused = error
+        else:
+            return
+        await asyncio.sleep(_AGAIN_SECONDS)
+    raise refused
+
+
+async def _is_there(api: Api, record: Record) -> bool:
+    """Whether the new stream is there; an error if it is one that nobody told us of."""
+    try:
+        live = await api.ask(f"STREAM.INFO.{record.stream}", about=Subject(stream=record.stream))
+    except UnknownStream:
+        return False
+    if goes_on(live["config"], record.created):
+        return True
+    if str(live["created"]) == record.created:
+        return False
+    raise AlreadyExists(f"stream {record.stream!r} was made anew by somebody else", fix="look what it holds")
+
+
+async def finish(api: Api, record: Record, reached: Callable[[Step], None]) -> None:
+    """Steps 2 and 3, and whatever else differs in place."""
+    about = Subject(stream=record.stream)
+    for durable in record.durables:
+        await make_durable(api, record.stream, durable)
+    reached(Step.READERS_MADE)
+    live = (await api.ask(f"STREAM.INFO.{record.stream}", about=about))["config"]
+    if live["retention"] != record.target["retention"]:
+        wanted: dict[str, Any] = live | {"retention": record.target["retention"]}
+        await api.ask(f"STREAM.UPDATE.{record.stream}", wanted, about=about)
+    reached(Step.CONVERTED)
+
+
+async def make_durable(api: Api, stream: str, config: Json) -> None:
+    """One durable; there already is fine."""
+    name = config["durable_name"]
+    about = Subject(stream=stream, consumer=name)
+    try:
+        await api.ask(f"CONSUMER.INFO.{stream}.{name}", about=about)
+    except UnknownConsumer:
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        try:
+            await api.ask(f"CONSUMER.CREATE.{stream}.{name}", body, about=about)
+        except AlreadyExists:
+            return
+
+
+def goes_on(config: Json, created: str) -> bool:
+    """Whether a stream's settings say that it goes on from the one made at that time."""
+    return created in str((config.get("metadata") or {}).get(CONTINUES, "")).split()

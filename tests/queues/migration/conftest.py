@@ -1,0 +1,124 @@
+"""Queues as they were before, workers that read them, publishers that do not stop."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from purveyor.queues.address import Address
+from purveyor.queues.catalogue import Queue, Reader
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.config import ConsumerConfig, Retention, StreamConfig
+from purveyor.queues.migration.migrations import Migrations
+from purveyor.queues.migration.status import QueueStatus
+from purveyor.queues.migration.steps import Options
+
+PATIENCE = 20.0
+
+
+def declared(name: str, retention: Retention = Retention.INTEREST, *readers: str) -> Queue:
+    """A queue as it is to be, with its readers."""
+    return Queue(
+        name=name,
+        purpose="a test",
+        subjects=(name, f"{name}.>"),
+        retention=retention,
+        writer="test",
+        readers=tuple(
+            Reader(durable=reader, who="test", ack_wait=timedelta(seconds=2)) for reader in readers or ("reader",)
+        ),
+    )
+
+
+async def make_old(
+    queues: Queues,
+    name: str,
+    retention: Retention = Retention.WORK_QUEUE,
+    durable: str | None = "reader",
+    **config: object,
+) -> str:
+    """A stream of an earlier system, with its durable."""
+    stream = f"stream:{name}"
+    await queues.streams.add(
+        StreamConfig(name=stream, subjects=(name,), retention=retention, allow_direct=False, **config)  # type: ignore[arg-type]
+    )
+    if durable is not None:
+        await queues.consumers.add(
+            stream, ConsumerConfig(durable_name=durable, ack_wait=timedelta(seconds=2), max_ack_pending=1)
+        )
+    return stream
+
+
+async def publish(queues: Queues, subject: str, first: int, last: int) -> None:
+    """Messages that say their number."""
+    for number in range(first, last + 1):
+        await queues.publish(subject, b"%d" % number, msg_id=f"{subject}-{number}")
+
+
+class Worker:
+    """Reads a queue and keeps what it processed, in order."""
+
+    def __init__(
+        self, queues: Queues, stream: str, durable: str = "reader", poison: frozenset[int] = frozenset()
+    ) -> None:
+        self._queues = queues
+        self._stream = stream
+        self._durable = durable
+        self._poison = poison
+        self.done: list[int] = []
+
+    async def run(self) -> None:
+        """For ever."""
+        async for message in self._queues.pull(self._stream, self._durable):
+            number = int(message.data)
+            if number in self._poison:
+                await message.nak()
+                continue
+            await message.ack(confirm=True)
+            self.done.append(number)
+
+
+@contextlib.asynccontextmanager
+async def running(*workers: Worker) -> AsyncIterator[None]:
+    """Workers at work for the length of a block."""
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        yield
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - a condition of the server
+            await asyncio.sleep(0.02)
+
+
+async def see_through(migrations: Migrations, queue: Queue) -> None:
+    """Bring a migration to its end."""
+    async with asyncio.timeout(60):
+        while await migrations.advance(queue.name) is not QueueStatus.READY:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def queues(address: Address) -> AsyncIterator[Queues]:
+    async with connect(address, name="tests", patience_seconds=PATIENCE) as connected:
+        yield connected
+
+
+@pytest.fixture
+def quick(queues: Queues, tmp_path: Path) -> Migrations:
+    """Migrations that do not wait long for others."""
+    return queues.migrations.with_options(
+        Options(archives=tmp_path / "archives", lease_seconds=0.5, grace_seconds=0.05, stuck_seconds=0.2)
+    )

@@ -1,0 +1,51 @@
+"""An instance in a process of its own: takes part in a migration, and kills itself at a step if it is told to.
+
+`python -m tests.queues.migration.crash_program URL QUEUE STRATEGY ARCHIVES [STEP]`
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.config import Retention
+from purveyor.queues.migration.plan import Strategy
+from purveyor.queues.migration.steps import Options, Step
+from tests.queues.migration.conftest import declared, see_through
+
+
+def options(archives: Path, step: str | None = None) -> Options:
+    """Quick ones; at the step the process dies."""
+
+    def reached(now: Step) -> None:
+        if now.value == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Options(archives=archives, lease_seconds=1, grace_seconds=0.02, stuck_seconds=0.2, on_step=reached)
+
+
+async def work(queues: Queues, stream: str, processed: Path) -> None:
+    """Process messages: each is a line in a file, written before it is acknowledged."""
+    async for message in queues.pull(stream, "reader"):
+        with processed.open("ab") as file:
+            file.write(message.data + b"\n")
+        await message.ack(confirm=True)
+
+
+async def main(url: str, name: str, strategy: Strategy, archives: Path, step: str | None) -> None:
+    queue = declared(name, Retention.INTEREST)
+    async with connect(url, patience_seconds=20) as queues:
+        migrations = queues.migrations.with_options(options(archives, step))
+        working = asyncio.create_task(work(queues, queue.stream, archives / "processed"))
+        if (await migrations.plan(queue)).migrates:
+            await migrations.begin(queue, strategy=strategy)
+        await see_through(migrations, queue)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    url, name, strategy, archives, *step = sys.argv[1:]
+    asyncio.run(main(url, name, Strategy(strategy), Path(archives), step[0] if step else None))

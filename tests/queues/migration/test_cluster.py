@@ -1,0 +1,94 @@
+"""A cluster of three with three replicas, and one node killed in the middle of a migration."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from purveyor.model.errors import Unavailable
+from purveyor.queues.catalogue import Queue
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.config import Retention
+from purveyor.queues.migration.plan import Strategy
+from purveyor.queues.migration.status import QueueStatus
+from purveyor.queues.migration.steps import Options, Step
+from tests.queues.migration.cluster import Cluster, cluster
+from tests.queues.migration.conftest import Worker, declared, make_old, publish
+from tests.scale import LONG, chance
+
+CASES = [
+    (strategy, step)
+    for strategy, steps in (
+        (Strategy.DRAIN, (Step.SEALED, Step.DRAINED, Step.DELETED, Step.CREATED)),
+        (Strategy.SNAPSHOT, (Step.SEALED, Step.ARCHIVED, Step.DELETED, Step.CREATED)),
+    )
+    for step in steps
+]
+BACKLOG, ALL = 30, 60
+
+
+@pytest.mark.chaos
+def test_a_node_killed_in_mid_migration_costs_no_message(tmp_path: Path) -> None:
+    cases = CASES if LONG else [chance("node killed in mid-migration").choice(CASES)]
+    with cluster(tmp_path) as servers:
+        for number, case in enumerate(cases):
+            print(*case)
+            asyncio.run(_migrate(servers, f"queue-{number}", tmp_path / "archives", *case))
+
+
+async def _migrate(servers: Cluster, name: str, archives: Path, strategy: Strategy, step: Step) -> None:
+    queue = declared(name, Retention.INTEREST)
+    async with connect(servers.address, patience_seconds=60) as queues:
+        stream = await _make(queues, name)
+        await publish(queues, name, 1, BACKLOG)
+        leader = (await queues.streams.raw_info(stream))["cluster"]["leader"]
+        killed = False
+
+        def kill(now: Step) -> None:
+            nonlocal killed
+            if now is step and not killed:
+                killed = True
+                servers.kill(leader)
+
+        worker = Worker(queues, stream)
+        publishing = asyncio.create_task(publish(queues, name, BACKLOG + 1, ALL))
+        working = asyncio.create_task(worker.run())
+        options = Options(archives=archives, lease_seconds=2, on_step=kill)
+        queues.migrations.options = options  # whoever does the step, the worker too
+        async with asyncio.timeout(180):
+            await _see_through(queues, queue, options, strategy)
+            assert killed
+            await publishing
+            while len(set(worker.done)) < ALL:  # noqa: ASYNC110 - what a worker does
+                await asyncio.sleep(0.05)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        once = list(dict.fromkeys(worker.done))
+        assert once == list(range(1, ALL + 1)), worker.done
+        # An acknowledgement that the killed node had taken, and nobody else knew of, is asked for again.
+        assert len(worker.done) - len(once) <= 1, worker.done
+        config = (await queues.streams.info(stream)).config
+        assert (config.retention, config.num_replicas, config.sealed) == (Retention.INTEREST, 3, False)
+        servers.start()
+
+
+async def _make(queues: Queues, name: str) -> str:
+    """A new cluster has no leader for some seconds."""
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                return await make_old(queues, name, num_replicas=3)
+            except Exception:  # noqa: BLE001 - too few peers yet, no leader yet
+                await asyncio.sleep(0.2)
+
+
+async def _see_through(queues: Queues, queue: Queue, options: Options, strategy: Strategy) -> None:
+    migrations = queues.migrations.with_options(dataclasses.replace(options))
+    while True:
+        try:
+            if await migrations.begin(queue, replicas=3, strategy=strategy) is QueueStatus.READY:
+                return
+        except Unavailable:
+            pass  # the killed node was the leader of something: another instance would come by
+        await asyncio.sleep(0.1)

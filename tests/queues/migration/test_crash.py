@@ -1,0 +1,160 @@
+"""kill -9 of an instance at every step of a migration; whoever comes next ends it, and nothing is lost or doubled."""
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from purveyor.model.errors import LeaseLost
+from purveyor.queues.address import Address
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.config import Retention
+from purveyor.queues.migration.fence import Lease, Leases, make_bucket
+from purveyor.queues.migration.migrations import Migrations
+from purveyor.queues.migration.places import BUCKET
+from purveyor.queues.migration.plan import Strategy
+from purveyor.queues.migration.steps import Step
+from tests.queues.migration.conftest import declared, eventually, make_old, publish, see_through
+from tests.queues.migration.crash_program import options, work
+from tests.scale import LONG, chance
+
+SHARED = (Step.RECORDED, Step.SEALED, Step.DELETED, Step.CREATED, Step.READERS_MADE, Step.CONVERTED, Step.DONE)
+STEPS = {
+    Strategy.DRAIN: (*SHARED, Step.DRAINED),
+    Strategy.SNAPSHOT: (*SHARED, Step.PAUSED, Step.ARCHIVED),
+}
+CASES = [(strategy, step) for strategy, steps in STEPS.items() for step in steps]
+BACKLOG, ALL = 20, 40
+
+
+def cases() -> list[tuple[Strategy, Step]]:
+    """All in `make chaos`; a few of each way else."""
+    if LONG:
+        return CASES
+    random = chance("crash of a migration")
+    late = (Step.DELETED, Step.CREATED, Step.CONVERTED)
+    return [
+        pair
+        for strategy in Strategy
+        for pair in (
+            (strategy, random.choice(late)),
+            (strategy, random.choice([step for step in STEPS[strategy] if step not in late])),
+        )
+    ]
+
+
+@pytest.mark.chaos
+def test_whoever_comes_next_ends_what_a_killed_instance_began(address: Address, unique: str, tmp_path: Path) -> None:
+    async def play() -> None:
+        await asyncio.gather(
+            *(
+                _killed_at(address, f"{unique}-{number}", fresh(tmp_path / str(number)), *case)
+                for number, case in enumerate(cases())
+            )
+        )
+
+    asyncio.run(play())
+
+
+def fresh(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "processed").touch()
+    return directory
+
+
+async def _killed_at(address: Address, name: str, directory: Path, strategy: Strategy, step: Step) -> None:
+    case = f"{strategy.value}, {step.value}"
+    queue = declared(name, Retention.INTEREST)
+    async with connect(address, patience_seconds=30) as queues:
+        await make_old(queues, name)
+        await publish(queues, name, 1, BACKLOG)
+        publishing = asyncio.create_task(publish(queues, name, BACKLOG + 1, ALL))
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.queues.migration.crash_program",
+            _url(address), name, strategy.value, str(directory), step.value,
+            cwd=Path(__file__).parents[3],
+        )  # fmt: skip
+        async with asyncio.timeout(90):
+            assert await program.wait() == -signal.SIGKILL, case
+            migrations = queues.migrations.with_options(options(directory))
+            working = asyncio.create_task(work(queues, queue.stream, directory / "processed"))
+            await see_through(migrations, queue)
+            await publishing
+            await _processed(directory, ALL)
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+        _check_once_in_order(directory, strategy, case)
+        raw = await queues.streams.raw_info(queue.stream)
+        assert raw["config"]["retention"] == "interest", case
+        assert not raw["config"].get("sealed"), case
+        assert raw["state"]["messages"] == 0, case
+        assert raw["state"]["last_seq"] == ALL, case
+        assert [each.paused for each in await queues.consumers.list(queue.stream)] == [False], case
+
+
+async def _processed(directory: Path, last: int) -> None:
+    await eventually(lambda: str(last) in (directory / "processed").read_text().split())
+
+
+def _check_once_in_order(directory: Path, strategy: Strategy, case: str) -> None:
+    """The one that the killed instance had in hand may have been processed and not acknowledged: it comes once more."""
+    numbers = [int(line) for line in (directory / "processed").read_text().split()]
+    once = list(dict.fromkeys(numbers))
+    assert once == list(range(1, ALL + 1)), f"{case}: {numbers}"
+    assert len(numbers) - len(once) <= 1, f"{case}: {numbers}"
+
+
+def _url(address: Address) -> str:
+    host = address.urls[0].partition("://")[2]
+    return f"nats://{address.user}:{address.password}@{host}"
+
+
+async def test_one_that_slept_through_its_lease_deletes_nothing(queues: Queues, unique: str) -> None:
+    """It believes that it holds the lease, and has already looked: the server refuses its deletion."""
+    stream = await make_old(queues, unique)
+    await queues.streams.seal(stream)
+    await make_bucket(queues.streams._api, 1)
+    bucket = await queues.bucket(BUCKET)
+    asleep, awake = Leases(bucket, 0.2), Leases(bucket, 0.2)
+    old = str((await queues.streams.raw_info(stream))["created"])
+    async with asleep.hold(unique) as held:
+        assert held is not None
+        stale = Lease(bucket, unique, held._revision)  # as it was before it fell asleep, and never renewed since
+        held._lost = True
+        async with asyncio.timeout(20):
+            while not await _takes_over(awake, queues, unique, old):  # noqa: ASYNC110 - a lease that runs out
+                await asyncio.sleep(0.05)
+    await publish(queues, unique, 1, 3)
+    new = str((await queues.streams.raw_info(stream))["created"])
+    with pytest.raises(LeaseLost):
+        await stale.delete_stream(queues._publisher, queues.streams, new)  # even if it takes the new one for the old
+    assert (await queues.streams.info(stream)).state.messages == 3
+
+
+async def _takes_over(leases: Leases, queues: Queues, name: str, created: str) -> bool:
+    async with leases.hold(name) as lease:
+        if lease is None:
+            return False
+        await lease.delete_stream(queues._publisher, queues.streams, created)
+        await make_old(queues, name)
+        return True
+
+
+async def test_exactly_one_of_many_instances_makes_it_anew(
+    address: Address, queues: Queues, unique: str, quick: Migrations
+) -> None:
+    await make_old(queues, unique)
+    queue = declared(unique)
+    steps: list[Step] = []
+    async with contextlib.AsyncExitStack() as stack:
+        connected = [await stack.enter_async_context(connect(address)) for _ in range(5)]
+        noting = dataclasses.replace(quick.options, on_step=steps.append)
+        instances = [each.migrations.with_options(noting) for each in connected]
+        await asyncio.gather(*(each.begin(queue) for each in instances))
+        await asyncio.gather(*(see_through(each, queue) for each in instances))
+    assert [steps.count(step) for step in (Step.RECORDED, Step.DELETED, Step.CREATED, Step.DONE)] == [1, 1, 1, 1]
