@@ -1,3 +1,20 @@
-"""Purveyor: every change, to every subscriber, in order, once."""
+"""Purveyor: every change, to every subscriber, in order, once.
+
+`Consumer`, `ConsumerOptions`, `Message` and `Batch` are `purveyor.client`'s, loaded when they are first asked for.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from purveyor.client import Batch, Consumer, ConsumerOptions, Message
 
 __version__ = "0.1.0"
+__all__ = ["Batch", "Consumer", "ConsumerOptions", "Message", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith("_") or name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from purveyor import client  # noqa: PLC0415 - it needs aiohttp, which the queues do not
+
+    return getattr(client, name)

@@ -1,0 +1,360 @@
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from purveyor import Consumer, ConsumerOptions, Message
+from purveyor.client.options import Backoff
+from purveyor.model.errors import AuthenticationFailed, InvalidInput, LeaseLost, PrefillFailed, ServerUnavailable
+from purveyor.queues.address import Address
+from purveyor.queues.bulk.ask import ask
+from tests.app.http.conftest import PASSWORD, RunningApi, fill, subscribe
+from tests.conftest import OwnServer
+from tests.proxy import TcpProxy
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer.py"
+
+
+class Subscribed:
+    """A subscription, consumers of it, and eyes on its queue."""
+
+    def __init__(self, api: RunningApi, address: Address, name: str) -> None:
+        self.api = api
+        self.address = address
+        self.name = name
+
+    def consumer(self, url: str | None = None, **options: Any) -> Consumer:
+        return Consumer(url or self.api.url, self.name, password=PASSWORD, options=ConsumerOptions(**options))
+
+    def fill(self, *numbers: int) -> None:
+        fill(self.address, self.name, numbers)
+
+    def left(self) -> int:
+        return int(ask(self.address, f"STREAM.INFO.stream:{self.name}")["state"]["messages"])
+
+    async def emptied(self) -> None:
+        await until(lambda: self.left() == 0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def ordered(running_api: RunningApi, admin: httpx.Client, address: Address, name: str) -> Subscribed:
+    subscribe(running_api, admin, name)
+    return Subscribed(running_api, address, name)
+
+
+@pytest.fixture
+def parallel(running_api: RunningApi, admin: httpx.Client, address: Address, name: str) -> Subscribed:
+    subscribe(running_api, admin, name, delivery="parallel")
+    return Subscribed(running_api, address, name)
+
+
+def number(message: Message) -> int:
+    return int(message.new["number"])
+
+
+async def test_messages_come_in_order_and_are_gone_when_acknowledged(ordered: Subscribed) -> None:
+    ordered.fill(*range(1, 8))
+    seen = []
+    async with ordered.consumer(batch=3) as consumer:
+        async for message in consumer:
+            seen.append((number(message), message.position, message.num_delivered, message.realm, message.topic))
+            await message.ack()
+            with pytest.raises(InvalidInput, match="settled already"):
+                await message.retry()
+            if number(message) == 7:
+                consumer.stop()
+    assert seen == [(each, each, 1, "udm", "users/user") for each in range(1, 8)]
+    await ordered.emptied()
+
+
+async def test_a_message_comes_while_it_is_waited_for(ordered: Subscribed) -> None:
+    async with ordered.consumer() as consumer:
+        waiting: asyncio.Future[Message] = asyncio.ensure_future(anext(aiter(consumer)))
+        await asyncio.to_thread(ordered.fill, 1)
+        message = await asyncio.wait_for(waiting, 30)
+        await message.ack()
+
+
+async def test_a_message_is_given_again_or_becomes_a_dead_letter(ordered: Subscribed) -> None:
+    ordered.fill(1, 2, 3)
+    seen = []
+    async with ordered.consumer() as consumer:
+        async for message in consumer:
+            seen.append((number(message), message.num_delivered))
+            if message.num_delivered == 1 and number(message) == 1:
+                await message.retry(delay=0)  # what was fetched behind it is given back with it
+            elif number(message) == 2:
+                await message.reject("no such mailbox")
+            else:
+                await message.ack()
+            if number(message) == 3:
+                consumer.stop()
+    assert seen == [(1, 1), (1, 2), (2, 1), (3, 1)]
+    await ordered.emptied()
+
+
+async def test_a_handler_that_fails_is_called_again_with_the_same_message_first(
+    ordered: Subscribed, caplog: pytest.LogCaptureFixture
+) -> None:
+    ordered.fill(1, 2, 3)
+    seen = []
+
+    async def handle(message: Message) -> None:
+        seen.append(number(message))
+        if seen == [1, 2]:
+            raise RuntimeError("the mailbox is locked")
+        if len(seen) == 4:
+            consumer.stop()
+
+    async with ordered.consumer() as consumer:
+        await consumer.run(handle)
+    assert seen == [1, 2, 2, 3]
+    assert "the mailbox is locked" in caplog.text
+    await ordered.emptied()
+
+
+async def test_handlers_work_at_the_same_time_where_delivery_is_parallel(parallel: Subscribed) -> None:
+    parallel.fill(*range(1, 31))
+    seen: list[int] = []
+    at_once = asyncio.Barrier(5)
+
+    async def handle(message: Message) -> None:
+        await at_once.wait()
+        seen.append(number(message))
+        if len(seen) == 30:
+            consumer.stop()
+
+    async with parallel.consumer(batch=4) as consumer:
+        await asyncio.wait_for(consumer.run(handle, concurrency=5), 30)
+    assert sorted(seen) == list(range(1, 31))
+    await parallel.emptied()
+
+
+async def test_where_the_order_counts_handlers_do_not_overtake_each_other(ordered: Subscribed) -> None:
+    async with ordered.consumer() as consumer:
+        with pytest.raises(InvalidInput, match="one after the other"):
+            await consumer.run(lambda message: message.ack(), concurrency=2)
+        with pytest.raises(InvalidInput):
+            await consumer.run(lambda message: message.ack(), concurrency=0)
+
+
+async def test_batches_are_acknowledged_at_once_or_in_part(parallel: Subscribed) -> None:
+    parallel.fill(*range(1, 26))
+    sizes = []
+    async with parallel.consumer(batch=10) as consumer:
+        async for batch in consumer.batches():
+            sizes.append(len(batch))
+            if len(sizes) == 1:
+                await batch.ack(up_to=batch.messages[3])
+                with pytest.raises(InvalidInput):
+                    await batch.ack(up_to=Message({}, "", 1, 1, 1, _teller=consumer._open()))
+                await batch.retry(delay=0)
+            else:
+                await batch.ack()
+            if sum(sizes) == 31:
+                consumer.stop()
+    assert sizes == [10, 10, 10, 1]
+    await parallel.emptied()
+
+
+async def test_a_lease_is_extended_while_a_handler_works(parallel: Subscribed) -> None:
+    parallel.fill(1)
+    async with parallel.consumer(lease_seconds=1) as consumer, parallel.consumer(wait_seconds=2.5) as other:
+        message = await anext(aiter(consumer))
+        assert await other._fetch(1) == []  # it waited for longer than the lease
+        assert not message.lost
+        await message.ack()
+
+
+async def test_a_lease_that_was_lost_is_told(ordered: Subscribed) -> None:
+    ordered.fill(1)
+    with TcpProxy(*_host(ordered.api.url)) as proxy:
+        url = f"http://127.0.0.1:{proxy.port}"
+        async with (
+            ordered.consumer(url, lease_seconds=1, patience_seconds=0.2) as first,
+            ordered.consumer(lease_seconds=60) as second,
+        ):
+            lost = await anext(aiter(first))
+            proxy.cut()
+            proxy.refuse()
+            taken = await anext(aiter(second))
+            assert taken.num_delivered == 2
+            with pytest.raises(ServerUnavailable):
+                await lost.ack()
+            proxy.restore()
+            await until(lambda: lost.lost)
+            with pytest.raises(LeaseLost):
+                await lost.retry()
+            await taken.ack()
+
+
+async def test_what_is_not_begun_when_it_is_stopped_is_given_back_at_once(parallel: Subscribed) -> None:
+    parallel.fill(*range(1, 6))
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    done = []
+
+    async def handle(message: Message) -> None:
+        begun.set()
+        await go_on.wait()
+        done.append(number(message))
+
+    async with parallel.consumer(lease_seconds=3600) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await begun.wait()
+        consumer.stop()
+        go_on.set()
+        await running
+    assert done == [1]
+    async with parallel.consumer(batch=10) as other:
+        async for batch in other.batches():
+            assert sorted(number(message) for message in batch) == [2, 3, 4, 5]
+            await batch.ack()
+            other.stop()
+
+
+async def test_a_block_that_ends_with_an_error_gives_back_what_it_has(ordered: Subscribed) -> None:
+    ordered.fill(1, 2)
+
+    async def fail() -> None:
+        async with ordered.consumer(lease_seconds=3600) as consumer:
+            async for message in consumer:
+                number(message) // 0
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    async with ordered.consumer() as other:
+        message = await anext(aiter(other))
+        assert (number(message), message.num_delivered) == (1, 2)
+
+
+async def test_a_login_that_is_wrong_is_told_at_once_and_a_token_is_a_login(
+    ordered: Subscribed, running_api: RunningApi
+) -> None:
+    with pytest.raises(AuthenticationFailed):
+        async with Consumer(running_api.url, ordered.name, password="wrong"):
+            pass
+    for password, token in ((None, None), ("a", "b")):
+        with pytest.raises(InvalidInput):
+            Consumer(running_api.url, ordered.name, password=password, token=token)
+    mine = running_api.client(ordered.name, PASSWORD)
+    made = mine.post("/v1/tokens", json={}).json()
+    ordered.fill(1, 2)
+    async with Consumer(running_api.url, ordered.name, token=made["token"]) as consumer:
+        messages = aiter(consumer)
+        await (await anext(messages)).ack()
+        assert mine.delete(f"/v1/tokens/{made['id']}").status_code == 200
+        with pytest.raises(AuthenticationFailed):
+            await (await anext(messages)).ack()
+
+
+@pytest.fixture
+def failed(running_api: RunningApi, admin: httpx.Client, name: str) -> str:
+    subscribe(running_api, admin, name, request_prefill=True)
+    told = admin.patch(f"/v1/subscriptions/{name}/prefill", json={"status": "failed", "reason": "the disk is full"})
+    assert told.status_code == 200
+    return name
+
+
+async def test_a_prefill_that_failed_is_told(running_api: RunningApi, failed: str) -> None:
+    name = failed
+    async with Consumer(running_api.url, name, password=PASSWORD) as consumer:
+        with pytest.raises(PrefillFailed, match="the disk is full"):
+            await anext(aiter(consumer))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"instance": ""}, {"instance": "x\n"}, {"batch": 0}, {"batch": 1001}, {"wait_seconds": 0}]
+)
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        ConsumerOptions(**wrong)
+
+
+def test_pauses_grow_to_a_limit_and_heed_the_server() -> None:
+    backoff = Backoff(shortest=1, longest=8)
+    pauses = [backoff.pause() for _ in range(6)]
+    assert all(low / 2 <= pause <= low for pause, low in zip(pauses, (1, 2, 4, 8, 8, 8), strict=True))
+    assert backoff.pause(at_least=30) == 30
+
+
+async def test_an_api_or_a_server_that_was_away_is_waited_for(own_server: OwnServer, tmp_path: Path) -> None:
+    directory = tmp_path / "store"
+    server = own_server(directory=directory)
+    seen: list[int] = []
+
+    async def handle(message: Message) -> None:
+        seen.append(number(message))
+
+    with RunningApi(lambda: server.address, patience_seconds=0.2) as api, TcpProxy(*_host(api.url)) as proxy:
+        await asyncio.to_thread(api.when_ready)
+        subscribe(api, api.client("admin", "admin-secret"), "ox")
+        url = f"http://127.0.0.1:{proxy.port}"
+        async with Consumer(url, "ox", password=PASSWORD) as consumer:
+            running = asyncio.create_task(consumer.run(handle))
+            await asyncio.to_thread(fill, server.address, "ox", range(1, 4))
+            await until(lambda: seen[-1:] == [3])
+            proxy.refuse()
+            proxy.cut()
+            await asyncio.to_thread(fill, server.address, "ox", range(4, 6))
+            proxy.restore()
+            await until(lambda: seen[-1:] == [5])
+            await asyncio.to_thread(server.stop)
+            await until(lambda: api.anybody.get("/readyz").status_code == 503)
+            server = await asyncio.to_thread(lambda: own_server(directory=directory))
+            await asyncio.to_thread(fill, server.address, "ox", range(6, 8))
+            await until(lambda: seen[-1:] == [7])
+            consumer.stop()
+            await running
+    assert sorted(set(seen)) == list(range(1, 8))
+    assert seen == sorted(seen)  # a message may come twice, none too early
+
+
+def test_the_example_keeps_a_copy_and_stops_when_told(ordered: Subscribed, tmp_path: Path) -> None:
+    file = tmp_path / "users.json"
+    ordered.fill(1, 2)
+    variable = f"{ordered.name.upper()}_PASSWORD"
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLE), ordered.api.url, ordered.name, str(file)],
+        env={**os.environ, variable: PASSWORD},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [f"users/user u-{each}: changed\n" for each in (1, 2)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
+    assert file.read_text() == '{"u-1": {"uuid": "u-1", "number": 1}, "u-2": {"uuid": "u-2", "number": 2}}'
+
+
+def test_the_front_of_the_package_is_light() -> None:
+    check = (
+        "import purveyor, sys; assert 'aiohttp' not in sys.modules; purveyor.Consumer; assert 'nats' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def _host(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
