@@ -8,17 +8,18 @@ from purveyor.app.cli.lazy import COMMANDS
 from tests.app.conftest import PROGRAM, invoke
 
 SUBCOMMANDS = {
+    "up": [],
     "demo": [],
     "serve": ["nats", "api", "pipeline"],
     "stream": ["add", "edit", "ls", "info", "get", "purge", "seal", "rm"],
     "consumer": ["add", "ls", "info", "next", "pause", "resume", "rm", "samples"],
     "import": [],
     "publish": [],
-    "subscription": ["add", "list", "show", "pause", "resume", "prefill", "replay", "delete"],
+    "subscription": ["add", "password", "list", "show", "pause", "resume", "prefill", "replay", "delete"],
     "archive": ["query", "snapshot", "compact"],
     "pub": [],
     "sub": [],
-    "queues": ["list", "ensure"],
+    "queues": ["list", "ensure", "plan", "apply", "migrate", "permissions"],
 }
 LEAVES = [(name, sub) if sub else (name,) for name, subs in SUBCOMMANDS.items() for sub in subs or [""]]
 

@@ -1,4 +1,5 @@
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -6,7 +7,7 @@ from purveyor.app.cli.queues import ReaderState, status_of
 from purveyor.queues.catalogue import internal_queues
 from purveyor.queues.client import connect
 from purveyor.queues.config import StreamConfig, StreamInfo, StreamState
-from purveyor.queues.ensure import Difference
+from purveyor.queues.differences import Difference
 from tests.app.conftest import Cli, invoke, url_of
 from tests.conftest import OwnServer
 
@@ -54,7 +55,7 @@ def test_what_ensure_would_change_is_told(own: Cli) -> None:
     assert own("queues", "ensure", "ldif", "--json").ok().json[0]["action"] == "updated"
     refused = own("queues", "ensure", "prefill")
     assert refused.code == 1
-    assert refused.err.startswith("error: queue 'prefill': needs migration")
+    assert "migration not enabled. See docs/guides/migration.md" in refused.err
 
 
 def test_an_unknown_queue_is_refused(own: Cli) -> None:
@@ -90,3 +91,62 @@ def test_the_listing_agrees_with_ensure(own_server: OwnServer, monkeypatch: pyte
 
     asyncio.run(make())
     assert {item["status"] for item in invoke("queues", "list", "--json").ok().json} == {"ready"}
+
+
+def old_incoming(own: Cli, *messages: str) -> None:
+    """The queue `incoming` as the older system made it."""
+    own("stream", "add", "stream:incoming", "--subjects", "incoming", "--retention", "work").ok()
+    own("consumer", "add", "stream:incoming", "durable_name:incoming").ok()
+    for message in messages:
+        own("pub", "incoming", message).ok()
+
+
+def test_the_plan_tells_what_applying_would_do_and_changes_nothing(own: Cli) -> None:
+    old_incoming(own, "event")
+    own("stream", "add", "stream:ldif", "--subjects", "ldif.>").ok()
+    own("stream", "add", "stream:prefill-failures", "--subjects", "prefill-failures").ok()
+    plans = {each["queue"]: each for each in own("queues", "plan", "--json").ok().json}
+    assert {name: each["change"] for name, each in plans.items()} == {
+        "ldif": "update in place",
+        "incoming": "migrate by drain",
+        "prefill": "create",
+        "prefill-failures": "migrate by snapshot",
+        "dead-letters": "create",
+    }
+    assert "stream retention: workqueue -> interest" in plans["incoming"]["why"]
+    assert "until the readers have taken 1 messages" in plans["incoming"]["risks"][0]
+    retention = next(each for each in plans["incoming"]["differences"] if each["field"] == "retention")
+    assert (retention["is"], retention["wanted"], retention["in_place"]) == ("workqueue", "interest", False)
+    out = own("queues", "plan", "incoming").ok().out
+    assert "migrate by drain" in out
+    assert "publishers wait" in " ".join(out.split())
+    assert own("stream", "info", "stream:incoming", "--json").ok().json["config"]["retention"] == "workqueue"
+
+
+def test_applying_migrates_and_applied_again_does_nothing(own: Cli, tmp_path: Path) -> None:
+    old_incoming(own, "one", "two")
+    own("queues", "apply", "incoming").refused("--yes", "migrate incoming by drain")
+    own("queues", "apply", "prefill", "--strategy", "snapshot", "--yes").ok()  # nothing to migrate: it is made
+    done = own("queues", "apply", "--strategy", "snapshot", "--yes", "--json").ok().json
+    assert {each["queue"]: (each["change"], each["status"]) for each in done}["incoming"] == (
+        "migrate by snapshot", "ready"
+    )  # fmt: skip
+    info = own("stream", "info", "stream:incoming", "--json").ok().json
+    assert (info["config"]["retention"], info["state"]["messages"]) == ("interest", 2)
+    readers = {each["name"] for each in own("consumer", "ls", "stream:incoming", "--json").ok().json}
+    assert readers == {"dispatcher", "archive", "transform-receipts"}
+    assert {each["change"] for each in own("queues", "migrate", "--json").ok().json} == {"nothing"}
+    assert len(list((tmp_path / "xdg" / "purveyor" / "migrations").iterdir())) == 1
+
+
+def test_an_empty_queue_is_migrated_by_drain_at_once(own: Cli) -> None:
+    old_incoming(own)
+    assert "migrate by drain" in own("queues", "apply", "incoming", "--yes").ok().out
+    assert own("queues", "plan", "incoming", "--json").ok().json[0]["change"] == "nothing"
+
+
+def test_a_way_that_is_not_open_is_refused_before_anything_is_touched(own: Cli) -> None:
+    own("stream", "add", "stream:prefill-failures", "--subjects", "prefill-failures").ok()
+    own("queues", "apply", "prefill-failures", "--strategy", "drain", "--yes").refused("nobody reads it", "snapshot")
+    assert not own("stream", "info", "stream:prefill-failures", "--json").ok().json["config"]["sealed"]
+    own("queues", "plan", "nope").refused("'nope'")

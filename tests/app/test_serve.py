@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from purveyor.queues.server import running
-from tests.app.conftest import PROGRAM, invoke
+from tests.app.conftest import PROGRAM, invoke, url_of
+from tests.certificates import self_signed
+from tests.queues.server.processes import eventually
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -94,6 +96,39 @@ def test_a_server_that_dies_is_started_again(start: Start) -> None:
     server.terminate()
     assert json.loads(server.communicate(timeout=30)[0])["event"] == "stopped"
     assert server.returncode == 0
+
+
+def test_it_speaks_tls_by_settings(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cert, key = self_signed(tmp_path, "nats", "DNS:nats.example")
+    monkeypatch.setenv("PURVEYOR_NATS_SERVER_TLS_CERT", str(cert))
+    data = ("--data-dir", str(tmp_path / "data"))
+    invoke(*data, "serve", "nats").refused("nats_server_tls_cert without nats_server_tls_key")
+    monkeypatch.setenv("PURVEYOR_NATS_SERVER_TLS_KEY", str(key))
+    monkeypatch.setenv("PURVEYOR_NATS_TLS_HOSTNAME", "nats.example")
+    server = start("--json")
+    event(server)
+    invoke(*data, "stream", "add", "ORDERS").ok()
+
+    address = running(tmp_path / "data" / "nats")
+    assert address is not None
+    monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(address).replace("nats://", "tls://"))
+    invoke("--timeout", "1s", "stream", "ls").refused("no NATS server answers")
+    monkeypatch.setenv("PURVEYOR_NATS_TLS_CA", str(cert))
+    assert invoke("stream", "ls", "--json").ok().json[0]["config"]["name"] == "ORDERS"
+
+
+def test_each_component_finds_its_own_user_and_the_rest_the_one_that_may_do_everything(
+    start: Start, tmp_path: Path
+) -> None:
+    start()
+    data = ("--data-dir", str(tmp_path / "data"))
+    Path("people.ldif").write_text("dn: dc=example,dc=org\nobjectClass: domain\ndc: example\n")
+    eventually(lambda: running(tmp_path / "data" / "nats") is not None)
+    (tmp_path / "data" / "nats" / "password.intake").rename(tmp_path / "kept")
+    invoke(*data, "import", "people.ldif").refused("no user 'intake'")
+    (tmp_path / "kept").rename(tmp_path / "data" / "nats" / "password.intake")
+    invoke(*data, "import", "people.ldif").ok()
+    invoke(*data, "stream", "rm", "stream:ldif", "--yes").ok()
 
 
 def test_a_bad_option_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from purveyor.queues.address import Address
 from tests.app.conftest import PROGRAM, Cli, invoke, url_of
+from tests.certificates import self_signed
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -66,11 +67,7 @@ def test_it_says_where_it_listens_and_where_the_passwords_are_and_stops_cleanly(
 
 
 def test_it_speaks_tls(start: Start, tmp_path: Path) -> None:
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [*made, *names, "-keyout", "api.key", "-out", "api.pem"], cwd=tmp_path, check=True, capture_output=True
-    )
+    self_signed(tmp_path, "api")
     api = start("--tls-cert", "api.pem", "--tls-key", "api.key")
     ready = line(api)
     assert ready.startswith("ready: API at https://127.0.0.1:")

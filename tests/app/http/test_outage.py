@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +11,43 @@ import httpx
 import pytest
 
 from purveyor.queues import bulk
+from purveyor.queues.server import ServerOptions
 from tests.app.http.conftest import Consumer, RunningApi, event, fill, subscribe
 from tests.conftest import OwnServer
 from tests.scale import LONG
 from tests.spark.broker import eventually
 
 ROUNDS = 20 if LONG else 2
+MESSAGES = 20_000 if LONG else 2_000
+SYNCED = ServerOptions(sync="always")
+"""Else a server that is killed forgets what it confirmed in its last moments."""
 
 
 @pytest.mark.chaos
 def test_a_server_that_restarts_under_load_costs_no_more_than_503(own_server: OwnServer, tmp_path: Path) -> None:
     directory = tmp_path / "store"
-    server = own_server(directory=directory)
+    server = own_server(SYNCED, directory=directory)
     with RunningApi(lambda: server.address, patience_seconds=0.5) as api:
         api.when_ready()
         admin = api.client("admin", "admin-secret")
-        consumer = subscribe(api, admin, "ox")
-        fill(server.address, "ox", range(1, 20_001))
         over = threading.Event()
-        publisher, puller = Publisher(api, over), Puller(consumer, over)
-        looker = Looker(admin, over)
-        workers = [publisher, puller, looker]
+        publisher, puller = Publisher(api, over), Puller(subscribe(api, admin, "ox"), over)
+        leaser, looker = Leaser(subscribe(api, admin, "zoo"), over), Looker(admin, over)
+        for name in ("ox", "zoo"):
+            fill(server.address, name, range(1, MESSAGES))
+        workers = [publisher, puller, leaser, looker]
         for worker in workers:
             worker.start()
         for number in range(ROUNDS):
-            stored, taken = len(publisher.accepted), len(puller.taken)
-            eventually(lambda: len(publisher.accepted) > stored + 5 and len(puller.taken) > taken + 5)  # noqa: B023
+            go_on([publisher.accepted, puller.taken, leaser.taken])
             if number % 2:
                 assert server.pid is not None
                 os.kill(server.pid, signal.SIGKILL)  # it is started again at once
                 continue
             server.stop()
             eventually(lambda: api.anybody.get("/readyz").status_code == 503)
-            server = own_server(directory=directory)
-        stored, taken = len(publisher.accepted), len(puller.taken)
-        eventually(lambda: len(publisher.accepted) > stored + 5 and len(puller.taken) > taken + 5)
+            server = own_server(SYNCED, directory=directory)
+        go_on([publisher.accepted, puller.taken, leaser.taken])
         over.set()
         for worker in workers:
             worker.join(60)
@@ -54,7 +57,14 @@ def test_a_server_that_restarts_under_load_costs_no_more_than_503(own_server: Ow
     ids = [headers["Nats-Msg-Id"][0] for headers in log]
     assert len(set(ids)) == len(ids)
     assert set(publisher.accepted) <= set(ids)
-    assert puller.taken == list(range(1, len(puller.taken) + 1))
+    for taken in (puller.taken, leaser.taken):
+        assert taken == list(range(1, len(taken) + 1))
+
+
+def go_on(lists: Sequence[Sequence[object]]) -> None:
+    """Wait until all of them have grown."""
+    before = [len(each) for each in lists]
+    eventually(lambda: all(len(each) > size + 5 for each, size in zip(lists, before, strict=True)))
 
 
 def test_a_server_that_moved_is_found_where_it_is(own_server: OwnServer) -> None:
@@ -138,6 +148,31 @@ class Puller(Worker):
             if self.over.is_set():
                 return
         self.taken.append(message["sequence_number"])
+
+
+class Leaser(Worker):
+    """Many at once, acknowledged at once."""
+
+    def __init__(self, consumer: Consumer, over: threading.Event) -> None:
+        super().__init__(over)
+        self._consumer = consumer
+        self.taken: list[int] = []
+
+    def turn(self) -> None:
+        answer = self._consumer.post("messages/lease", json={"max": 3, "timeout": 1})
+        if not self.note(answer):
+            return
+        sequences = [message["sequence_number"] for message in answer.json()["messages"]]
+        while True:
+            told = self._consumer.patch("messages/status", json={"status": "ok", "up_to": sequences[-1]})
+            if told.status_code == 404:
+                break  # acknowledged by a request whose answer was lost
+            if self.note(told):
+                assert told.json() == {"acknowledged": len(sequences)}
+                break
+            if self.over.is_set():
+                return
+        self.taken += sequences
 
 
 class Looker(Worker):

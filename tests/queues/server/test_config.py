@@ -19,8 +19,9 @@ def test_the_rendered_configuration() -> None:
         "port: 4333\n"
         "max_payload: 4096\n"
         "authorization {\n"
-        '  user: "ada"\n'
-        '  password: "s3cret"\n'
+        "  users: [\n"
+        '    { user: "ada", password: "s3cret" }\n'
+        "  ]\n"
         "}\n"
         "jetstream {\n"
         '  store_dir: "/data/a b"\n'

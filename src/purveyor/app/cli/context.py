@@ -50,12 +50,13 @@ class Cli:
         """The settings, with the flags of this command added."""
         return load(self.root.flags | flags, config=self.root.config)
 
-    def address(self) -> Address:
-        """The server that is set, else the embedded one that runs on the data directory."""
+    def address(self, component: str | None = None) -> Address:
+        """The server that is set, else the embedded one that runs on the data directory.
+
+        There a component has a user of its own; None is the one that may do everything.
+        """
         settings = self.settings()
-        if settings.nats_url is not None:
-            return Address.parse(settings.nats_url, credentials=settings.nats_credentials)
-        found = running(settings.nats_dir)
+        found = settings.nats_address or running(settings.nats_dir, component)
         if found is None:
             raise ServerMissing(
                 f"no NATS server is set, and none runs on {settings.nats_dir}",
@@ -63,9 +64,9 @@ class Cli:
             )
         return found
 
-    def call(self, work: Callable[[Queues], Awaitable[T]]) -> T:
+    def call(self, work: Callable[[Queues], Awaitable[T]], component: str | None = None) -> T:
         """Run the work of a command on a connection."""
-        address = self.address()
+        address = self.address(component)
 
         async def connected() -> T:
             async with connect(address, name="purveyor-cli", patience_seconds=self.root.timeout_seconds) as queues:

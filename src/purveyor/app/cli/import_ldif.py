@@ -19,6 +19,7 @@ from purveyor.intake.store import Checked, QueueStore, Store
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues
+from purveyor.queues.permissions import INTAKE
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 SOME_PARKED = 3
@@ -78,7 +79,7 @@ def import_(
         finally:
             queues.connection.on_state = None
 
-    tally = asyncio.run(_run(Checked(), inputs, follow=False)) if dry_run else cli.call(work)
+    tally = asyncio.run(_run(Checked(), inputs, follow=False)) if dry_run else cli.call(work, INTAKE)
     _tell(cli, tally, safe(target), dry_run=dry_run, seconds=time.monotonic() - begun)
     if tally.stopped and not follow:
         raise typer.Exit(_INTERRUPTED)

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("purveyor.app.cli.up", "Run everything on this machine, and keep it running."),
     "demo": ("purveyor.app.cli.demo", "Run the whole system on sample data, and verify it."),
     "serve": ("purveyor.app.cli.serve", "Run one part of Purveyor in the foreground."),
     "stream": ("purveyor.app.cli.stream", "Make, look at, change, empty, seal and remove streams."),

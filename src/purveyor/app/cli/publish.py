@@ -117,7 +117,7 @@ def read_event(fields: jsontext.Json, publisher: str) -> Addressed:
 
 async def _store(queues: Queues, event: Addressed, replicas: int) -> Receipt:
     queue = incoming()
-    (await queues.ensure(queue, replicas=replicas)).require_ready()
+    (await queues.ensure(queue, replicas=replicas)).require_usable()
     return await queues.publish(SUBJECT, event.data, msg_id=event.id, expect=Expect(stream=queue.stream))
 
 
@@ -128,7 +128,7 @@ def _many(cli: Cli, file: str, publisher: str) -> Tally:
     async def work(queues: Queues) -> None:
         from purveyor.queues import bulk  # noqa: PLC0415 - only here is it worth its time to import
 
-        (await queues.ensure(incoming(), replicas=replicas)).require_ready()
+        (await queues.ensure(incoming(), replicas=replicas)).require_usable()
         largest = queues.connection.max_payload - _HEADER_ROOM
         stop = threading.Event()
         with _lines(file) as lines:

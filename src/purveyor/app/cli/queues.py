@@ -7,12 +7,15 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.progress import progress
+from purveyor.app.cli.queues_migrate import apply, plan
+from purveyor.app.cli.queues_permissions import permissions
 from purveyor.app.cli.render import show, table, write, write_json
 from purveyor.model.errors import InvalidName, NotFound
 from purveyor.queues.catalogue import Queue, internal_queues, subscription_queue
 from purveyor.queues.client import Queues
 from purveyor.queues.config import StreamInfo
-from purveyor.queues.ensure import Difference, Ensured, QueueStatus, consumer_differences, stream_differences
+from purveyor.queues.differences import Difference, consumer_differences, stream_differences
+from purveyor.queues.ensure import Ensured, QueueStatus
 
 app = typer.Typer(help="The queue catalogue beside what the server holds.", rich_markup_mode=None, add_completion=False)
 _PREFIX = "stream:"
@@ -147,6 +150,16 @@ def ensure(
         write(table(("QUEUE", "STATUS", "ACTION", "DIFFERENCES"), rows, wrap=("DIFFERENCES",)))
     for result in results:
         result.require_ready()
+
+
+app.command("plan", epilog=examples("purveyor queues plan", "purveyor queues plan incoming --json"))(plan)
+_APPLY = examples("purveyor queues apply --yes", "purveyor queues apply incoming --strategy snapshot --yes")
+app.command("apply", epilog=_APPLY)(apply)
+app.command("migrate", epilog=_APPLY, help="The same as `apply`.")(apply)
+app.command(
+    "permissions",
+    epilog=examples("purveyor queues permissions", "purveyor queues permissions --subscription ox --json"),
+)(permissions)
 
 
 def _subscriptions(names: list[str]) -> list[Queue]:

@@ -42,7 +42,7 @@ def nats(
     """Run the NATS server on the data directory; it is started again when it dies. Stops on Ctrl-C or SIGTERM."""
     cli = Cli.of(ctx, as_json)
     settings = cli.settings(sync=sync)
-    options = ServerOptions(port=port, host=host, sync=settings.sync)
+    options = ServerOptions(port=port, host=host, sync=settings.sync, tls=settings.nats_server_tls)
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

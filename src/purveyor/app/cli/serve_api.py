@@ -13,6 +13,7 @@ from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.render import note, write, write_json
 from purveyor.app.cli.serve_pipeline import address_finder
 from purveyor.app.cli.text import safe
+from purveyor.queues.permissions import API
 
 
 def api(
@@ -31,7 +32,7 @@ def api(
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings(api_host=host, api_port=port, api_tls_cert=tls_cert, api_tls_key=tls_key)
-    find_address = address_finder(cli)
+    find_address = address_finder(cli, API)
     # Here and not at the top: every other command would wait for it.
     from purveyor.app.http.application import Api, ApiOptions  # noqa: PLC0415
     from purveyor.app.http.server import ApiServer, check_tls, listen  # noqa: PLC0415

@@ -17,6 +17,7 @@ from purveyor.app.cli.pipeline_report import reporter_for
 from purveyor.app.cli.render import note
 from purveyor.model.errors import InvalidInput, ServerMissing
 from purveyor.queues.address import Address
+from purveyor.queues.permissions import PIPELINE
 
 _AGAIN_SECONDS = 3.0
 _INTERRUPTED = 130
@@ -45,7 +46,7 @@ def pipeline(
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings(spark_master=master, dispatcher_group=group, transform_mapping=mapping)
-    find_address = address_finder(cli)
+    find_address = address_finder(cli, PIPELINE)
     # Here and not at the top: Spark takes a second to import, and `serve nats` and every help page would wait for it.
     from purveyor.pipeline.engine import EngineLost  # noqa: PLC0415
     from purveyor.pipeline.parts import check_files, make_parts  # noqa: PLC0415
@@ -66,6 +67,7 @@ def pipeline(
         mapping=settings.transform_mapping,
         archive_seconds=settings.archive_seconds,
         replicas=settings.replicas,
+        migrate=settings.migrate,
         wait=wait,
     )
     check_files(wanted)
@@ -81,17 +83,17 @@ def pipeline(
         reporter.say("stopped", "the pipeline")
 
 
-def address_finder(cli: Cli) -> Callable[[], Address]:
-    """Where the server is: told at once if there is none, later the last place where there was one.
+def address_finder(cli: Cli, component: str) -> Callable[[], Address]:
+    """Where the server is for a component: told at once if there is none, later the last place where there was one.
 
     The server on the data directory may be started again by hand, at another port; until then it is just away.
     """
-    last = cli.address()
+    last = cli.address(component)
 
     def find() -> Address:
         nonlocal last
         with contextlib.suppress(ServerMissing):
-            last = cli.address()
+            last = cli.address(component)
         return last
 
     return find

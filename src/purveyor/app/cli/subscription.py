@@ -1,4 +1,4 @@
-"""`purveyor subscription`: add, look at, pause, resume, prefill, replay and delete subscriptions."""
+"""`purveyor subscription`: add, look at, pause, resume, prefill, replay and delete subscriptions; their passwords."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -8,6 +8,15 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.render import block, note, table, write, write_json
+from purveyor.app.cli.subscription_password import (
+    AskPassword,
+    GeneratePassword,
+    PasswordFile,
+    check_not_login,
+    chosen_password,
+    credentials,
+    password,
+)
 from purveyor.app.cli.text import safe
 from purveyor.app.cli.values import parse_duration, parse_time, utc_now
 from purveyor.delivery.overview import Overview, backlogs, look
@@ -15,6 +24,7 @@ from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model import jsontext
 from purveyor.model.control import Place
 from purveyor.model.errors import InvalidInput
+from purveyor.model.policy import DEFAULT_HIDDEN, read_hidden
 from purveyor.model.subscription import Filter, RealmTopic, Scalar, Subscription
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import PrefillState, Registered, Snapshot
@@ -37,6 +47,7 @@ Topics = Annotated[
     "add",
     epilog=examples(
         "purveyor subscription add ox --topic udm:users/user --topic 'udm:groups/.*' --prefill",
+        "purveyor subscription add ox --topic udm:users/user --generate-password",
         "purveyor subscription add north --topic 'udm:users/.*' --filter-attribute tenant=north",
         "purveyor subscription add it --topic udm:users/user --filter-field department=it --filter-field level=3",
     ),
@@ -54,12 +65,20 @@ def add(
         list[str] | None,
         typer.Option("--filter-field", metavar="PATH=VALUE", help="Only objects with it; a path again: or."),
     ] = None,
+    hide: Annotated[
+        list[str] | None,
+        typer.Option("--hide", metavar="FIELD", help="Take this field out, and not those of passwords; repeatable."),
+    ] = None,
+    hide_nothing: Annotated[bool, typer.Option("--hide-nothing", help="Take no field out, not even those.")] = False,
+    password_file: PasswordFile = None,
+    ask_password: AskPassword = False,
+    generate_password: GeneratePassword = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Add a subscription: every event that is accepted from now on and fits is delivered to its queue.
 
     The same again changes nothing; the same name with other parameters is an error. A value of a field is JSON
-    (3, true, "3") or else text.
+    (3, true, "3") or else text. With a password it can fetch its messages from the API.
     """
     if not topic:
         raise InvalidInput(f"subscription {name!r} needs a topic", fix="add --topic REALM:TOPIC, as udm:users/user")
@@ -74,19 +93,44 @@ def add(
         realms_topics=tuple(dict.fromkeys(map(parse_topic, topic))),
         request_prefill=prefill,
         filter=Filter(attributes, fields),
+        hidden_fields=_hidden(hide, nothing=hide_nothing),
     )
+    given = chosen_password(password_file, ask=ask_password, generate=generate_password)
     cli = Cli.of(ctx, as_json)
+    settings = cli.settings()
+    check_not_login(name, settings)
 
     async def work(subscriptions: Subscriptions, queues: Queues) -> tuple[Overview, bool]:
-        _, created = await subscriptions.add(definition)
+        record, created = await subscriptions.add(definition)
+        if given is not None:
+            # A crash before this leaves one without a password; the same command again gives it one.
+            with credentials(queues, settings.replicas) as known:
+                created |= await known.set_first(name, record.incarnation, given.text)
         return await _look(subscriptions, queues, name), created
 
     found, created = _call(cli, work)
     if cli.json:
-        write_json({**as_dict(found), "created": created}, indent=2)
+        write_json({**as_dict(found), "created": created, **(given.shown() if given else {})}, indent=2)
     else:
         begin = found.registered.record.begin
         write(f"{'Added' if created else 'Unchanged:'} subscription {name}, from position {begin} on")
+        if given is not None and given.generated:
+            write(given.line())
+
+
+def _hidden(given: list[str] | None, *, nothing: bool) -> tuple[str, ...]:
+    if nothing and given:
+        raise InvalidInput("--hide and --hide-nothing contradict each other", fix="give one of them")
+    return read_hidden({"hidden_fields": [] if nothing else given or None})
+
+
+app.command(
+    "password",
+    epilog=examples(
+        "purveyor subscription password ox --generate-password",
+        "purveyor subscription password ox --password-file ox.password --keep 1h",
+    ),
+)(password)
 
 
 @app.command("list", epilog=examples("purveyor subscription list", "purveyor subscription list --json"))
@@ -198,7 +242,15 @@ def delete(ctx: typer.Context, name: Name, yes: YesFlag = False, as_json: JsonFl
     """Delete a subscription with all that waits in its queue."""
     confirm(f"Delete subscription {name} with all that waits in its queue?", yes=yes)
     cli = Cli.of(ctx, as_json)
-    _call(cli, lambda subscriptions, _: subscriptions.delete(name))
+    replicas = cli.settings().replicas
+
+    async def work(subscriptions: Subscriptions, queues: Queues) -> None:
+        found = await (await subscriptions.registry()).get(name)
+        await subscriptions.delete(name)
+        with credentials(queues, replicas) as known:
+            await known.remove(name, found.incarnation)
+
+    _call(cli, work)
     write_json({"name": name, "deleted": True}) if cli.json else write(f"Deleted {name}")
 
 
@@ -244,12 +296,13 @@ def as_dict(found: Overview) -> dict[str, object]:
 def as_text(found: Overview) -> str:
     """All about a subscription, for people."""
     record, suspended = found.registered.record, found.registered.suspended
-    wanted = record.definition.filter
+    wanted, hidden = record.definition.filter, record.definition.hidden_fields
     filters = [f"{name} = {' or '.join(values)}" for name, values in wanted.attributes.items()]
     filters += [f"{path} = {' or '.join(map(json.dumps, values))}" for path, values in wanted.fields.items()]
     rows: list[tuple[str, object]] = [
         ("Topics", [f"{topic.realm}:{topic.topic}" for topic in record.definition.realms_topics]),
         *([("Only", filters)] if filters else []),
+        *([("Hidden", list(hidden) or "nothing")] if hidden != DEFAULT_HIDDEN else []),
         ("State", condition(found.registered)),
         ("Created", record.created),
         ("Begins after", record.begin),

@@ -1,7 +1,7 @@
 """The embedded NATS server and its store."""
 
 from purveyor.queues.server.binary import ServerBinary, find_server
-from purveyor.queues.server.config import ServerOptions
+from purveyor.queues.server.config import ServerOptions, ServerTls
 from purveyor.queues.server.embedded import EmbeddedServer
 from purveyor.queues.server.restarts import RestartPolicy
 from purveyor.queues.server.store import running
@@ -14,6 +14,7 @@ __all__ = [
     "ServerBinary",
     "ServerEvent",
     "ServerOptions",
+    "ServerTls",
     "find_server",
     "running",
 ]

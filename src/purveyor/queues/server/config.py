@@ -2,11 +2,17 @@
 
 import json
 import re
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from purveyor.model.errors import InvalidConfig
+from purveyor.queues.address import Tls
 from purveyor.queues.server.restarts import RestartPolicy
+
+if TYPE_CHECKING:  # it brings the client along, which most who have options do not need
+    from purveyor.queues.permissions import Permissions
 
 USER = "purveyor"
 SYNC_ALWAYS = "always"
@@ -19,12 +25,41 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """The certificate that the server shows, and how clients on this machine judge it.
+
+    They trust `ca`, or else this very certificate; `hostname` is for one that was not made for the address that they
+    connect to.
+    """
+
+    certificate: Path
+    key: Path
+    ca: Path | None = None
+    hostname: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key)
+        except OSError as error:  # that of TLS is one as well
+            raise InvalidConfig(
+                f"the certificate {self.certificate} and the key {self.key} are no good for the NATS server: {error}",
+                fix="both must be PEM, the key matching",
+            ) from None
+
+    @property
+    def client(self) -> Tls:
+        """For a client on this machine."""
+        return Tls(ca=(self.ca or self.certificate).absolute(), hostname=self.hostname)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """How the embedded server runs. The defaults are the safe choice: loopback only, every write synced to disk.
 
     `port` None takes the port of the last run if it is still free, else any free one. `sync` is "always", or how long
     acknowledged messages may stay only in the system's memory ("2m": faster, and lost if the machine loses power).
-    `max_file_store` limits the disk used, in bytes.
+    `max_file_store` limits the disk used, in bytes. `users` are there beside the one that may do everything; None:
+    one for each component.
     """
 
     port: int | None = None
@@ -32,6 +67,8 @@ class ServerOptions:
     sync: str = SYNC_ALWAYS
     max_payload: int = 8 * 1024 * 1024
     max_file_store: int | None = None
+    tls: ServerTls | None = None
+    users: "tuple[Permissions, ...] | None" = None
     start_seconds: float = 120.0
     """How long a start may take: a large store is read through first."""
     stop_seconds: float = 10.0
@@ -56,11 +93,12 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the server is and who may speak with it."""
+    """Who the server is and who may speak with it: one that may do everything, and `others` as their configuration."""
 
     name: str
     user: str
     password: str = field(repr=False)
+    others: str = field(default="", repr=False)
 
 
 def check_sync(sync: str) -> str:
@@ -92,23 +130,26 @@ def reachable(host: str) -> str:
 
 
 def render(options: ServerOptions, port: int, directory: Path, identity: Identity) -> str:
-    """The text of nats.conf. It holds the password, so the file is for its owner only."""
+    """The text of nats.conf. It holds the passwords, so the file is for its owner only."""
     jetstream = [
-        f"store_dir: {_quote('store directory', str(directory))}",
-        f"sync_interval: {_quote('sync', options.sync)}",
+        f"store_dir: {quote('store directory', str(directory))}",
+        f"sync_interval: {quote('sync', options.sync)}",
     ]
     if options.max_file_store is not None:
         jetstream.append(f"max_file_store: {options.max_file_store}")
     return "\n".join(
         [
             "# Written at every start of the server; changes made here are lost.",
-            f"server_name: {_quote('name', identity.name)}",
-            f"host: {_quote('host', options.host)}",
+            f"server_name: {quote('name', identity.name)}",
+            f"host: {quote('host', options.host)}",
             f"port: {port}",
             f"max_payload: {options.max_payload}",
+            *_tls(options.tls),
             "authorization {",
-            f"  user: {_quote('user', identity.user)}",
-            f"  password: {_quote('password', identity.password)}",
+            "  users: [",
+            f"    {{ user: {quote('user', identity.user)}, password: {quote('password', identity.password)} }}",
+            *(f"    {line}" for line in identity.others.splitlines()),
+            "  ]",
             "}",
             "jetstream {",
             *(f"  {line}" for line in jetstream),
@@ -118,7 +159,15 @@ def render(options: ServerOptions, port: int, directory: Path, identity: Identit
     )
 
 
-def _quote(what: str, text: str) -> str:
+def _tls(tls: ServerTls | None) -> list[str]:
+    if tls is None:
+        return []
+    files = (("cert_file", tls.certificate), ("key_file", tls.key))
+    return ["tls {", *(f"  {name}: {quote(name, str(path.absolute()))}" for name, path in files), "}"]
+
+
+def quote(what: str, text: str) -> str:
+    """A quoted string of nats.conf."""
     # A quoted string of nats.conf knows the escapes \" and \\ of JSON, but not \u: other characters stay as they are.
     # The text itself is not shown in errors: it may be the password.
     try:
@@ -136,7 +185,9 @@ __all__ = [
     "USER",
     "Identity",
     "ServerOptions",
+    "ServerTls",
     "check_sync",
+    "quote",
     "reachable",
     "render",
     "url",

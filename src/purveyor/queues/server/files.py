@@ -7,7 +7,8 @@
       nats.lock             locked by whoever owns the store, and says who that is
       nats.pid              the process id of the server
       nats.json             the port file: where the server is (read by other processes of the same user)
-      password              kept between runs
+      password              of the user that may do everything; kept between runs
+      password.<user>       of each other user: a part that runs under its own user needs no more than this one
 
 Each file has mode 600 and is replaced whole, so that a reader or a crash never sees half of one.
 """
@@ -27,6 +28,7 @@ from purveyor.model.errors import SetupError
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
 _PRIVATE = 0o600
 _TAIL_BYTES = 16 * 1024
+_OPTIONAL = ("tls_ca", "tls_hostname")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class PortFile:
     supervisor_pid: int
     user: str
     started_at: str
+    tls_ca: str | None = None
+    """Whom to trust, if the server speaks TLS."""
+    tls_hostname: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +79,12 @@ class Files:
 
     @property
     def password(self) -> Path:
-        """The password of the one user."""
+        """The password of the user that may do everything."""
         return self.directory / "password"
+
+    def password_of(self, user: str | None) -> Path:
+        """The password of another user; None is the one that may do everything."""
+        return self.password if user is None else self.directory / f"password.{user}"
 
     def prepare(self) -> None:
         """Make the directory, for its owner only.
@@ -127,27 +136,29 @@ class Files:
         with suppress(OSError):  # a stale pid file misleads nobody who looks at the lock
             self.pid.unlink()
 
-    def ensure_password(self) -> str:
-        """The password of this store, made at the first start."""
-        known = self.read_password()
+    def ensure_password(self, user: str | None = None) -> str:
+        """The password of a user of this store, made at its first start."""
+        path = self.password_of(user)
+        known = self.read_password(user)
         if known is not None:
-            with telling(self.password):
-                self.password.chmod(_PRIVATE)
+            with telling(path):
+                path.chmod(_PRIVATE)
             return known
-        _write(self.password, secrets.token_urlsafe(32) + "\n")
-        made = self.read_password()
+        _write(path, secrets.token_urlsafe(32) + "\n")
+        made = self.read_password(user)
         assert made is not None
         return made
 
-    def read_password(self) -> str | None:
-        """The password of this store; None before the first start."""
-        with telling(self.password):
+    def read_password(self, user: str | None = None) -> str | None:
+        """The password of a user of this store; None before its first start."""
+        path = self.password_of(user)
+        with telling(path):
             try:
-                text = self.password.read_bytes().decode(errors="replace").strip()
+                text = path.read_bytes().decode(errors="replace").strip()
             except FileNotFoundError:
                 return None
         if not text or not text.isprintable() or "\ufffd" in text:
-            raise SetupError(f"{self.password} is empty or not text", fix="remove it, and a new one is made")
+            raise SetupError(f"{path} is empty or not text", fix="remove it, and a new one is made")
         return text
 
     def open_log(self) -> int:
@@ -215,10 +226,16 @@ def _fix_for(error: OSError) -> str:
 
 
 def _parse_ports(fields: dict[str, object]) -> PortFile:
-    ports = PortFile(**{name: fields[name] for name in PortFile.__slots__})  # type: ignore[arg-type]  # checked below
+    known = {name: fields.get(name) if name in _OPTIONAL else fields[name] for name in PortFile.__slots__}
+    ports = PortFile(**known)  # type: ignore[arg-type]  # checked below
     numbers = (ports.port, ports.server_pid, ports.supervisor_pid)
     texts = (ports.url, ports.user, ports.started_at)
-    if not all(type(number) is int for number in numbers) or not all(type(text) is str for text in texts):
+    optional = (getattr(ports, name) for name in _OPTIONAL)
+    if not (
+        all(type(number) is int for number in numbers)
+        and all(type(text) is str for text in texts)
+        and all(text is None or type(text) is str for text in optional)
+    ):
         raise TypeError("a field of the wrong type")
     return ports
 

@@ -3,10 +3,12 @@
 import errno
 import json
 import socket
+from contextlib import closing
 from random import SystemRandom
 from typing import BinaryIO
 
 from purveyor.model.errors import SetupError
+from purveyor.queues.address import Tls
 from purveyor.queues.server.config import Identity, reachable
 
 _INBOX = b"_INBOX.purveyor.start"
@@ -48,7 +50,7 @@ def free_port(host: str) -> int:
     raise SetupError(f"no free port on {host}", fix="see what uses them all with: ss -tan")
 
 
-def not_ready(host: str, port: int, identity: Identity) -> str | None:
+def not_ready(host: str, port: int, identity: Identity, tls: Tls | None = None) -> str | None:
     """None if the server of that name answers there and its JetStream does too, else what is still missing.
 
     The name comes first: if a stranger listens on the port, it never sees the password.
@@ -65,8 +67,15 @@ def not_ready(host: str, port: int, identity: Identity) -> str | None:
                 return f"another NATS server listens on {host}:{port}"
             if not info.get("jetstream"):
                 return "JetStream is not enabled"
-            connection.sendall(_ask(identity))
-            return _jetstream_answer(lines)
+            if tls is None:
+                connection.sendall(_ask(identity))
+                return _jetstream_answer(lines)
+            with (
+                closing(tls.context().wrap_socket(connection, server_hostname=tls.hostname or reachable(host))) as safe,
+                safe.makefile("rb") as answers,
+            ):
+                safe.sendall(_ask(identity))
+                return _jetstream_answer(answers)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"no answer on {host}:{port}: {error}"
 

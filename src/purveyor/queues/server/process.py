@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +35,13 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+def tied(command: Sequence[str]) -> list[str]:
+    """A command whose process is sent a SIGTERM when the thread that starts it ends, however it ends (on Linux)."""
+    if sys.platform != "linux" or not sys.executable:
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+
+
 class ServerProcess:
     """A child that is nats-server. Not for several threads: the one that starts it waits for it and ends it."""
 
@@ -43,9 +51,7 @@ class ServerProcess:
     @classmethod
     def start(cls, binary: Path, files: Files, lock: int) -> "ServerProcess":
         """Start it on the configuration in `files`; it inherits the lock on the store."""
-        command = [str(binary), "-c", str(files.config)]
-        if sys.platform == "linux" and sys.executable:
-            command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+        command = tied([str(binary), "-c", str(files.config)])
         log = files.open_log()
         try:
             child = subprocess.Popen(
@@ -102,4 +108,4 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-__all__ = ["ServerProcess", "describe_exit"]
+__all__ = ["ServerProcess", "describe_exit", "tied"]

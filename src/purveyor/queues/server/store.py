@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from purveyor.model.errors import SetupError, StoreInUse
-from purveyor.queues.address import Address
+from purveyor.queues.address import DEFAULT_INBOX, Address, Tls
 from purveyor.queues.server.files import Files, PortFile, telling
 
 PATIENCE_SECONDS = 15.0
@@ -104,10 +104,11 @@ def claim(files: Files, *, patience_seconds: float = PATIENCE_SECONDS) -> Claim:
     return Claim(fd, owner)
 
 
-def running(directory: Path) -> Address | None:
+def running(directory: Path, user: str | None = None) -> Address | None:
     """The address of the server that runs on this store, in whatever process; None if none does, or not yet.
 
-    Raises SetupError if the files that tell cannot be read.
+    For a user: with its password and its inbox; None is the one that may do everything. Raises SetupError if the files
+    that tell cannot be read, or the server has no such user.
     """
     files = Files(directory.absolute())
     with telling(files.lock):
@@ -124,8 +125,19 @@ def running(directory: Path) -> Address | None:
     ports = files.read_ports()
     if ports is None or owner is None or not _written_by(ports, owner):
         return None  # still starting: the port file is the one of the run before
-    password = files.read_password()
-    return Address((ports.url,), user=ports.user, password=password) if password else None
+    password = files.read_password(user)
+    if password is None and user is not None:
+        raise SetupError(
+            f"the NATS server on {files.directory} has no user {user!r}", fix="stop it and start it again: it is made"
+        )
+    return address_of(ports, user, password) if password else None
+
+
+def address_of(ports: PortFile, user: str | None, password: str) -> Address:
+    """Where a user of the server reaches it."""
+    tls = None if ports.tls_ca is None else Tls(ca=Path(ports.tls_ca), hostname=ports.tls_hostname)
+    inbox = DEFAULT_INBOX if user is None else f"{DEFAULT_INBOX}.{user}"
+    return Address((ports.url,), user=user or ports.user, password=password, tls=tls, inbox=inbox)
 
 
 def read_owner(fd: int) -> Owner | None:

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from purveyor.model.errors import PurveyorError, ServerFailed, SetupError
-from purveyor.queues.address import Address
+from purveyor.queues.address import Address, Tls
 from purveyor.queues.server.binary import ServerBinary
-from purveyor.queues.server.config import USER, Identity, ServerOptions, render, url
+from purveyor.queues.server.config import USER, Identity, ServerOptions, quote, render, url
 from purveyor.queues.server.files import Files, PortFile
 from purveyor.queues.server.probe import free_port, not_ready, port_is_free
 from purveyor.queues.server.process import ServerProcess
 from purveyor.queues.server.restarts import GiveUp, decide
-from purveyor.queues.server.store import Claim
+from purveyor.queues.server.store import Claim, address_of
 
 logger = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.1
@@ -81,7 +81,7 @@ class Run:
         self._claim = claim
         self._binary = binary
         self._listener = listener
-        self._identity = Identity(f"purveyor-{secrets.token_hex(4)}", USER, files.ensure_password())
+        self._identity = _identity(files, options)
         self._port = self._choose_port()
         self._stop = threading.Event()
         # A daemon, so that a program that forgets to stop can still exit; the server then goes with its parent.
@@ -90,8 +90,7 @@ class Run:
     @property
     def address(self) -> Address:
         """Where the server is. It does not change once the first start is over."""
-        where = url(self._options.host, self._port)
-        return Address((where,), user=self._identity.user, password=self._identity.password)
+        return address_of(self._ports(0), None, self._identity.password)
 
     def begin(self) -> None:
         """Start the thread, and with it the server."""
@@ -163,7 +162,7 @@ class Run:
         """Wait until the server answers (None); or what was missing when it died, time was over or a stop came."""
         deadline = time.monotonic() + self._options.start_seconds
         pause = _PROBE_SECONDS
-        while missing := not_ready(self._options.host, self._port, self._identity):
+        while missing := not_ready(self._options.host, self._port, self._identity, self._tls):
             if child.ended() is not None or time.monotonic() >= deadline or self._stop.wait(pause):
                 return missing
             pause = min(pause * 1.5, _WATCH_SECONDS)
@@ -183,16 +182,30 @@ class Run:
             self._tell(EventKind.RESTARTED, what)
 
     def _publish_port(self, pid: int, *, first: bool) -> None:
-        owner = self._claim.owner
-        where = url(self._options.host, self._port)
-        ports = PortFile(where, self._port, pid, owner.pid, self._identity.user, owner.started_at)
         try:
-            self._files.write_ports(ports)
+            self._files.write_ports(self._ports(pid))
         except SetupError as error:
             if first:
                 raise
             # The file of the first start is right but for the pid; a server that answers is worth more than that.
             logger.warning("the port file is out of date: %s", error)
+
+    def _ports(self, pid: int) -> PortFile:
+        owner, tls = self._claim.owner, self._tls
+        return PortFile(
+            url=url(self._options.host, self._port),
+            port=self._port,
+            server_pid=pid,
+            supervisor_pid=owner.pid,
+            user=self._identity.user,
+            started_at=owner.started_at,
+            tls_ca=None if tls is None else str(tls.ca),
+            tls_hostname=None if tls is None else tls.hostname,
+        )
+
+    @property
+    def _tls(self) -> Tls | None:
+        return None if self._options.tls is None else self._options.tls.client
 
     def _choose_port(self) -> int:
         host, wish = self._options.host, self._options.port
@@ -244,6 +257,16 @@ class Run:
             logger.exception(
                 "a listener failed on the event %r", kind.value
             )  # the server matters more than the listener
+
+
+def _identity(files: Files, options: ServerOptions) -> Identity:
+    """A name for this run, and the users with their passwords, made where they are missing."""
+    from purveyor.queues.permissions import components, render_users  # noqa: PLC0415 - see `ServerOptions`
+
+    users = components() if options.users is None else options.users
+    passwords = {each.user: quote("password", files.ensure_password(each.user)) for each in users}
+    others = render_users(users, passwords)
+    return Identity(f"purveyor-{secrets.token_hex(4)}", USER, files.ensure_password(), others)
 
 
 def _last_lines(death: _Death) -> str:

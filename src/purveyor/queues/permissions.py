@@ -1,0 +1,280 @@
+"""What each part of Purveyor may say and hear on the NATS server: data, and its text for the server's configuration.
+
+A part has a user of its own, with the subjects that its work needs and no others; answers come to an inbox that only
+it may listen on. The embedded server makes a user for each of `components`; for a server of your own,
+`purveyor queues permissions` prints them.
+
+Two limits are the server's own. Whoever may make a stream decides what it takes in, so `api` and `pipeline`, which make
+the queues of subscriptions, are trusted with all of those. And a bucket is read as a whole or not at all: the user of a
+subscription can see what others ask for, not what they are sent. It makes neither streams nor consumers.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from purveyor.model.control import CONTROL_SUBJECT, JOB_SUBJECT
+from purveyor.model.errors import InvalidName
+from purveyor.model.event import LDIF_SUBJECT, SUBJECT
+from purveyor.queues.address import DEFAULT_INBOX
+from purveyor.queues.catalogue import (
+    DEAD_LETTERS,
+    LDIF,
+    PREFILL,
+    PREFILL_FAILURES,
+    Queue,
+    incoming,
+    internal_queues,
+    subscription_queue,
+)
+from purveyor.queues.dead_letters import token
+from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS
+
+IMPORTS: Final = "imports"
+"""The bucket that intake keeps its ledger in."""
+CREDENTIALS: Final = "credentials"
+"""The bucket of passwords and tokens."""
+
+MIGRATIONS: Final = "migrations"
+"""The bucket with the state of migrations."""
+
+INTAKE: Final = "intake"
+PIPELINE: Final = "pipeline"
+API: Final = "api"
+
+_API: Final = "$JS.API."
+_BUCKETS: Final = (SUBSCRIPTIONS, ACKNOWLEDGED, CREDENTIALS, IMPORTS, MIGRATIONS)
+_LOOKING: Final = (
+    f"{_API}STREAM.NAMES",
+    *(f"{_API}{question}.KV_{MIGRATIONS}" for question in ("STREAM.INFO", "STREAM.MSG.GET")),
+)
+"""Why a queue does not answer: nobody made it, or it is being migrated."""
+_READING: Final = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+_CONSUMING: Final = ("CONSUMER.CREATE", "CONSUMER.INFO", "CONSUMER.DELETE", "CONSUMER.MSG.NEXT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """A user and what it may do. What is denied is denied, whatever else allows it."""
+
+    user: str
+    purpose: str
+    publish: tuple[str, ...]
+    publish_denied: tuple[str, ...] = ()
+    listen: tuple[str, ...] = ()
+    """What it hears beside its inbox."""
+    listen_denied: tuple[str, ...] = ()
+
+    @property
+    def inbox(self) -> str:
+        """How the subjects begin on which it gets its answers."""
+        return f"{DEFAULT_INBOX}.{self.user}"
+
+    @property
+    def subscribe(self) -> tuple[str, ...]:
+        """All that it hears."""
+        return (f"{self.inbox}.>", *self.listen)
+
+    def to_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "user": self.user,
+            "purpose": self.purpose,
+            "inbox": self.inbox,
+            "publish": {"allow": list(self.publish), "deny": list(self.publish_denied)},
+            "subscribe": {"allow": list(self.subscribe), "deny": list(self.listen_denied)},
+        }
+
+
+def components() -> tuple[Permissions, ...]:
+    """The users of the parts that every deployment has."""
+    return (_intake(), _pipeline(), _api())
+
+
+def component(user: str) -> Permissions:
+    """The user of one part."""
+    found = {each.user: each for each in components()}
+    if user not in found:
+        raise InvalidName(f"no component {user!r}", fix=f"there are {', '.join(found)}")
+    return found[user]
+
+
+def subscription_user(name: str) -> Permissions:
+    """The user of a part that serves one subscription and no other: it reads and empties that queue alone."""
+    queue = subscription_queue(name)
+    if name == DEFAULT_INBOX:
+        raise InvalidName(f"no user can be bound to subscription {name!r}", fix="name the subscription otherwise")
+    return Permissions(
+        user=f"subscription-{name}",
+        purpose=f"serves subscription {name}, and no other",
+        publish=(
+            *_ask(queue.stream, *_READING, "STREAM.MSG.DELETE", "STREAM.PURGE"),
+            # Opening a bucket asks the server to make it; it is there, so that changes nothing.
+            *_ask(_bucket(SUBSCRIPTIONS), "STREAM.CREATE", "STREAM.MSG.GET"),
+            *_ask(_bucket(ACKNOWLEDGED), "STREAM.CREATE", "STREAM.MSG.GET"),
+            f"$KV.{ACKNOWLEDGED}.{name}",
+            *_ask(DEAD_LETTERS.stream, "STREAM.INFO"),
+            f"dead-letters.{token(f'subscription:{name}')}",
+        ),
+        listen=(f"{name}.*", f"$KV.{ACKNOWLEDGED}.{name}"),
+    )
+
+
+def render_users(users: Iterable[Permissions], passwords: Mapping[str, str]) -> str:
+    """Users as the server's configuration has them, for the list `users` of `authorization`.
+
+    `passwords` are texts of that configuration: quoted, or a `$VARIABLE`.
+    """
+    lines: list[str] = []
+    for each in users:
+        lines += [
+            f"# {each.purpose}; answers come to {each.inbox}",
+            f"{{ user: {_quoted(each.user)}, password: {passwords[each.user]}, permissions: {{",
+            *_list("publish", each.publish, each.publish_denied),
+            *_list("subscribe", each.subscribe, each.listen_denied),
+            "} }",
+        ]
+    return "\n".join(lines)
+
+
+def _intake() -> Permissions:
+    return Permissions(
+        user=INTAKE,
+        purpose="reads directories into the queue ldif",
+        publish=(
+            "ldif.>",
+            f"dead-letters.{INTAKE}",
+            *_ensure(LDIF),
+            *_ensure(DEAD_LETTERS),
+            *_ask(LDIF.stream, "STREAM.MSG.GET"),
+            *_ask(_bucket(IMPORTS), "STREAM.CREATE", "STREAM.MSG.GET"),
+            f"$KV.{IMPORTS}.>",
+            *_LOOKING,
+        ),
+    )
+
+
+def _pipeline() -> Permissions:
+    read = tuple(queue.stream for queue in (LDIF, incoming(), PREFILL))
+    return Permissions(
+        user=PIPELINE,
+        purpose="transforms, dispatches, archives and prefills",
+        publish=(
+            LDIF_SUBJECT,
+            "*.main",
+            "*.prefill",
+            "dead-letters.>",
+            *PREFILL_FAILURES.subjects,
+            f"$KV.{SUBSCRIPTIONS}.*.*",
+            f"$KV.{ACKNOWLEDGED}.*",
+            *_LOOKING,
+            # Queues of subscriptions have any name; what must not be touched is denied.
+            *_ask("*", *_READING, "STREAM.CREATE", "STREAM.DELETE", "STREAM.PURGE"),
+            *_ask("*.*", *_CONSUMING),
+            *(subject for queue in internal_queues() for subject in _ask(queue.stream, "STREAM.UPDATE")),
+            *(subject for stream in read for subject in _ask(f"{stream}.*", "CONSUMER.RESET")),
+            *(subject for stream in read for subject in (f"$JS.ACK.{stream}.>", f"$JS.ACK.*.*.{stream}.>")),
+            # It migrates queues: the record, the lease and the deletion that only the lease allows are keys of a bucket.
+            *_ask("*", "CONSUMER.LIST"),
+            f"$KV.{MIGRATIONS}.>",
+        ),
+        publish_denied=(
+            *_kept_whole(),
+            *(subject for name in (CREDENTIALS, IMPORTS) for subject in _closed(_bucket(name))),
+        ),
+    )
+
+
+def _api() -> Permissions:
+    unread = tuple(queue.stream for queue in (LDIF, incoming(), PREFILL, PREFILL_FAILURES))
+    return Permissions(
+        user=API,
+        purpose="serves subscriptions and takes events, over HTTP",
+        publish=(
+            SUBJECT,
+            CONTROL_SUBJECT,
+            JOB_SUBJECT,
+            "dead-letters.>",
+            f"$KV.{SUBSCRIPTIONS}.*.*",
+            f"$KV.{ACKNOWLEDGED}.*",
+            f"$KV.{CREDENTIALS}.*.*",
+            *_LOOKING,
+            *(subject for queue in (incoming(), PREFILL, DEAD_LETTERS) for subject in _ensure(queue)),
+            *(
+                subject
+                for name in (SUBSCRIPTIONS, ACKNOWLEDGED, CREDENTIALS)
+                for subject in _ask(f"{_bucket(name)}.*", *_CONSUMING)
+            ),
+            *_ask("*", *_READING, "STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.PURGE"),
+            *_ask("*", "STREAM.MSG.DELETE"),
+        ),
+        publish_denied=(
+            *_kept_whole(),
+            *(subject for stream in unread for subject in _ask(stream, "STREAM.MSG.GET", "DIRECT.GET")),
+            *(subject for stream in unread for subject in _ask(stream, "STREAM.MSG.DELETE")),
+            *_closed(_bucket(IMPORTS)),
+        ),
+        # It waits for messages of any subscription: `<name>.*`.
+        listen=("*.*", f"$KV.{ACKNOWLEDGED}.*"),
+        listen_denied=(f"{DEFAULT_INBOX}.*", "incoming.*", "ldif.*", "dead-letters.*"),
+    )
+
+
+def _ask(tail: str, *questions: str) -> tuple[str, ...]:
+    return tuple(f"{_API}{question}.{tail}" for question in questions)
+
+
+def _ensure(queue: Queue) -> tuple[str, ...]:
+    """What `ensure` asks: both sides of a queue bring it to its declaration."""
+    readers = (
+        subject
+        for reader in queue.readers
+        for subject in _ask(f"{queue.stream}.{reader.durable}", "CONSUMER.INFO", "CONSUMER.CREATE")
+    )
+    return (*_ask(queue.stream, "STREAM.INFO", "STREAM.CREATE", "STREAM.UPDATE"), *readers)
+
+
+def _kept_whole() -> tuple[str, ...]:
+    """Nobody but an operator removes or empties what all share."""
+    streams = (*(queue.stream for queue in internal_queues()), *map(_bucket, _BUCKETS))
+    return tuple(subject for stream in streams for subject in _ask(stream, "STREAM.DELETE", "STREAM.PURGE"))
+
+
+def _closed(stream: str) -> tuple[str, ...]:
+    """Neither made nor read nor consumed."""
+    return (
+        *_ask(stream, *_READING, "STREAM.CREATE", "STREAM.MSG.DELETE"),
+        *_ask(f"{stream}.*", *_CONSUMING),
+    )
+
+
+def _bucket(name: str) -> str:
+    return f"KV_{name}"
+
+
+def _list(what: str, allowed: Iterable[str], denied: Iterable[str]) -> list[str]:
+    lines = [f"  {what}: {{"]
+    for key, subjects in (("allow", tuple(allowed)), ("deny", tuple(denied))):
+        if subjects:
+            lines += [f"    {key}: [", *(f"      {_quoted(subject)}" for subject in subjects), "    ]"]
+    return [*lines, "  }"]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+__all__ = [
+    "API",
+    "CREDENTIALS",
+    "IMPORTS",
+    "INTAKE",
+    "MIGRATIONS",
+    "PIPELINE",
+    "Permissions",
+    "component",
+    "components",
+    "render_users",
+    "subscription_user",
+]
