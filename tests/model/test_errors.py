@@ -27,7 +27,7 @@ def test_every_error_survives_the_way_from_an_executor(kind: type[errors.Purveyo
 
 def test_only_unavailable_is_worth_another_try() -> None:
     retryable = {kind for kind in all_errors() if kind.retryable}
-    assert retryable == {errors.Unavailable, errors.ServerUnavailable, errors.NoAnswer}
+    assert retryable == {errors.Unavailable, errors.ServerUnavailable, errors.NoAnswer, errors.QueueMigrating}
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:

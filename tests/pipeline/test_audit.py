@@ -1,17 +1,20 @@
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from purveyor.delivery.pull import Pull
 from purveyor.model.errors import UnknownSubscription
+from purveyor.model.policy import Delivery
 from purveyor.model.registration import DispatchState, Record, Suspension
 from purveyor.pipeline.audit import Account, audit
 from purveyor.pipeline.audit.report import Difference
 from purveyor.queues.bulk.ask import ask
 from purveyor.queues.client import connect
-from purveyor.queues.dead_letters import DeadLetter, park
+from purveyor.queues.dead_letters import DeadLetter, park, subscription_origin
 from purveyor.queues.server import EmbeddedServer
 from tests.conftest import OwnServer
 from tests.pipeline.prefill.bench import Bench
@@ -89,7 +92,7 @@ async def test_all_is_well_when_everything_is_acknowledged_queued_or_parked(disp
     await dispatched.put(*wanted)
     letter = DeadLetter(
         reason="refused",
-        origin=dispatched.name,
+        origin=subscription_origin(dispatched.name),
         subject=f"{dispatched.name}.main",
         data=b"{}",
         headers={"Purveyor-Position": (str(wanted[5]),)},
@@ -106,6 +109,52 @@ async def test_all_is_well_when_everything_is_acknowledged_queued_or_parked(disp
     assert account.clean
     counts = (account.expected, account.delivered, account.queued, account.dead_lettered, account.pending)
     assert counts == (10, 3, 6, 1, 0)
+
+
+async def test_parallel_acknowledgements_rejects_and_replay_are_told_apart_and_a_loss_among_them_is_found(
+    bench: Bench, dispatched: Dispatched
+) -> None:
+    wanted, name = positions(dispatched), dispatched.name
+    await bench.subscriptions.redefine(name, lambda now: replace(now, delivery=Delivery.PARALLEL, order_by=None))
+    await dispatched.put(*wanted)
+    await bench.run(await bench.subscriptions.replay(name, wanted[7], wanted[8]))
+    async with Pull(bench.queues) as pull:
+        replayed = await pull.lease(name, max=2)
+        live = {message.position: message.sequence for message in await pull.lease(name, max=100)}
+        assert list(live) == wanted
+        await pull.acknowledge(name, replayed[0].sequence)
+        await pull.reject(name, replayed[1].sequence, "of the copy alone")  # the live one of position 8 is queued still
+        for number in (6, 1, 4):
+            await pull.acknowledge(name, live[wanted[number]])
+        await pull.reject(name, live[wanted[3]], "no")
+
+        account = await dispatched.account()
+        assert account.clean
+        counts = (account.expected, account.delivered, account.queued, account.dead_lettered)
+        assert counts == (10, 3, 6, 1)
+
+        await bench.queues.streams.delete_message(f"stream:{name}", live[wanted[2]])  # nobody had acknowledged it
+        account = await dispatched.account()
+        assert (account.expected, account.delivered, account.queued, account.dead_lettered) == (10, 3, 5, 1)
+        assert account.found(Difference.MISSING).count == 1
+        [place] = found(account, Difference.MISSING)
+        assert place in wanted[1:5]  # the neighbours that are left say so much
+
+
+async def test_ordered_acknowledgements_and_rejects_add_up(bench: Bench, dispatched: Dispatched) -> None:
+    wanted, name = positions(dispatched), dispatched.name
+    await dispatched.put(*wanted)
+    async with Pull(bench.queues) as pull:
+        leased = await pull.lease(name, max=6)
+        await pull.acknowledge_up_to(name, leased[2].sequence)
+        await pull.reject(name, leased[3].sequence, "no")
+        await pull.acknowledge(name, leased[4].sequence)
+
+        account = await dispatched.account()
+
+    assert account.clean
+    counts = (account.expected, account.delivered, account.queued, account.dead_lettered, account.written_twice)
+    assert counts == (10, 4, 5, 1, 0)
 
 
 async def test_every_kind_of_difference_is_found(dispatched: Dispatched) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purveyor.model.errors import DataLost, InvalidConfig, NoAnswer, ServerUnavailable, UnknownStream
+from purveyor.model.errors import DataLost, InvalidConfig, NoAnswer, PlanOutdated, ServerUnavailable, UnknownStream
 from purveyor.pipeline.backoff import Backoff
 from purveyor.pipeline.failures import explain
 from purveyor.pipeline.keeper import Keeper, Part
@@ -111,6 +111,13 @@ def test_an_error_that_no_attempt_can_mend_is_the_end(error: InvalidConfig | Dat
     assert (keeper.status.state, script.starts) == (State.FAILED, 1)
     assert keeper.status.error is not None
     assert (keeper.status.error.message, keeper.status.error.fix) == (error.message, error.fix)
+
+
+def test_a_plan_that_came_too_late_is_made_again() -> None:
+    text = "org.apache.spark.X: Traceback (most recent call last):\npurveyor.model.errors.PlanOutdated: 1 to 4 are gone"
+    for error in (PlanOutdated("1 to 4 are gone"), RuntimeError(text)):
+        assert (explain(error).message, explain(error).permanent) == ("1 to 4 are gone", False)
+    assert explain(RuntimeError(text.replace("PlanOutdated", "DataLost"))).permanent
 
 
 def test_a_stop_during_a_pause_is_a_stop_at_once() -> None:

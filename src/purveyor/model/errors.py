@@ -23,9 +23,11 @@
     ├── OutcomeUnknown          sent, and no longer possible to tell whether it was stored
     ├── MigrationNeeded         a queue exists in a shape that cannot be updated in place
     ├── DataLost                asked for messages that limits or a purge removed
+    │   └── PlanOutdated        retryable: asked for them too late, planned again it finds where they went
     ├── Unavailable             retryable: the same call may succeed later
     │   ├── ServerUnavailable
-    │   └── NoAnswer
+    │   ├── NoAnswer
+    │   └── QueueMigrating
     └── SetupError              this machine or this server cannot be used as it is
         ├── AuthenticationFailed
         ├── ServerTooOld
@@ -163,6 +165,12 @@ class DataLost(PurveyorError):
     """Messages that were asked for are gone by limits or by a purge."""
 
 
+class PlanOutdated(DataLost):
+    """A batch read ran so long after it was planned that its messages are no longer where they were."""
+
+    retryable = True
+
+
 class Unavailable(PurveyorError):
     """Nothing is wrong with the request; try again later."""
 
@@ -175,6 +183,10 @@ class ServerUnavailable(Unavailable):
 
 class NoAnswer(Unavailable):
     """Connected, but nobody answered in time."""
+
+
+class QueueMigrating(Unavailable):
+    """A queue is sealed for its migration, and takes no messages until that is over."""
 
 
 class SetupError(PurveyorError):

@@ -11,13 +11,14 @@ from purveyor.model.errors import InvalidInput
 
 Json = dict[str, Any]
 K = TypeVar("K", bound=Enum)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+"""Made once: `json.dumps` makes a new one each time."""
 
 
 def dump(value: Mapping[str, Any]) -> bytes:
     """Compact JSON in UTF-8."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     try:
-        return text.encode()
+        return _ENCODER.encode(value).encode()
     except UnicodeEncodeError:  # half of a surrogate pair has no UTF-8; as an escape it passes
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 

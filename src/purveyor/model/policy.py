@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, Final
 
 from purveyor.model import jsontext
+from purveyor.model.censor import check_hidden
 from purveyor.model.errors import InvalidInput
 from purveyor.model.jsontext import Json
 
@@ -17,15 +18,11 @@ LONGEST_LEASE_SECONDS: Final = 12 * 3600.0
 LONGEST_DELAY_SECONDS: Final = 7 * 24 * 3600.0
 
 DEFAULT_HIDDEN: Final = (
-    "password",
-    "userPassword",
-    "pwhistory",
-    "krb5Key",
-    "sambaLMPassword",
-    "sambaNTPassword",
-    "sambaPasswordHistory",
+    *("password", "pwhistory", "userPassword", "authPassword", "pwdHistory", "unicodePwd", "userPKCS12"),
+    *("sambaLMPassword", "sambaNTPassword", "sambaPasswordHistory", "univentionRadiusPassword", "ipaNTHash"),
+    *("krb5Key", "krbPrincipalKey", "krbExtraData"),
 )
-"""What no subscriber gets unless it says what it wants hidden instead: hashes of passwords and keys."""
+"""What no subscriber gets unless it says what it wants hidden instead: passwords, their hashes, and keys."""
 
 
 class Delivery(Enum):
@@ -138,7 +135,7 @@ def read_hidden(data: Mapping[str, Any]) -> tuple[str, ...]:
         return DEFAULT_HIDDEN
     if not isinstance(found, list) or not all(isinstance(name, str) and name for name in found):
         raise InvalidInput(f"{jsontext.kind(found)} is no value for 'hidden_fields'", fix="give a list of field names")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(map(check_hidden, found)))
 
 
 def seconds(data: Mapping[str, Any], name: str, what: str) -> float:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from purveyor.model import jsontext
+from purveyor.model.censor import hides
 from purveyor.model.errors import InvalidInput
-from purveyor.model.event import Event, check_word
+from purveyor.model.event import KEY_FIELDS, Event, check_word
 from purveyor.model.jsontext import Json
 from purveyor.model.names import check_subscription_name
 from purveyor.model.policy import (
@@ -136,7 +137,7 @@ class Subscription:
     """For how long a consumer has a message before another may get it."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     hidden_fields: tuple[str, ...] = DEFAULT_HIDDEN
-    """Fields of the object that it never sees."""
+    """Fields of the object that it never sees (see `censor`); none at all if it is empty."""
 
     def __post_init__(self) -> None:
         check_subscription_name(self.name)
@@ -144,6 +145,23 @@ class Subscription:
         check_lease_seconds(self.lease_seconds)
         if not self.realms_topics:
             raise InvalidInput(f"subscription {self.name!r} has no topic", fix="give at least one realm and topic")
+        self._check_hidden()
+
+    def _check_hidden(self) -> None:
+        """Refuse a filter that would tell what is hidden by what comes, and an order by a key that nobody can see."""
+        for path in self.filter.fields:
+            found = hides(self.hidden_fields, path)
+            if found is not None:
+                raise InvalidInput(
+                    f"the filter by {path!r} would tell what is in the hidden field {found!r}",
+                    fix="filter by another field, or say in hidden_fields which others are to be hidden",
+                )
+        for name in KEY_FIELDS if self.order_by is OrderBy.KEY else ():
+            if hides(self.hidden_fields, name) is not None:
+                raise InvalidInput(
+                    f"the order by key cannot be kept when {name!r} is hidden",
+                    fix="hide other fields, or keep no order (order_by null)",
+                )
 
     @classmethod
     def from_json(cls, data: object) -> "Subscription":

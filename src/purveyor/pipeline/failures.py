@@ -31,15 +31,20 @@ class Failure:
 def explain(error: BaseException) -> Failure:
     """The failure behind an error, whoever wrapped it."""
     if isinstance(error, PurveyorError):
-        return Failure(_line(error.message), isinstance(error, _PERMANENT), error.fix)
+        return Failure(_line(error.message), _is_permanent(type(error)), error.fix)
     text = str(error).partition(_ABOUT_THE_QUERY)[0].strip()
     ours = list(_OURS.finditer(text))
     if ours:
-        return Failure(_line(ours[-1]["message"]), issubclass(_kind(ours[-1]["kind"]), _PERMANENT))
+        return Failure(_line(ours[-1]["message"]), _is_permanent(_kind(ours[-1]["kind"])))
     python = list(_PYTHON.finditer(text)) if _TRACE in text else []
     if python:
         return Failure(_line(f"{python[-1]['kind'].rpartition('.')[2]}: {python[-1]['message']}"))
     return Failure(_line(text) or type(error).__name__)
+
+
+def _is_permanent(kind: type[PurveyorError]) -> bool:
+    """Whether another attempt is of no use. What a query stands on is gone for good; a plan is made again each time."""
+    return issubclass(kind, _PERMANENT) and not kind.retryable
 
 
 def _line(text: str) -> str:

@@ -21,10 +21,12 @@ from purveyor.model.errors import InvalidConfig, PurveyorError, StoreInUse, Unav
 from purveyor.pipeline.engine import start_engine
 from purveyor.pipeline.keeper import Keeper, Part
 from purveyor.pipeline.locks import EngineLocks, Locks
+from purveyor.pipeline.migrating import MigrationWatch
 from purveyor.pipeline.status import PartStatus, State, remove_status, status_path, write_status
 from purveyor.queues.address import Address
 from purveyor.queues.catalogue import DEFAULT_GROUP, internal_queues
 from purveyor.queues.client import connect
+from purveyor.queues.ensure import QueueStatus
 from purveyor.queues.registry import Registry
 
 _LOOK_SECONDS = 0.1
@@ -58,6 +60,8 @@ class PipelineSettings:
     mapping: Path | None = None
     archive_seconds: float = 2.0
     replicas: int = 1
+    migrate: bool = True
+    """Migrate a queue that is there in another shape, instead of giving up."""
     wait: bool = True
     """Stand by while another process runs these parts, instead of giving up."""
 
@@ -128,12 +132,13 @@ class Service:
         self._make_parts = make_parts
         self._reporter = reporter
         self._start_engine = start_engine
+        self._migrations = MigrationWatch(lambda: ensure_queues(settings), reporter.say)
         self._status_at = 0.0
         self._written: list[PartStatus] | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Until told to stop. Raises what ends it: a part that cannot work, StoreInUse, EngineLost."""
-        with Locks(self._settings.data_dir / "checkpoints", self._settings.locked) as locks:
+        with Locks(self._settings.data_dir / "checkpoints", self._settings.locked) as locks, self._migrations:
             if not self._take(locks, stop) or not self._ensure(stop):
                 return
             self._reporter.say("starting", f"Spark on {self._settings.master}")
@@ -161,7 +166,7 @@ class Service:
         told = False
         while not stop.is_set():
             try:
-                ensure_queues(self._settings)
+                self._migrations.ensure()
             except Unavailable as error:
                 if not told:
                     self._reporter.say("waiting", f"for the NATS server: {error.message}")
@@ -196,6 +201,7 @@ class Service:
         ready = False
         while not stop.wait(_LOOK_SECONDS):
             engine.check()
+            self._migrations.look()
             parts = [keeper.status for keeper in keepers]
             self._write(parts)
             self._reporter.show(parts)
@@ -221,17 +227,23 @@ class PartFailed(PurveyorError):
     """A part cannot ever work as it is set up; the others were stopped too."""
 
 
-def ensure_queues(settings: PipelineSettings) -> None:
-    """Every internal queue with the durables of its readers, before the first of them reads."""
+def ensure_queues(settings: PipelineSettings) -> bool:
+    """Every internal queue with the durables of its readers, before the first of them reads; whether all are ready.
 
-    async def ensure() -> None:
+    One that is not is being migrated: its readers drain it.
+    """
+
+    async def ensure() -> bool:
         where = settings.find_address()
         async with connect(where, name="purveyor-pipeline", patience_seconds=_CONNECT_SECONDS) as queues:
+            ready = True
             for queue in internal_queues((settings.group,)):
-                (await queues.ensure(queue, replicas=settings.replicas)).require_ready()
+                found = await queues.ensure(queue, replicas=settings.replicas, migrate=settings.migrate)
+                ready &= found.require_usable().status is QueueStatus.READY
             await Registry.open(queues, replicas=settings.replicas)
+            return ready
 
-    asyncio.run(ensure())
+    return asyncio.run(ensure())
 
 
 def _names(parts: Sequence[PartName]) -> str:

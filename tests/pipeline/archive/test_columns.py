@@ -58,6 +58,8 @@ CASES = [
     b"", b"{", b"[]", b"5", b"null", b'"text"', b"\xff", b'{"realm": "\xff"}', changed()[:-1], b" " + changed() + b"\n",
     changed().replace(b'"udm"', b"'udm'"), changed().replace(b'"udm"', b"NaN"),
     changed().replace(b'"udm"', b'"x", "realm": "udm"'),
+    *(changed() + behind for behind in (b" trailing", b" x}", b"{}", b", {}", b', "x": 1', b"]", b"]}", b"}", b"} {",
+                                        b'], "x": [', b', 5', b"," + changed(), b"\x00")),
 ]  # fmt: skip
 
 

@@ -4,12 +4,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from purveyor.model.registration import RecordState
+from purveyor.model.registration import Record, RecordState
 from purveyor.pipeline.dispatch import registrations
+from purveyor.pipeline.dispatch.batch import Deliverer, Report
 from purveyor.pipeline.dispatch.query import Dispatcher
 from purveyor.queues.bulk import outgoing, publish_many
 from tests.conftest import OwnServer
@@ -30,6 +32,33 @@ def test_a_missing_queue_is_made_again_and_holds_up_nobody(world: World) -> None
     assert world.numbers("ox") == world.numbers("zoo") == [1, 2, 3, 4, 5, 6]
     assert world.numbers("gone") == [4, 5, 6]
     assert world.found("gone").suspended is None
+
+
+def test_one_deleted_and_added_again_while_a_batch_is_written_gets_nothing_of_the_old_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add("ox")
+    world.add("zoo")
+    world.events(1, 20)
+    deliver = Deliverer.deliver
+    again: list[Record] = []
+
+    def added_again(self: Deliverer, *args: Any, **more: Any) -> Report:
+        if not again:
+            world.delete("ox")
+            again.append(world.add("ox"))
+        return deliver(self, *args, **more)
+
+    monkeypatch.setattr(Deliverer, "deliver", added_again)
+    world.start()
+    world.wait()
+    assert again
+    assert world.numbers("ox") == []
+    world.events(21, 22)
+    world.wait()
+    assert world.numbers("ox") == [21, 22]
+    assert world.numbers("zoo") == list(range(1, 23))
+    assert world.found("ox").suspended is None
 
 
 def test_a_queue_that_refuses_is_suspended_and_caught_up_when_it_is_resumed(world: World) -> None:

@@ -14,6 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from purveyor.model.control import CONTROL_SUBJECT
 from purveyor.model.event import KEY_FIELDS
+from purveyor.pipeline.whole_json import given as given_of
+from purveyor.pipeline.whole_json import is_whole, read_json
 from purveyor.queues.headers import MSG_ID
 
 SCHEMA = (
@@ -34,9 +36,10 @@ _SIDES = ("new", "old")
 _KEYS = ", ".join(f"{name}: string" for name in KEY_FIELDS)
 _FIELDS = (
     "realm string, topic string, key string, publisher_name string, ts string, attributes map<string,string>, "
-    f"body struct<new: struct<{_KEYS}>, old: struct<{_KEYS}>>, _corrupt_record string"
+    f"body struct<new: struct<{_KEYS}>, old: struct<{_KEYS}>>"
 )
 _STRICT_JSON = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+_STRICT_SQL = "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false')"
 _TYPES = (
     "realm variant, topic variant, key variant, publisher_name variant, ts variant, attributes map<string,variant>, "
     f"body struct<new: struct<{_KEYS}>, old: struct<{_KEYS}>>"
@@ -59,8 +62,9 @@ def parsed(incoming: DataFrame) -> DataFrame:
     text = F.try_validate_utf8(F.col("data").cast("string"))
     given = F.col("_given")
     read = incoming.withColumn("_text", F.when(_is_control(), None).otherwise(text)).withColumn(
-        "_given", F.from_json("_text", _FIELDS, _STRICT_JSON)
+        "_read", F.expr(read_json("_text", _FIELDS, _STRICT_SQL))
     )
+    read = read.withColumn("_given", F.expr(given_of("_read"))).withColumn("_whole", F.expr(is_whole("_read")))
     judged = read.withColumn("_new", _is_full("new")).withColumn("_old", _is_full("old"))
     judged = judged.withColumn("_ts", _moment(given["ts"]))
     judged = judged.withColumn("_event", F.coalesce(_is_event(), F.lit(False)))
@@ -109,7 +113,7 @@ def _is_event() -> Column:
     doubtful = F.concat_ws("\n", *strings, "_given.key", values).rlike(_NO_STRING)
     nulls = F.when(given["attributes"].isNull(), F.lit(False)).otherwise(F.exists(values, Column.isNull))
     rules = [
-        given["_corrupt_record"].isNull(),
+        F.col("_whole"),
         *(text != "" for text in strings),
         F.coalesce(given["key"] != "", F.lit(True)),
         ~F.concat("_given.realm", "_given.topic").rlike(_CONTROL_CHARACTER),

@@ -41,7 +41,7 @@ def events(spark: SparkSession, source: ArchiveSource, first: int, last: int) ->
 
     Control events and messages that are no events are among them: see column `kind`. The plan is fixed by what is
     archived now; run it within the time that the stream holds what was archived (two minutes). Later the part that came
-    from the stream may be gone: DataLost then, never a row too few.
+    from the stream may be gone: PlanOutdated then, never a row too few. Called again, this finds it in the archive.
     """
     store = Store(source.directory)
     ranges = store.ranges()

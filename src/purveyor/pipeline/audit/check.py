@@ -2,6 +2,10 @@
 
 The comparison is one join in Spark SQL, by subscription and position: what the archive says should be there against
 what the queues hold, which is read by the executors, a queue at a time.
+
+Of what is no longer in a queue only sequences are known: delivery's account of which are acknowledged, in any order. A
+position that is gone lay between its neighbours that are still there; so many sequences as are acknowledged between
+those two were delivered, and the others that should have been there are missing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as f
 
+from purveyor.model.done import Acknowledged
 from purveyor.model.errors import InvalidConfig, UnknownStream
 from purveyor.pipeline.archive.read import ArchiveSource, events
 from purveyor.pipeline.audit.report import Account, Difference, Findings, Place, Report
@@ -20,7 +25,7 @@ from purveyor.pipeline.matching import deliveries
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import ReadOptions, read_range
 from purveyor.queues.catalogue import DEAD_LETTERS, subscription_queue
-from purveyor.queues.dead_letters import token
+from purveyor.queues.dead_letters import subscription_origin, token
 from purveyor.queues.headers import POSITION
 from purveyor.spark.arrow import map_in_arrow
 
@@ -29,6 +34,10 @@ _EVERYTHING: Final = 2**62
 _ORIGINAL_POSITION: Final = f"Purveyor-Original-{POSITION}"
 _HEADERS: Final = "map<string,array<string>>"
 _KEY: Final = ["subscription", "position"]
+_LIMITS: Final = (
+    "subscription string, begin long, reached long, dispatched long, acknowledged long, "
+    "done array<struct<begin: long, end: long>>"
+)
 
 
 def audit(
@@ -72,7 +81,11 @@ class _Reading:
 
 
 def _held(spark: SparkSession, address: Address, chosen: Sequence[Scope]) -> DataFrame:
-    """What the queues and the dead letters hold: subscription, what (`main` or `dead`), sequence, position."""
+    """What the queues and the dead letters hold: subscription, what, sequence, position.
+
+    What is `main` for a message of the queue, `dead` for one that never came there, because it was too large, and
+    `rejected` for one that was there. A letter about a prefilled or replayed message says nothing of the live one.
+    """
     parked = letters(address, DEAD_LETTERS.stream)
     readings = [
         _Reading(each.name, "main", subscription_queue(each.name).stream, f"{each.name}.main") for each in chosen
@@ -80,16 +93,26 @@ def _held(spark: SparkSession, address: Address, chosen: Sequence[Scope]) -> Dat
     readings += [
         _Reading(each.name, "dead", DEAD_LETTERS.stream, subject)
         for each in chosen
-        if (subject := f"dead-letters.{token(each.name)}") in parked
+        for origin in (each.name, subscription_origin(each.name))
+        if (subject := f"dead-letters.{token(origin)}") in parked
     ]
     rows = [(each.subscription, each.what, each.stream, each.subject) for each in readings]
     todo = spark.createDataFrame(rows, "subscription string, what string, stream string, subject string")
     schema = f"subscription string, what string, sequence long, headers {_HEADERS}"
     spread = todo.repartition(min(len(rows), spark.sparkContext.defaultParallelism))
     read = map_in_arrow(spread, _reader(address), schema)
-    header = f.col("headers")
-    given = f.coalesce(header[_ORIGINAL_POSITION][0], header[POSITION][0])
-    return read.select("subscription", "what", "sequence", given.try_cast("long").alias("position"))
+    name, header = f.col("subscription"), f.col("headers")
+    origin, came_on = header["Purveyor-Origin"][0], header["Purveyor-Subject"][0]
+    given = f.when(origin.startswith(subscription_origin("")), header[_ORIGINAL_POSITION][0]).otherwise(
+        header[POSITION][0]
+    )
+    what = (
+        f.when(f.col("what") == "main", "main")
+        .when(came_on == f.concat(name, f.lit(".prefill")), None)
+        .when(origin == name, "dead")
+        .when(origin == f.concat(f.lit(subscription_origin("")), name), "rejected")
+    )
+    return read.select("subscription", what.alias("what"), "sequence", given.try_cast("long").alias("position"))
 
 
 def _reader(address: Address) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -125,8 +148,7 @@ def _judged(
     assert archive.address is not None
     acked = acknowledged(archive.address)
     limits = spark.createDataFrame(
-        [(s.name, s.begin, s.reached, s.dispatched, acked.get((s.name, s.registered.incarnation), 0)) for s in chosen],
-        "subscription string, begin long, reached long, dispatched long, acknowledged long",
+        [_limits(each, acked.get((each.name, each.registered.incarnation))) for each in chosen], _LIMITS
     )
     happened = events(spark, archive, *range_).where(f.col("kind") == "event")
     wanted = (
@@ -136,7 +158,8 @@ def _judged(
         .where(f.col("position") > f.col("begin"))
         .drop("begin")
     )
-    dead = held.where("what = 'dead'").select(*_KEY, f.lit(True).alias("dead")).distinct()
+    parked = held.where("what in ('dead', 'rejected')").groupBy(*_KEY)
+    dead = parked.agg(f.lit(True).alias("dead"), f.max(f.col("what") == "rejected").alias("rejected"))
     found = wanted.join(_queued(held), _KEY, "full").join(dead, _KEY, "left")
     newest = _queued(held).groupBy("subscription").agg(f.max("position").alias("newest"))
     limits = limits.join(f.broadcast(newest), "subscription", "left").withColumn(
@@ -144,9 +167,41 @@ def _judged(
         f.greatest("reached", f.least("dispatched", f.greatest("newest", "acknowledged"))),
     )
     return (
-        found.join(f.broadcast(limits), "subscription")
+        _gone(found.join(f.broadcast(limits), "subscription"))
         .withColumn("state", _state(range_))
-        .select("subscription", "position", "sequence", "state", "copies", "disordered", "expected")
+        .select("subscription", "position", "sequence", "state", "copies", "disordered", "expected", "rejected")
+    )
+
+
+def _limits(scope: Scope, acked: Acknowledged | None) -> tuple[object, ...]:
+    """A row of `_LIMITS`. Sequences that the queue never had are in no range of those that are done."""
+    done = None
+    if acked is not None and acked.main is not None:
+        ranges = [(scope.first_sequence, acked.main.floor), *acked.main.ranges]
+        done = [(max(begin, scope.first_sequence), end) for begin, end in ranges if end >= scope.first_sequence]
+    position = acked.position if acked is not None else 0
+    return scope.name, scope.begin, scope.reached, scope.dispatched, position, done
+
+
+def _gone(found: DataFrame) -> DataFrame:
+    """Of a message that is there, whether it is acknowledged, and of one that is gone, where it was.
+
+    `place` is the how many-th it is of all that are gone between the same two neighbours, and `room` how many sequences
+    are acknowledged between those.
+    """
+    sequence = f.when(f.col("position").isNotNull(), f.col("sequence"))
+    before = Window.partitionBy("subscription").orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
+    between = Window.partitionBy("subscription", "low")  # up to the next that is there, and with it
+    so_far = between.orderBy("position").rowsBetween(Window.unboundedPreceding, 0)
+    gone = f.col("expected") & f.col("copies").isNull() & (f.col("dead").isNull() | f.col("rejected"))
+    length = "greatest(0L, least(run.end, high - 1) - greatest(run.begin, low + 1) + 1)"
+    room = f"aggregate(done, 0L, (sum, run) -> sum + {length})"
+    return (
+        found.withColumn("low", f.coalesce(f.last(sequence, ignorenulls=True).over(before), f.lit(0)))
+        .withColumn("high", f.coalesce(f.max(sequence).over(between), f.lit(_EVERYTHING)))
+        .withColumn("place", f.count_if(gone).over(so_far))
+        .withColumn("room", f.when(gone, f.expr(room)))
+        .withColumn("done_itself", f.expr("exists(done, run -> sequence between run.begin and run.end)"))
     )
 
 
@@ -170,9 +225,13 @@ def _state(range_: tuple[int, int]) -> Column:
     return (
         f.when(f.col("expected").isNull() & inside, "unexpected")
         .when(f.col("expected").isNull(), "outside")
+        .when(f.col("dead") & (f.col("copies").isNull() | f.col("done_itself")), "dead")
+        .when(f.col("done_itself"), "delivered")
         .when(f.col("copies") > 0, "queued")
-        .when(f.col("dead"), "dead")
-        .when(position <= f.col("acknowledged"), "delivered")
+        .when(
+            (position <= f.col("acknowledged")) & (f.col("done").isNull() | (f.col("place") <= f.col("room"))),
+            "delivered",
+        )
         .when(position <= f.col("reached"), "missing")
         .otherwise("pending")
     )
@@ -195,6 +254,7 @@ def _accounts(judged: DataFrame, chosen: Sequence[Scope], range_: tuple[int, int
         .agg(
             f.count_if(f.col("expected")).alias("expected"),
             f.coalesce(f.sum("copies"), f.lit(0)).alias("copies"),
+            f.count_if(f.expr("copies is null and (rejected or state in ('delivered', 'missing'))")).alias("gone"),
             *counted,
             *differ,
         )
@@ -256,7 +316,7 @@ def _written_twice(scope: Scope, row: Row, range_: tuple[int, int]) -> int | Non
     Known only when nothing but live events was ever written there, and all of them are in the range.
     """
     whole = range_[0] <= scope.begin + 1 and range_[1] >= scope.reached
-    if scope.ever_written is None or scope.registered.prefill is not None or not whole or row.dead:
+    if scope.ever_written is None or scope.registered.prefill is not None or not whole:
         return None
-    accounted: int = row.copies + row.delivered + row[Difference.MISSING.name]
+    accounted: int = row.copies + row.gone
     return max(scope.ever_written - accounted, 0)

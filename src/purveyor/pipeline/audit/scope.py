@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from purveyor.model import jsontext
+from purveyor.model.done import Acknowledged
 from purveyor.model.errors import InvalidInput, NotFound, UnknownStream, UnknownSubscription
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import read_range
@@ -29,6 +30,8 @@ class Scope:
     begin: int
     reached: int
     dispatched: int
+    first_sequence: int
+    """Where its queue begins to count."""
     ever_written: int | None
     """How many messages its queue took since it was made; None when there is no queue."""
 
@@ -46,16 +49,22 @@ def scopes(address: Address, dispatched: int, names: Sequence[str] | None) -> li
             raise UnknownSubscription(f"no subscription {name!r}", fix="`purveyor subscription list` lists them")
     chosen = [known[name] for name in names] if names is not None else list(known.values())
     return [
-        Scope(
-            registered=each,
-            begin=each.record.begin,
-            reached=reached(each, dispatched),
-            dispatched=dispatched,
-            ever_written=ever_written(address, each.name),
-        )
+        _scope(address, each, each.record.begin, dispatched)
         for each in chosen
         if each.record.begin is not None and each.record.state is not RecordState.DELETING
     ]
+
+
+def _scope(address: Address, registered: Registered, begin: int, dispatched: int) -> Scope:
+    first_sequence, ever_written = queue_extent(address, registered.name)
+    return Scope(
+        registered=registered,
+        begin=begin,
+        reached=reached(registered, dispatched),
+        dispatched=dispatched,
+        first_sequence=first_sequence,
+        ever_written=ever_written,
+    )
 
 
 def reached(registered: Registered, dispatched: int) -> int:
@@ -77,27 +86,27 @@ def dispatched_until(address: Address, stream: str) -> int:
     return max((int(info["ack_floor"]["stream_seq"]) for info in infos), default=0)
 
 
-def ever_written(address: Address, name: str) -> int | None:
-    """How many messages a queue ever took."""
+def queue_extent(address: Address, name: str) -> tuple[int, int | None]:
+    """The first sequence that a queue ever had, and how many messages it ever took; None if it is not there."""
     try:
         info = ask(address, f"STREAM.INFO.{subscription_queue(name).stream}")
     except UnknownStream:
-        return None
-    return int(info["state"]["last_seq"]) - max(int(info["config"].get("first_seq") or 1) - 1, 0)
+        return 1, None
+    first = max(int(info["config"].get("first_seq") or 1), 1)
+    return first, int(info["state"]["last_seq"]) - first + 1
 
 
-def acknowledged(address: Address) -> Mapping[tuple[str, str], int]:
-    """The position last acknowledged, by name and incarnation."""
+def acknowledged(address: Address) -> Mapping[tuple[str, str], Acknowledged]:
+    """What is acknowledged, by name and incarnation."""
     stream, prefix = f"KV_{ACKNOWLEDGED}", f"$KV.{ACKNOWLEDGED}."
-    found: dict[tuple[str, str], int] = {}
+    found: dict[tuple[str, str], Acknowledged] = {}
     try:
         last = int(ask(address, f"STREAM.INFO.{stream}")["state"]["last_seq"])
         for batch in read_range(address, stream, 1, last):
             for subject, data in zip(batch["subject"].to_pylist(), batch["data"].to_pylist(), strict=True):
                 if data:
-                    value = jsontext.mapping(jsontext.parse(data, "acknowledged position"), "acknowledged position")
-                    key = (subject.removeprefix(prefix), str(value.get("incarnation")))
-                    found[key] = jsontext.whole(value, "position", "acknowledged position")
+                    value = Acknowledged.from_json(jsontext.parse(data, "acknowledged position"))
+                    found[subject.removeprefix(prefix), value.incarnation] = value
     except UnknownStream:
         pass
     except InvalidInput as error:

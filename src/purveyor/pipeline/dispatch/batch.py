@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from purveyor.model.subscription import Subscription
-from purveyor.pipeline.dispatch.deliver import RESULT, Task
+from purveyor.pipeline.dispatch.deliver import RESULT, Place, Task
 from purveyor.pipeline.dispatch.judge import COLUMNS
 from purveyor.pipeline.dispatch.messages import INVALID, INVALID_WRITER
 from purveyor.pipeline.dispatch.roster import Seat
@@ -81,7 +81,7 @@ class Deliverer:
             rows = rows.repartition(1)
         if writers > 1 or not in_order:
             rows = rows.sortWithinPartitions("position")
-        told = tuple((seat.name, seat.incarnation, seat.floor) for seat in seats)
+        told = tuple(Place(seat.name, seat.incarnation, seat.floor, seat.hidden) for seat in seats)
         task = Task(address=self._address, seats=told, writers=writers, options=self._options)
         return _report(map_in_arrow(rows, task, RESULT).collect(), seats)
 

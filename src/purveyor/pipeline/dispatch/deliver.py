@@ -6,22 +6,35 @@ is parked before the rows behind it are written, for once they are, it would cou
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from purveyor.model.censor import censor
 from purveyor.model.errors import PublishRefused
-from purveyor.pipeline.dispatch.messages import INVALID, ORIGIN, Part, letter, letters, messages, parts, why_invalid
+from purveyor.pipeline.dispatch.messages import (
+    INVALID,
+    ORIGIN,
+    Part,
+    letter,
+    letters,
+    messages,
+    parts,
+    why_invalid,
+    without_hidden,
+)
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Outcome, Refusal, RefusalKind, Target, append_once
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters import DeadLetter, park, token
 from purveyor.queues.registry import ACKNOWLEDGED
+from purveyor.spark.ahead import read_ahead
 
 RESULT: Final = (
     "target int, stored bigint, skipped bigint, refused_at bigint, kind string, code int, reason string, "
@@ -43,19 +56,28 @@ _RESULT_ARROW: Final = pa.schema(
 )
 
 
+class Place(NamedTuple):
+    """What a task needs to know of a target: a subscription, where its rows begin, and what it never sees."""
+
+    name: str
+    incarnation: str
+    floor: int
+    hidden: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a task needs to know; sent to it. `seats` are name, incarnation and floor of each target."""
+    """What a task needs to know; sent to it."""
 
     address: Address
-    seats: tuple[tuple[str, str, int], ...]
+    seats: tuple[Place, ...]
     writers: int = 1
     options: AppendOptions = field(default_factory=AppendOptions)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of one partition; columns as `batch.deliver` makes them."""
         run = _Run(self)
-        for batch in batches:
+        for batch in read_ahead(batches):
             if batch.num_rows:
                 run.write(_ascending(batch))
         yield pa.RecordBatch.from_pylist(run.results(), _RESULT_ARROW)
@@ -64,15 +86,20 @@ class Task:
         """Where the rows of a target go."""
         if number == INVALID:
             return Target(subject=f"dead-letters.{token(ORIGIN)}", stream=DEAD_LETTERS.stream)
-        name, incarnation, floor = self.seats[number]
+        place = self.seats[number]
         return Target(
-            subject=f"{name}.main",
-            stream=f"stream:{name}",
-            floor=floor,
-            floor_subject=f"$KV.{ACKNOWLEDGED}.{name}",
+            subject=f"{place.name}.main",
+            stream=f"stream:{place.name}",
+            floor=place.floor,
+            floor_subject=f"$KV.{ACKNOWLEDGED}.{place.name}",
             floor_stream=f"KV_{ACKNOWLEDGED}",
-            floor_tag=incarnation,
+            floor_tag=place.incarnation,
+            owner=place.incarnation,
         )
+
+    def hidden(self, number: int) -> tuple[str, ...]:
+        """What a target never sees."""
+        return self.seats[number].hidden if number != INVALID else ()
 
 
 @dataclass(slots=True)
@@ -129,18 +156,29 @@ class _Run:
     def _tables(self, batch: pa.RecordBatch, open_: list[Part]) -> dict[int, pa.Table]:
         """The rows of each target; targets with the same rows share a table, which is then prepared once."""
         whole = messages(batch)
-        shared: dict[bytes, pa.Table] = {}
+        seen = self._seen(whole, open_)
+        shared: dict[tuple[bytes, tuple[str, ...]], pa.Table] = {}
         tables = {}
         for part in open_:
             rows = pa.array(part.rows)
             if part.target == INVALID:
                 tables[part.target] = letters(batch.take(rows).to_pylist())
                 continue
-            key = part.rows.tobytes()
+            hidden = self._task.hidden(part.target)
+            table = seen.get(hidden, whole)
+            key = part.rows.tobytes(), () if table is whole and hidden in seen else hidden
             if key not in shared:
-                shared[key] = whole if len(rows) == batch.num_rows else whole.take(rows)
+                taken = table if len(rows) == batch.num_rows else table.take(rows)
+                shared[key] = taken if hidden in seen else without_hidden(taken, hidden)
             tables[part.target] = shared[key]
         return tables
+
+    def _seen(self, whole: pa.Table, open_: list[Part]) -> dict[tuple[str, ...], pa.Table]:
+        """All rows as they are seen by those who have the same fields hidden, where that saves work: else by part."""
+        rows: Counter[tuple[str, ...]] = Counter()
+        for part in open_:
+            rows[self._task.hidden(part.target)] += len(part.rows)
+        return {hidden: without_hidden(whole, hidden) for hidden, count in rows.items() if count >= whole.num_rows}
 
     def _account(self, number: int) -> _Account:
         if number not in self._accounts:
@@ -156,7 +194,8 @@ class _Run:
         if number == INVALID:
             parked = letter(row, why_invalid(row["data"]))
         else:
-            parked = letter(row, f"too large for the queue: {no.reason}", origin=self._task.seats[number][0])
+            row["data"] = censor(row["data"], self._task.hidden(number))
+            parked = letter(row, f"too large for the queue: {no.reason}", origin=self._task.seats[number].name)
         asyncio.run(_park(self._task.address, parked))
 
     def _note_topics(self, batch: pa.RecordBatch) -> None:

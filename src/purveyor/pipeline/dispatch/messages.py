@@ -1,10 +1,11 @@
 """Rows of a batch as messages of subscription queues, and as dead letters. Pure, and for all rows at once.
 
-The body goes as it came. Of the headers, those of the server and those that a copy got on its way stay behind; the id
-of the event becomes `Purveyor-Id`, because the message id of a copy is its position.
+The body goes as it came, but for what is hidden from the one who gets it. Of the headers, those of the server and
+those that a copy got on its way stay behind; the id of the event becomes `Purveyor-Id`, because the message id of a
+copy is its position.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import Event
+from purveyor.pipeline.censoring import censored
 from purveyor.queues.bulk.headers import TYPE as HEADERS
 from purveyor.queues.dead_letters import DeadLetter
 from purveyor.queues.headers import EVENT_ID, MSG_ID, POSITION
@@ -42,6 +44,14 @@ def messages(batch: pa.RecordBatch) -> pa.Table:
             "msg_id": positions.cast(pa.string()),
         }
     )
+
+
+def without_hidden(rows: pa.Table, hidden: Sequence[str]) -> pa.Table:
+    """The same rows, as one sees them from whom these fields are hidden; the table itself if that is no difference."""
+    column = rows.column("data")
+    bodies = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    seen = censored(bodies, hidden)
+    return rows if seen is bodies else rows.set_column(rows.schema.get_field_index("data"), "data", seen)
 
 
 def carried(headers: Any) -> Any:

@@ -50,6 +50,11 @@ class Seat:
         """Which subscription of that name."""
         return self.found.incarnation
 
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The fields that it never sees."""
+        return self.found.record.definition.hidden_fields
+
 
 @dataclass(frozen=True, slots=True)
 class Roster:

@@ -56,8 +56,12 @@ def after_round(state: DispatchState, done: Round, refusal: Refusal | None) -> D
 
 async def catch_up(shop: Workshop, job: CatchUpJob) -> Ending:
     """Round after round. A queue that still refuses stays suspended, with the new reason, and that is no failure."""
-    while (found := await shop.find(job)) is not None and found.dispatch is not None:
+    while True:
+        # In this order: whoever takes the name after that look at the registry begins behind all that is written here.
         newest = (await shop.queues.streams.info(shop.archive.stream)).state.last_seq
+        found = await shop.find(job)
+        if found is None or found.dispatch is None:
+            break
         wanted = next_round(found.dispatch, newest)
         if wanted is None:
             break

@@ -19,12 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from purveyor.model.censor import censor
 from purveyor.model.errors import PublishRefused, UnknownStream
+from purveyor.pipeline.censoring import censored
 from purveyor.pipeline.prefill.bodies import without_old
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind, Target, append_once
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters import DeadLetter, park
+from purveyor.spark.ahead import read_ahead
 from purveyor.spark.arrow import map_in_arrow
 
 NUMBER: Final = "Purveyor-Prefill-Number"
@@ -53,6 +56,8 @@ class Filling:
     run: int
     id_prefix: str
     """Message ids are this and the row's place, parted by a colon."""
+    hidden: tuple[str, ...] = ()
+    """The fields that the subscription never sees."""
     by_position: bool = False
     """Whether the place of a row is its position; else rows are counted from 1."""
     patience_seconds: float = 60.0
@@ -102,7 +107,7 @@ def refused(refusal: Refusal, stream: str) -> UnknownStream | PublishRefused:
 def _writer(filling: Filling) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen = parked = 0
-        for batch in batches:
+        for batch in read_ahead(batches):
             if batch.num_rows == 0:
                 continue
             refusal, too_large = _append(batch, filling, seen)
@@ -136,7 +141,7 @@ def _park(filling: Filling, row: dict[str, Any], reason: str) -> None:
         reason=f"too large for the queue: {reason}",
         origin=filling.origin,
         subject=filling.target.subject,
-        data=row["data"],
+        data=censor(row["data"], filling.hidden),
         failed_first=now,
         failed_last=now,
         headers={name: tuple(values) for name, values in row["headers"]},
@@ -158,7 +163,7 @@ def messages(batch: pa.RecordBatch, filling: Filling, before: int) -> pa.Table:
     return pa.table(
         {
             "position": pc.add(places, filling.run * RUN),
-            "data": _bodies(batch.column("data"), batch.column("emptied")),
+            "data": censored(_bodies(batch.column("data"), batch.column("emptied")), filling.hidden),
             "headers": batch.column("headers"),
             "msg_id": pc.binary_join_element_wise(filling.id_prefix, places.cast(pa.string()), ":"),
         }

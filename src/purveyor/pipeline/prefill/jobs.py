@@ -74,8 +74,9 @@ async def prefill(shop: Workshop, job: PrefillJob, found: Registered) -> Ending:
     run = claim.state.attempt
     filling = Filling(
         address=shop.queues.address,
-        target=Target(subject=subject, stream=stream, position_header=NUMBER),
+        target=Target(subject=subject, stream=stream, owner=job.incarnation, position_header=NUMBER),
         origin=job.name,
+        hidden=found.record.definition.hidden_fields,
         run=run,
         id_prefix=f"prefill:{run}",
         patience_seconds=shop.patience_seconds,
@@ -115,8 +116,9 @@ async def replay(shop: Workshop, job: ReplayJob, found: Registered) -> Ending:
         return _ending(claim)
     filling = Filling(
         address=shop.queues.address,
-        target=Target(subject=subject, stream=stream, position_header=NUMBER),
+        target=Target(subject=subject, stream=stream, owner=job.incarnation, position_header=NUMBER),
         origin=job.name,
+        hidden=found.record.definition.hidden_fields,
         run=claim.state.attempt,
         id_prefix=f"replay:{job.job}",
         by_position=True,

@@ -116,7 +116,7 @@ class PrefillWorker:
         options = self._options
         async with connect(self._address, name="purveyor-prefill", patience_seconds=options.patience_seconds) as queues:
             for queue in (PREFILL, PREFILL_FAILURES):
-                (await queues.ensure(queue, replicas=options.replicas)).require_ready()
+                (await queues.ensure(queue, replicas=options.replicas)).require_usable()
             shop = Workshop(
                 spark=self._spark,
                 archive=self._archive,

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
+from purveyor.model.ldif import Change, Step
 from purveyor.pipeline.transform.names import Name, Unfit, folded, moved, name, rdn_values
-from purveyor.pipeline.transform.records import Attributes, Change, Modification, Record, Step, Value
+from purveyor.pipeline.transform.records import Attributes, Modification, Record, Value
 
 ENTRY_UUID: Final = "entryuuid"
 MOST_AT_ONCE: Final = (1 << 19) - 1

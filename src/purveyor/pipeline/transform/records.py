@@ -6,11 +6,11 @@ The format is told in the import guide. What does not follow it is Unfit, with t
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, TypeAlias
 
 from purveyor.model import jsontext
 from purveyor.model.errors import InvalidInput
+from purveyor.model.ldif import Change, Step
 from purveyor.pipeline.transform.names import Name, Unfit, attribute_key, name
 
 Value: TypeAlias = str | dict[str, str]
@@ -18,25 +18,6 @@ Value: TypeAlias = str | dict[str, str]
 
 Attributes: TypeAlias = Mapping[str, list[Value]]
 """By `attribute_key`; no attribute is without values."""
-
-
-class Change(Enum):
-    """What a record does to the directory."""
-
-    CONTENT = "content"
-    ADD = "add"
-    MODIFY = "modify"
-    DELETE = "delete"
-    MODRDN = "modrdn"
-
-
-class Step(Enum):
-    """What a modification does to an attribute."""
-
-    ADD = "add"
-    DELETE = "delete"
-    REPLACE = "replace"
-    INCREMENT = "increment"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,79 @@
+"""What a client of the HTTP API is promised, with the API and the dispatcher running: nothing is lost on the way."""
+
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from purveyor.pipeline.prefill.worker import PrefillWorker
+from tests.app.http.conftest import Consumer, RunningApi, event, subscribe
+from tests.pipeline.dispatch.world import World
+from tests.spark.broker import eventually
+
+
+@pytest.fixture
+def api(world: World) -> Iterator[RunningApi]:
+    with RunningApi(lambda: world.address) as running:
+        yield running.when_ready()
+
+
+@pytest.fixture
+def prefill(world: World) -> Iterator[None]:
+    """What catches up a queue that was resumed."""
+    stopping = threading.Event()
+    worker = PrefillWorker(world.spark, world.address, world.settings().archive)
+    thread = threading.Thread(target=worker.run, args=(stopping,))
+    thread.start()
+    yield
+    stopping.set()
+    thread.join(60)
+
+
+def take(consumer: Consumer, count: int) -> list[int]:
+    """So many messages, acknowledged; and then there are no more."""
+    numbers: list[int] = []
+    while len(numbers) < count:
+        messages = consumer.post("messages/lease", json={"max": 100, "timeout": 60}).json()["messages"]
+        assert messages, f"only {numbers}"
+        numbers += [message["body"]["new"]["number"] for message in messages]
+        consumer.patch("messages/status", json={"status": "ok", "up_to": messages[-1]["sequence_number"]})
+    assert consumer.next() is None
+    return numbers
+
+
+def publish(events: httpx.Client, first: int, last: int) -> None:
+    """Some one by one, the rest at once."""
+    middle = first + 5
+    for number in range(first, middle):
+        assert events.post("/v1/messages", json=event(number)).status_code == 202
+    many = [event(number) for number in range(middle, last + 1)]
+    assert events.post("/v1/messages", json=many).status_code == 202
+
+
+def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_told_and_caught_up(
+    world: World, api: RunningApi, prefill: None
+) -> None:
+    """PEERS bugs 3 and 16."""
+    admin, events = api.client("admin", "admin-secret"), api.client("events", "events-secret")
+    world.start()
+    consumers = []
+    for turn in range(3):
+        consumers.append(subscribe(api, admin, f"new-{turn}"))
+        publish(events, 100 * turn, 100 * turn + 19)
+    for turn, consumer in enumerate(consumers):
+        expected = [each for later in range(turn, 3) for each in range(100 * later, 100 * later + 20)]
+        assert take(consumer, len(expected)) == expected
+
+    full = subscribe(api, admin, "full")
+    world.broker.update("stream:full", max_bytes=4000, discard="new")
+    publish(events, 300, 329)
+    told = eventually(lambda: full.get().json().get("suspended"))
+    assert "full" in told["reason"]
+    assert int(world.broker.state("stream:full")["bytes"]) <= 4000
+    assert take(consumers[0], 30) == list(range(300, 330))  # the others are not concerned
+
+    world.broker.update("stream:full", max_bytes=-1, discard="old")
+    assert full.patch(json={"paused": False}).status_code == 200
+    assert take(full, 30) == list(range(300, 330))
+    eventually(lambda: "suspended" not in full.get().json())

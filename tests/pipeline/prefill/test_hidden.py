@@ -1,0 +1,114 @@
+"""What a subscription must not see is in none of its messages, whichever way they came; all else is as it was."""
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from purveyor.model.censor import censor
+from purveyor.model.policy import DEFAULT_HIDDEN
+from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.pipeline.archive.read import events
+from purveyor.pipeline.censoring import censored
+from purveyor.pipeline.dispatch.batch import Deliverer
+from purveyor.pipeline.dispatch.judge import archived
+from purveyor.pipeline.dispatch.roster import Seat
+from purveyor.queues.bulk import AppendOptions
+from tests.pipeline.prefill.bench import Bench, Stored
+
+SECRET = "{SSHA}secret"
+
+
+def bodies(realm: str) -> list[bytes]:
+    """Events as somebody else might write them: of two the secret has to be cut, of one nothing."""
+    about = f'{{"publisher_name": "x", "ts": "2026-01-01T00:00:00Z", "realm": "{realm}", "topic": "a/x", '
+    first = f'"new": {{"id": "a", "properties": {{"uid": "a", "userPassword": ["{SECRET}"]}}}}'
+    third = f'"old": {{"id": "c", "\\u0070assword": "{SECRET}", "salary": 1}}, "new": {{"id": "c", "salary": 2}}'
+    texts = (
+        f'"attributes": {{"password": "not of the object"}}, "body": {{"old": {{}}, {first}}}',
+        '"body": {"old":{}, "new": {"id": "b", "n": 1.10}}',
+        f'"body": {{{third}}}',
+    )
+    return [f"{about}{text}}}".encode() for text in texts]
+
+
+def definition(bench: Bench, name: str, hidden: tuple[str, ...] = DEFAULT_HIDDEN, *, prefill: bool) -> Subscription:
+    topics = (RealmTopic(bench.realm, "a/x"),)
+    return Subscription(name=name, realms_topics=topics, request_prefill=prefill, hidden_fields=hidden)
+
+
+def data(messages: list[Stored]) -> list[bytes]:
+    return [message.data for message in messages]
+
+
+async def test_prefill_replay_and_live_events_are_without_it(bench: Bench, unique: str) -> None:
+    given = bodies(bench.realm)
+    positions = [await bench.publish_bytes(body) for body in given]
+    expected = [censor(body, DEFAULT_HIDDEN) for body in given]
+    assert expected[1] == given[1]
+    assert not any(SECRET.encode() in body for body in expected)
+    record, _ = await bench.subscriptions.add(definition(bench, unique, prefill=True))
+    [job] = await bench.jobs()
+
+    await bench.run(job)
+    emptied = expected[2].replace(b'"old": {"id": "c", "salary": 1}', b'"old": {}')
+    assert data(await bench.stored(unique)) == [*expected[:2], emptied]
+
+    await bench.run(await bench.subscriptions.replay(unique, positions[0], positions[-1]))
+    assert data(await bench.stored(unique))[3:] == expected
+
+    open_, _ = await bench.subscriptions.add(definition(bench, f"{unique}-open", (), prefill=False))
+    other, _ = await bench.subscriptions.add(definition(bench, f"{unique}-other", ("new.salary", "id"), prefill=False))
+    again = [await bench.publish_bytes(body) for body in given]
+    seats = [Seat(await bench.registered(each.name), again[0] - 1) for each in (record, open_, other)]
+
+    def dispatch() -> None:
+        rows = archived(events(bench.shop.spark, bench.shop.archive, again[0], again[-1]))
+        report = Deliverer(bench.queues.address, AppendOptions()).deliver(rows, seats, writers=1, in_order=False)
+        assert not report.refusals
+
+    await bench.shop.on_spark(dispatch)
+    assert data(await bench.stored(unique, "main")) == expected
+    assert data(await bench.stored(open_.name, "main")) == given
+    cut = data(await bench.stored(other.name, "main"))
+    assert cut == [censor(body, ("new.salary", "id")) for body in given]
+    assert cut[2].endswith(b'"salary": 1}, "new": {}}}')
+
+    kept = await bench.shop.on_spark(lambda: events(bench.shop.spark, bench.shop.archive, 1, again[-1]).collect())
+    assert {bytes(row.data) for row in kept} >= set(given)  # the archive has them whole
+
+
+async def test_a_message_that_is_too_large_is_parked_without_it(bench: Bench, unique: str) -> None:
+    await bench.subscriptions.add(definition(bench, unique, prefill=False))
+    position = await bench.publish_bytes(bodies(bench.realm)[0])
+    await bench.queues.streams.update(f"stream:{unique}", {"max_msg_size": 64})
+    found = await bench.registered(unique)
+
+    def dispatch() -> None:
+        rows = archived(events(bench.shop.spark, bench.shop.archive, position, position))
+        Deliverer(bench.queues.address, AppendOptions()).deliver(
+            rows, [Seat(found, position - 1)], writers=1, in_order=False
+        )
+
+    await bench.shop.on_spark(dispatch)
+    [parked] = await bench.messages("stream:dead-letters", f"dead-letters.{unique}")
+    assert parked.data == censor(bodies(bench.realm)[0], DEFAULT_HIDDEN)
+
+
+@pytest.mark.parametrize("seed", [random.randrange(10**6)])
+def test_all_rows_at_once_are_censored_as_one_by_one(seed: int) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    pieces = ['"password": 1', '"PASSword" :{"a": 1}', '"p\\u0061ssword": []', '"a": "password"', '"n": 1.10']
+    rows = []
+    for _ in range(300):
+        sides = [", ".join(draw.sample(pieces, draw.randint(0, 3))) for _ in range(2)]
+        rows.append(f'{{"password": 0, "body": {{"old": {{{sides[0]}}}, "new": {{"x": {{{sides[1]}}}}}}}}}'.encode())
+    hidden = draw.choice([("password",), ("x.password",), ("old.password", "n"), ("größe",)])
+    column = pa.array([b"", *rows], pa.binary()).slice(1)
+
+    found = censored(column, hidden)
+
+    assert found.to_pylist() == [censor(row, hidden) for row in rows]
+    assert censored(column, ()) is column
+    assert hidden != ("größe",) or found is column
