@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import bulk, intake, pipeline, spark
+from benchmarks import api, bulk, intake, migration, pipeline, spark
 from benchmarks.report import RESULTS, Section, record, table
 from purveyor.queues.address import Address
 from purveyor.queues.server import EmbeddedServer, ServerOptions
@@ -18,6 +18,8 @@ BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "growth": pipeline.growth,
     "latency": pipeline.latency,
     "prefill": pipeline.prefill,
+    "api": api.run,
+    "migration": migration.run,
 }
 
 

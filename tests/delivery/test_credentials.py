@@ -97,8 +97,12 @@ async def test_nothing_that_is_kept_can_be_used(credentials: Credentials, queues
 
 
 async def test_changes_are_heard_of(credentials: Credentials) -> None:
+    await credentials.set_first("before", "one", "secret")
     heard: asyncio.Queue[str | None] = asyncio.Queue()
-    following = asyncio.create_task(credentials.follow(heard.put_nowait))
+    begun = asyncio.Event()
+    following = asyncio.create_task(credentials.follow(heard.put_nowait, begun.set))
+    await asyncio.wait_for(begun.wait(), 20)
+    assert heard.get_nowait() is None  # what was remembered before may be out of date
     await credentials.set_first("ox", "one", "secret")
     assert await asyncio.wait_for(heard.get(), 20) == "subscription.ox"
     token, _ = await credentials.add_token("ox", "one")

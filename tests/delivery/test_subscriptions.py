@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from purveyor.delivery.pull import Pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.control import JobKind, job_id
 from purveyor.model.errors import (
@@ -253,11 +254,33 @@ async def test_a_queue_left_behind_by_a_deleted_subscription_is_not_used_again(
     await subscriptions.delete("ox")
     make_queue_again(address, "ox", old.incarnation)  # a writer that had not heard of the end
     make_queue_again(address, "ox", old.incarnation)
-    await queues.publish("ox.main", b"left over")
+    left = await queues.publish("ox.main", b"left over")
     new, _ = await subscriptions.add(definition())
     info = await queues.streams.info(OX)
     assert (owner_of(info), info.state.messages) == (new.incarnation, 0)
-    assert (await queues.publish("ox.main", b"new")).sequence == 2  # a late ack of 1 meets nothing
+    assert (await queues.publish("ox.main", b"new")).sequence > left.sequence + 1  # a late ack of it meets nothing
+
+
+async def test_sequences_of_a_name_never_begin_anew(
+    address: Address, queues: Queues, subscriptions: Subscriptions
+) -> None:
+    record, _ = await subscriptions.add(definition())
+    seen = [(await queues.publish("ox.main", b"1")).sequence]
+    async with Pull(queues) as pull:
+        assert await pull.next("ox", pop=True) is not None
+        await queues.streams.remove(OX)  # somebody removes it by hand, and the next writer makes it again
+        make_queue_again(address, "ox", record.incarnation)
+        seen.append((await queues.publish("ox.main", b"2")).sequence)
+        message = await pull.next("ox", timeout=5)
+        assert message is not None
+        assert message.data == b"2"  # and does not count as acknowledged
+    for step in ("with a message", "without any"):
+        await subscriptions.delete("ox")
+        await subscriptions.add(definition())
+        info = await queues.streams.info(OX)
+        assert info.state.last_seq > seen[-1], step  # where the next begins, no other ever was
+        seen.append(info.state.last_seq)
+    assert seen == sorted(set(seen))
 
 
 async def test_a_stream_of_nobody_is_taken_over_when_it_is_empty_and_left_alone_when_not(

@@ -4,7 +4,8 @@ import base64
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from purveyor.intake.record import Change, Control, Modification, Record
+from purveyor.intake.record import Control, Modification, Record
+from purveyor.model.ldif import Change
 
 _SAFE = frozenset(range(1, 128)) - {0, 10, 13}
 
@@ -59,7 +60,7 @@ def _modifications(record: Record, style: Style) -> list[bytes]:
 
 def _modification(step: Modification, style: Style) -> list[bytes]:
     name = step.attribute.encode()
-    return [step.operation.value.encode() + b": " + name, *(_line(name, value, style) for value in step.values), b"-"]
+    return [step.step.value.encode() + b": " + name, *(_line(name, value, style) for value in step.values), b"-"]
 
 
 def _rename(record: Record, style: Style) -> list[bytes]:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purveyor.intake.ldif import Parser, read
-from purveyor.intake.record import Broken, Change, Control, Modification, Operation, Record
+from purveyor.intake.record import Broken, Control, Modification, Record
+from purveyor.model.ldif import Change, Step
 from tests.intake.ldif_text import Style, people, write
 from tests.scale import pick
 
@@ -99,11 +100,11 @@ changetype: delete
         Control("1.2.5", value=b"\xff"),
     )
     assert modify.modifications == (
-        Modification(Operation.ADD, "mail", (b"a@x", b"b@x")),
-        Modification(Operation.DELETE, "phone"),
-        Modification(Operation.DELETE, "fax", (b"1",)),
-        Modification(Operation.REPLACE, "title"),
-        Modification(Operation.INCREMENT, "uidNumber", (b"-3",)),
+        Modification(Step.ADD, "mail", (b"a@x", b"b@x")),
+        Modification(Step.DELETE, "phone"),
+        Modification(Step.DELETE, "fax", (b"1",)),
+        Modification(Step.REPLACE, "title"),
+        Modification(Step.INCREMENT, "uidNumber", (b"-3",)),
     )
     assert move == Record(26, "cn=a", Change.MODRDN, new_rdn="cn=b", delete_old_rdn=True, new_superior="ou=x")
     assert rename == Record(32, "cn=a", Change.MODRDN, new_rdn="cn=c", delete_old_rdn=False)
@@ -211,9 +212,9 @@ attributes = st.dictionaries(names, some_values, min_size=1, max_size=5)
 oids = st.lists(st.integers(0, 999), min_size=1, max_size=4).map(lambda parts: ".".join(map(str, parts)))
 controls = st.lists(st.builds(Control, oids, st.booleans(), st.none() | values), max_size=2).map(tuple)
 modifications = st.one_of(
-    st.builds(Modification, st.just(Operation.ADD), names, some_values),
-    st.builds(Modification, st.sampled_from([Operation.DELETE, Operation.REPLACE]), names, st.just(()) | some_values),
-    st.builds(Modification, st.just(Operation.INCREMENT), names, st.integers().map(lambda n: (b"%d" % n,))),
+    st.builds(Modification, st.just(Step.ADD), names, some_values),
+    st.builds(Modification, st.sampled_from([Step.DELETE, Step.REPLACE]), names, st.just(()) | some_values),
+    st.builds(Modification, st.just(Step.INCREMENT), names, st.integers().map(lambda n: (b"%d" % n,))),
 )
 
 

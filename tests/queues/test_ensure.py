@@ -13,7 +13,8 @@ from purveyor.queues.address import Address
 from purveyor.queues.catalogue import Queue, Reader, incoming, internal_queues, stage_queue, subscription_queue
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.config import AckPolicy, ConsumerConfig, Retention, Storage, StreamConfig
-from purveyor.queues.ensure import Action, QueueStatus, stream_differences
+from purveyor.queues.differences import stream_differences
+from purveyor.queues.ensure import Action, QueueStatus
 
 
 def queue(name: str, retention: Retention = Retention.INTEREST, *readers: Reader) -> Queue:

@@ -31,16 +31,22 @@ class Logins:
     file: Path | None = None
 
 
-def logins_of(settings: Settings) -> Logins:
-    """The logins; InvalidConfig tells what is missing or contradicts itself."""
-    given = {role: _given(settings, role) for role in _ROLES}
-    missing = [role for role in _ROLES if given[role] is None]
+def check_logins(settings: Settings) -> None:
+    """InvalidConfig if a password is missing that must be set. Nothing is generated."""
+    missing = [role for role in _ROLES if _given(settings, role) is None]
     if missing and not is_loopback(settings.api_host):
         names = ", ".join(f"PURVEYOR_{role.name}_PASSWORD" for role in missing)
         raise InvalidConfig(
             f"the API at {settings.api_host} can be reached by others, and not every password is set",
             fix=f"set {names}",
         )
+
+
+def logins_of(settings: Settings) -> Logins:
+    """The logins; InvalidConfig tells what is missing or contradicts itself."""
+    check_logins(settings)
+    given = {role: _given(settings, role) for role in _ROLES}
+    missing = [role for role in _ROLES if given[role] is None]
     file = settings.data_dir / FILE_NAME if missing else None
     generated = {} if file is None else _generated(file, [_key(role) for role in missing])
     found = [

@@ -14,10 +14,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError
-from purveyor.model.names import check_name
-from purveyor.queues.address import Address
+from purveyor.model.names import check_name, check_subject
+from purveyor.queues.address import DEFAULT_INBOX, Address, Tls
 from purveyor.queues.catalogue import DEFAULT_GROUP
-from purveyor.queues.server.config import check_sync
+from purveyor.queues.server.config import ServerTls, check_sync
 
 PREFIX = "PURVEYOR_"
 FILE_NAME = "purveyor.toml"
@@ -91,7 +91,16 @@ class Settings(BaseSettings):
     data_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(default_factory=default_data_dir)
     nats_url: Annotated[str, _ours(Address.parse)] | None = Field(default=None, repr=False)
     nats_credentials: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
+    nats_inbox: Annotated[str, _ours(check_subject)] = DEFAULT_INBOX
+    nats_tls_ca: File | None = None
+    nats_tls_cert: File | None = None
+    nats_tls_key: File | None = None
+    nats_tls_hostname: Annotated[str, Field(min_length=1)] | None = None
+    nats_server_tls_cert: File | None = None
+    nats_server_tls_key: File | None = None
     replicas: Annotated[int, Field(ge=1, le=5)] = 1
+    migrate: bool = True
+    """Whether a start may migrate a queue that cannot be updated in place."""
     sync: Annotated[str, _ours(check_sync)] = "always"
     spark_master: Annotated[str, Field(min_length=1)] = "local[*]"
     dispatcher_group: Annotated[str, _ours(check_group)] = DEFAULT_GROUP
@@ -122,9 +131,43 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     @property
+    def nats_address(self) -> Address | None:
+        """The server that is set; None: the embedded one."""
+        if self.nats_url is None:
+            return None
+        _both("nats_tls_cert", self.nats_tls_cert, "nats_tls_key", self.nats_tls_key)
+        tls = Tls(
+            ca=self.nats_tls_ca,
+            certificate=self.nats_tls_cert,
+            key=self.nats_tls_key,
+            hostname=self.nats_tls_hostname,
+        )
+        return Address.parse(
+            self.nats_url,
+            credentials=self.nats_credentials,
+            tls=None if tls == Tls() else tls,
+            inbox=self.nats_inbox,
+        )
+
+    @property
+    def nats_server_tls(self) -> ServerTls | None:
+        """The certificate of the embedded server; None: it speaks no TLS."""
+        cert, key = self.nats_server_tls_cert, self.nats_server_tls_key
+        _both("nats_server_tls_cert", cert, "nats_server_tls_key", key)
+        if cert is None or key is None:
+            return None
+        return ServerTls(certificate=cert, key=key, ca=self.nats_tls_ca, hostname=self.nats_tls_hostname)
+
+    @property
     def nats_dir(self) -> Path:
         """The directory of the embedded server."""
         return self.data_dir / "nats"
+
+
+def _both(one: str, first: Path | None, other: str, second: Path | None) -> None:
+    if (first is None) != (second is None):
+        given, missing = (one, other) if second is None else (other, one)
+        raise InvalidConfig(f"{given} without {missing}", fix="give both, or neither")
 
 
 def load(flags: Mapping[str, object], *, config: Path | None = None) -> Settings:

@@ -94,6 +94,10 @@ class _Passwords:
     revision: int
 
 
+def _unheard() -> None:
+    """Nobody listens."""
+
+
 class Credentials:
     """See the module. Every method raises an `Unavailable` when the server is away."""
 
@@ -220,14 +224,22 @@ class Credentials:
             raise NotFound(f"login {login!r} has no token {identity!r}", fix="GET /v1/tokens lists them")
         await (await self._open()).delete(token_key(identity))
 
-    async def follow(self, changed: Callable[[str | None], None]) -> None:
-        """Call `changed` with the key of everything that anybody changes, with None if some was missed. Without end."""
+    async def follow(self, changed: Callable[[str | None], None], begun: Callable[[], None] = _unheard) -> None:
+        """Call `changed` with the key of everything that anybody changes, with None if some was missed. Without end.
+
+        `begun` is called when all that happens from now on is seen.
+        """
         while True:
             try:
                 bucket = await self._open()
                 async with contextlib.aclosing(bucket.watch(values=False)) as changes:
+                    current = False
                     async for entry in changes:
-                        if entry is not None:
+                        if entry is None:
+                            current = True
+                            changed(None)
+                            begun()
+                        elif current:
                             changed(entry.key)
             except PurveyorError as error:
                 _log.warning("changes of passwords are not seen at present: %s", error)

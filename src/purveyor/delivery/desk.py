@@ -47,6 +47,7 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 100
 _TIDY_SECONDS: Final = 0.05
+_TIDY_PAUSE_SECONDS: Final = 0.5
 _AT_ONCE: Final = 100
 _CLOSE_SECONDS: Final = 5.0
 _V = TypeVar("_V")
@@ -106,6 +107,7 @@ class Desk:
         self._working: asyncio.Task[None] | None = None
         self._to_remove: dict[Kind, set[int]] = {kind: set() for kind in Kind}
         self._tidied = False
+        self._tidied_at = float("-inf")
         self._tidying: asyncio.Task[None] | None = None
 
     def update(self, found: Registered) -> None:
@@ -213,7 +215,7 @@ class Desk:
                     request.answer.set_exception(step)
                 continue
             freed = freed or step.frees or bool(step.acked)
-            for kind in Kind:
+            for kind in Kind if step.acked else ():
                 gone = {message.sequence for message in step.acked if message.kind is kind}
                 self.window.forget(kind, gone)
                 self._to_remove[kind] |= gone
@@ -284,8 +286,12 @@ class Desk:
             self._tidying = asyncio.create_task(self._tidy())
 
     async def _tidy(self) -> None:
-        """Remove from the queue what is done. If that fails it is tried again after the next acknowledgement."""
-        await asyncio.sleep(_TIDY_SECONDS)
+        """Remove from the queue what is done. If that fails it is tried again after the next acknowledgement.
+
+        Soon, but not often: under load many are removed at once.
+        """
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(max(_TIDY_SECONDS, self._tidied_at + _TIDY_PAUSE_SECONDS - now))
         try:
             while await self._remove():
                 pass
@@ -293,6 +299,8 @@ class Desk:
             self._to_remove = {kind: set() for kind in Kind}
         except PurveyorError as error:
             _log.warning("what subscription %s has acknowledged is not removed yet: %s", self.name, error)
+        finally:
+            self._tidied_at = asyncio.get_running_loop().time()
 
     async def _remove(self) -> bool:
         """One round; whether there may be another."""

@@ -33,6 +33,8 @@ class Kind(Enum):
     PREFILL = "prefill"
     MAIN = "main"
 
+    __hash__ = object.__hash__  # there is one of each; by its name, as enums do it, takes a call in Python
+
 
 @dataclass(frozen=True, slots=True)
 class Pending:
@@ -205,7 +207,7 @@ def _take_oldest(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules)
     theirs = [lease.until for lease in book.leases if lease.instance != ask.instance]
     if theirs:
         return Taken(book=book, again_at=max(theirs))
-    free = replace(book, leases=(), tries=_tried(book.tries, book.leases))
+    free = replace(book, leases=(), tries=_tried(book.tries, book.leases)) if book.leases else book
     given: list[Pending] = []
     for message in pending:
         if message.sequence in book.waits:
@@ -288,7 +290,8 @@ def acknowledge(book: Book, messages: Iterable[Acked], seen: Mapping[Kind, Seen]
         for kind in Kind
     }
     return replace(
-        _released(book, sequences),
+        book,
+        leases=_without(book.leases, sequences),
         position=max([book.position, *(message.position for message in acked if message.kind is Kind.MAIN)]),
         prefill=done[Kind.PREFILL],
         main=done[Kind.MAIN],
@@ -388,8 +391,16 @@ def _tried(tries: Mapping[int, int], ended: Iterable[Lease]) -> Mapping[int, int
 
 
 def _released(book: Book, sequences: frozenset[int]) -> Book:
-    leases = (lease.without(sequences) if sequences.intersection(lease.sequences) else lease for lease in book.leases)
-    return replace(book, leases=tuple(lease for lease in leases if lease.prefill or lease.main))
+    return replace(book, leases=_without(book.leases, sequences))
+
+
+def _without(leases: Sequence[Lease], sequences: frozenset[int]) -> tuple[Lease, ...]:
+    """The leases less some messages; those that are empty then are over."""
+    return tuple(
+        lease.without(sequences) if sequences.intersection(lease.sequences) else lease
+        for lease in leases
+        if not sequences.issuperset(lease.sequences)
+    )
 
 
 def _less(found: Mapping[int, _V], sequences: frozenset[int]) -> Mapping[int, _V]:

@@ -6,13 +6,13 @@ from purveyor.delivery.desk import Desk
 from purveyor.delivery.window import position_of
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters import DeadLetter, park
+from purveyor.queues.dead_letters import DeadLetter, park, subscription_origin
 from purveyor.queues.streams import StoredMessage
 
 
 def dead_letter_origin(name: str) -> str:
     """By what the dead letters of a subscription are told from others."""
-    return f"subscription:{name}"
+    return subscription_origin(name)
 
 
 class Parking:
@@ -26,7 +26,7 @@ class Parking:
     async def park(self, desk: Desk, message: StoredMessage, reason: str, attempts: int) -> None:
         """Store a dead letter. Its id tells where the message came from: parked again soon, it is the same one."""
         if not self._ready:
-            (await self._queues.ensure(DEAD_LETTERS, replicas=self._replicas)).require_ready()
+            (await self._queues.ensure(DEAD_LETTERS, replicas=self._replicas)).require_usable()
             self._ready = True
         now = datetime.now(UTC)
         letter = DeadLetter(

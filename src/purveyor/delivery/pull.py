@@ -75,12 +75,14 @@ class Pull:
         instance: str = DEFAULT_INSTANCE,
         timeout: float = 0.0,  # noqa: ASYNC109 - the word of the API, and how long to wait, not when to fail
         pop: bool = False,
+        looked: bool = False,
     ) -> Delivered | None:
         """The next message for an instance, waited for up to `timeout` seconds; None if there is none.
 
-        With `pop` it is acknowledged at once. `PrefillFailed` if nothing will come until somebody acts.
+        With `pop` it is acknowledged at once. With `looked` it is waited for without a look before: the caller has just
+        asked without waiting, and got nothing. `PrefillFailed` if nothing will come until somebody acts.
         """
-        found = await self._poll(name, _Order(instance=_check_instance(instance), pop=pop), timeout)
+        found = await self._poll(name, _Order(instance=_check_instance(instance), pop=pop, looked=looked), timeout)
         return found[0] if found else None
 
     async def lease(
@@ -224,9 +226,10 @@ class Pull:
             raise InvalidInput(f"a wait of {wait_seconds:g} seconds", fix=f"give 0 to {LONGEST_WAIT_SECONDS:g}")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
-        found, _ = await self._look(name, order)
-        if found or wait_seconds <= 0:
-            return found
+        if not order.looked:
+            found, _ = await self._look(name, order)
+            if found or wait_seconds <= 0:
+                return found
         async with self._bells.waiting(name) as bell:
             while True:
                 rung = await bell.arm()
@@ -342,6 +345,7 @@ class _Order:
     most: int = 1
     seconds: float | None = None
     pop: bool = False
+    looked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,8 @@ class Subscriptions:
         8. The record becomes *active*.
         """
         subscription_queue(definition.name)  # refuses the names of internal queues
-        (await self._queues.ensure(incoming(), replicas=self._replicas)).require_ready()
-        (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_ready()
+        (await self._queues.ensure(incoming(), replicas=self._replicas)).require_usable()
+        (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_usable()
         found, created = await self._claim(definition)
         if found.record.state is RecordState.ACTIVE:
             return found.record, False
@@ -246,7 +246,7 @@ class Subscriptions:
 
     async def _end(self, found: Registered) -> None:
         registry = await self.registry()
-        (await self._queues.ensure(incoming(), replicas=self._replicas)).require_ready()
+        (await self._queues.ensure(incoming(), replicas=self._replicas)).require_usable()
         incarnation = found.incarnation
         for _ in range(_ATTEMPTS):
             try:
@@ -303,7 +303,7 @@ class Subscriptions:
         return receipt.sequence
 
     async def _put_job(self, job: Job) -> None:
-        (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_ready()
+        (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_usable()
         await self._queues.publish(JOB_SUBJECT, job.encode(), msg_id=job.job, expect=Expect(stream=PREFILL.stream))
 
 

@@ -90,7 +90,7 @@ class EventIntake:
         """The queue and its readers are there: one without readers would keep nothing."""
         generation = self._queues.connection.generation
         if self._ready_on != generation:
-            (await self._queues.ensure(incoming(), replicas=self._replicas)).require_ready()
+            (await self._queues.ensure(incoming(), replicas=self._replicas)).require_usable()
             self._ready_on = generation
 
     def close(self) -> None:

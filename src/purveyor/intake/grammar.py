@@ -8,7 +8,8 @@ import binascii
 import re
 from collections.abc import Callable
 
-from purveyor.intake.record import Attributes, Change, Control, Modification, Operation, Record
+from purveyor.intake.record import Attributes, Control, Modification, Record
+from purveyor.model.ldif import Change, Step
 
 _NAME = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]*(;[A-Za-z0-9_-]+)*")
 _INTEGER = re.compile(rb"-?[0-9]+")
@@ -93,7 +94,7 @@ def _modify(known: Record, lines: list[bytes], at: int) -> Record:
     while at < len(lines):
         word, name = _attribute(lines[at])
         try:
-            operation = Operation(word.lower())
+            step = Step(word.lower())
         except ValueError:
             raise Malformed(f"{_show(lines[at])} is not add, delete, replace or increment of an attribute") from None
         attribute = _name(name.strip())
@@ -102,12 +103,12 @@ def _modify(known: Record, lines: list[bytes], at: int) -> Record:
         while at < len(lines) and lines[at] != b"-":
             given, value = _attribute(lines[at])
             if given.lower() != attribute.lower():
-                raise Malformed(f"{given!r} in the {operation.value} of {attribute!r}: is a line with '-' missing?")
+                raise Malformed(f"{given!r} in the {step.value} of {attribute!r}: is a line with '-' missing?")
             values.append(value)
             at += 1
         at += 1
-        _check_values(operation, attribute, values)
-        modifications.append(Modification(operation, attribute, tuple(values)))
+        _check_values(step, attribute, values)
+        modifications.append(Modification(step, attribute, tuple(values)))
     return Record(
         known.line,
         known.dn,
@@ -118,10 +119,10 @@ def _modify(known: Record, lines: list[bytes], at: int) -> Record:
     )
 
 
-def _check_values(operation: Operation, attribute: str, values: list[bytes]) -> None:
-    if operation is Operation.ADD and not values:
+def _check_values(step: Step, attribute: str, values: list[bytes]) -> None:
+    if step is Step.ADD and not values:
         raise Malformed(f"an add of {attribute!r} without values")
-    if operation is Operation.INCREMENT and not (len(values) == 1 and _INTEGER.fullmatch(values[0].strip())):
+    if step is Step.INCREMENT and not (len(values) == 1 and _INTEGER.fullmatch(values[0].strip())):
         raise Malformed(f"an increment of {attribute!r} needs one number")
 
 

@@ -20,8 +20,9 @@ import base64
 import json
 from typing import Any
 
-from purveyor.intake.record import Change, Record
+from purveyor.intake.record import Record
 from purveyor.model.errors import InvalidName
+from purveyor.model.ldif import Change
 from purveyor.queues.dead_letters import token
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -56,8 +57,8 @@ def body(record: Record) -> bytes:
         fields["attributes"] = {name: _values(name, values) for name, values in record.attributes.items()}
     if record.change is Change.MODIFY:
         fields["modifications"] = [
-            {"op": step.operation.value, "attribute": step.attribute, "values": _values(step.attribute, step.values)}
-            for step in record.modifications
+            {"op": each.step.value, "attribute": each.attribute, "values": _values(each.attribute, each.values)}
+            for each in record.modifications
         ]
     if record.change is Change.MODRDN:
         fields["new_rdn"] = record.new_rdn

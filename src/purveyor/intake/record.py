@@ -2,40 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TypeAlias
+
+from purveyor.model.ldif import Change, Step
 
 Attributes: TypeAlias = Mapping[str, tuple[bytes, ...]]
 """Each attribute, as it was first spelled and with its options (`cn;lang-de`), and its values in order."""
-
-
-class Change(Enum):
-    """What a record does. `moddn` is another word for `modrdn`."""
-
-    CONTENT = "content"
-    """Nothing: it tells how an entry is."""
-    ADD = "add"
-    MODIFY = "modify"
-    DELETE = "delete"
-    MODRDN = "modrdn"
-
-
-class Operation(Enum):
-    """What a modification does to an attribute."""
-
-    ADD = "add"
-    DELETE = "delete"
-    """Of the values given, or of all when none are."""
-    REPLACE = "replace"
-    INCREMENT = "increment"
-    """By the one number given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Modification:
     """One step of a modify."""
 
-    operation: Operation
+    step: Step
     attribute: str
     values: tuple[bytes, ...] = ()
 

@@ -90,7 +90,7 @@ class QueueStore:
     async def open(cls, queues: Queues, *, replicas: int = 1, wait_for_ever: bool = False) -> "QueueStore":
         """With its queues and its ledger made where they are missing."""
         for queue in (LDIF, DEAD_LETTERS):
-            (await queues.ensure(queue, replicas=replicas)).require_ready()
+            (await queues.ensure(queue, replicas=replicas)).require_usable()
         ledger = await Ledger.open(queues, replicas=replicas)
         return cls(queues, ledger, wait_for_ever=wait_for_ever)
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from purveyor.model.errors import InvalidConfig, SetupError
+from purveyor.model.names import check_subject
 
 DEFAULT_PORT = 4222
+DEFAULT_INBOX = "_INBOX"
 _SCHEMES = ("nats", "tls")
 
 
@@ -50,9 +52,21 @@ class Address:
     token: str | None = field(default=None, repr=False)
     credentials: Path | None = None
     tls: Tls | None = None
+    inbox: str = field(default=DEFAULT_INBOX, repr=False)
+    """Where answers come: subjects that begin so. A user with permissions has a beginning of its own."""
+
+    def __post_init__(self) -> None:
+        check_subject(self.inbox)
 
     @classmethod
-    def parse(cls, urls: str, *, credentials: str | Path | None = None, tls: Tls | None = None) -> "Address":
+    def parse(
+        cls,
+        urls: str,
+        *,
+        credentials: str | Path | None = None,
+        tls: Tls | None = None,
+        inbox: str = DEFAULT_INBOX,
+    ) -> "Address":
         """From `nats://[user:password@]host[:port][,...]`; `tls://` asks for TLS with the system's authorities."""
         clean: list[str] = []
         user = password = token = None
@@ -76,7 +90,7 @@ class Address:
         path = Path(credentials) if credentials else None
         if path is not None and not path.is_file():
             raise SetupError(f"credentials file {path} does not exist", fix="check PURVEYOR_NATS_CREDENTIALS")
-        return cls(tuple(clean), user=user, password=password, token=token, credentials=path, tls=tls)
+        return cls(tuple(clean), user=user, password=password, token=token, credentials=path, tls=tls, inbox=inbox)
 
     def hosts(self) -> list[tuple[str, int]]:
         """Host and port of each server, in the order given."""
@@ -90,4 +104,4 @@ class Address:
         return ",".join(self.urls)
 
 
-__all__ = ["DEFAULT_PORT", "Address", "Tls"]
+__all__ = ["DEFAULT_INBOX", "DEFAULT_PORT", "Address", "Tls"]

@@ -16,6 +16,8 @@ from purveyor.queues.ensure import Ensured, Ensurer
 from purveyor.queues.headers import HeadersIn
 from purveyor.queues.keyvalue import Bucket, BucketConfig, Services
 from purveyor.queues.messages import Message
+from purveyor.queues.migration.migrations import Migrations
+from purveyor.queues.migration.reading import Reading
 from purveyor.queues.publisher import Expect, Publisher, Receipt
 from purveyor.queues.puller import Puller, PullOptions
 from purveyor.queues.streams import Streams
@@ -36,16 +38,19 @@ class Queues:
         self.consumers = Consumers(api)
         self._publisher = Publisher(connection, self.streams)
         self._puller = Puller(connection, self.consumers)
-        self._ensurer = Ensurer(self.streams, self.consumers)
+        self._services = Services(self.streams, self.consumers, self._publisher, self._puller)
+        self.migrations = Migrations(api, self._services)
+        self._ensurer = Ensurer(self.streams, self.consumers, self.migrations)
+        self._reading = Reading(self._puller, self.streams, self.consumers, self.migrations)
 
     @property
     def address(self) -> Address:
         """Where it is connected."""
         return self.connection.address
 
-    async def ensure(self, queue: Queue, *, replicas: int = 1) -> Ensured:
+    async def ensure(self, queue: Queue, *, replicas: int = 1, migrate: bool = False) -> Ensured:
         """Make a queue of the catalogue and its readers' durables as declared; see `ensure.Ensurer`."""
-        return await self._ensurer.ensure(queue, replicas=replicas)
+        return await self._ensurer.ensure(queue, replicas=replicas, migrate=migrate)
 
     async def publish(
         self,
@@ -74,11 +79,11 @@ class Queues:
 
     async def fetch(self, stream: str, consumer: str, count: int = 1, *, wait_seconds: float = 5) -> list[Message]:
         """Up to `count` messages of a consumer; see `Puller.fetch`."""
-        return await self._puller.fetch(stream, consumer, count, wait_seconds=wait_seconds)
+        return await self._reading.fetch(stream, consumer, count, wait_seconds=wait_seconds)
 
     def pull(self, stream: str, consumer: str, options: PullOptions | None = None) -> AsyncGenerator[Message]:
         """Messages of a consumer without end; see `Puller.pull`."""
-        return self._puller.pull(stream, consumer, options)
+        return self._reading.pull(stream, consumer, options)
 
     async def read_range(
         self, stream: str, first: int, last: int, options: "bulk.ReadOptions | None" = None
@@ -98,7 +103,7 @@ class Queues:
         wanted = BucketConfig(name=config) if isinstance(config, str) else config
         with contextlib.suppress(AlreadyExists):  # with another history, say: it is a bucket all the same
             await self.streams.add(wanted.stream())
-        return Bucket(wanted.name, Services(self.streams, self.consumers, self._publisher, self._puller))
+        return Bucket(wanted.name, self._services)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -9,13 +9,10 @@ import contextlib
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Self
 
 from nats import errors as nats_errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.protocol import command
 
 from purveyor.model.errors import (
     AuthenticationFailed,
@@ -27,87 +24,16 @@ from purveyor.model.errors import (
     ServerUnavailable,
     SetupError,
 )
-from purveyor.queues import headers as header_codec
 from purveyor.queues.address import Address
-from purveyor.queues.headers import HeaderBlock, Headers
+from purveyor.queues.headers import Headers
+from purveyor.queues.nats_client import Answer, NatsClient, answer_of, block_of, outgoing
 
+__all__ = ["Answer", "Connection", "Subscription"]
 OLDEST_SERVER = (2, 14)
 _ANSWER_SECONDS = 5.0
 _RECONNECT_SECONDS = 0.25
+_MOST_DENIED = 100
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A message off the wire: an answer to a request, or one delivered to a subscription."""
-
-    subject: str
-    data: bytes
-    block: HeaderBlock
-    reply: str = ""
-
-    @property
-    def headers(self) -> Headers:
-        """The headers, each with all its values."""
-        return self.block.headers
-
-    @property
-    def status(self) -> int:
-        """The server's status, 0 on ordinary messages."""
-        return self.block.status
-
-
-class _HeaderDict(dict[str, str]):
-    """What nats-py sees of the headers, with the block they go out as, or what was read of one that came in."""
-
-    block: bytes = b""
-    parsed: HeaderBlock = HeaderBlock()
-
-
-class _Client(Client):
-    """nats-py with headers of several values: it drops all but one, in both directions."""
-
-    @property
-    def offers_jetstream(self) -> bool:
-        """Whether the server connected to says that JetStream is on."""
-        return bool(self._server_info.get("jetstream"))
-
-    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        if not headers:
-            return None
-        parsed = header_codec.decode(headers)
-        seen = _HeaderDict({name: values[-1] for name, values in parsed.headers.items()})
-        if parsed.status:
-            seen["Status"] = str(parsed.status)
-            seen["Description"] = parsed.description
-        seen.parsed = parsed
-        return seen
-
-    async def _send_publish(
-        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
-    ) -> None:
-        block = headers.block if isinstance(headers, _HeaderDict) else b""
-        if not block:
-            await super()._send_publish(subject, reply, payload, payload_size, headers)
-            return
-        self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += payload_size
-        await self._send_command(command.hpub_cmd(subject, reply, block, payload))
-        if self._flush_queue is not None and self._flush_queue.empty():
-            await self._flush_pending()
-
-
-def _outgoing(headers: Headers | None) -> _HeaderDict | None:
-    if not headers:
-        return None
-    result = _HeaderDict()
-    result.block = header_codec.encode(headers)
-    return result
-
-
-def _answer(message: Msg) -> Answer:
-    parsed = message.headers.parsed if isinstance(message.headers, _HeaderDict) else HeaderBlock()
-    return Answer(message.subject, message.data, parsed, message.reply)
 
 
 class Subscription:
@@ -119,8 +45,14 @@ class Subscription:
 
     async def next(self, timeout_seconds: float) -> Answer | None:
         """The next message, or None when the time is over."""
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
         try:
-            return _answer(await self._inner.next_msg(timeout=max(timeout_seconds, 0.001)))
+            answer = answer_of(await self._inner.next_msg(timeout=max(timeout_seconds, 0.001)))
+            if task is not None and task.cancelling() > cancelled:
+                # Until Python 3.12 `asyncio.wait_for` swallows a cancellation that comes together with a message.
+                raise asyncio.CancelledError
+            return answer  # noqa: TRY300 - the errors below are those of the first line
         except nats_errors.TimeoutError:
             return None
         except nats_errors.ConnectionClosedError as error:
@@ -137,7 +69,9 @@ class Subscription:
         arrived: list[Answer] = []
         queue: asyncio.Queue[Msg] = self._inner._pending_queue  # noqa: SLF001 - nats-py has no public way
         while not queue.empty():
-            arrived.append(_answer(queue.get_nowait()))
+            message = queue.get_nowait()
+            self._inner._pending_size -= len(message.data)  # noqa: SLF001 - else nats-py takes us for slow some day
+            arrived.append(answer_of(message))
         return arrived
 
     async def close(self) -> None:
@@ -152,9 +86,11 @@ class Connection:
     def __init__(self, address: Address, patience_seconds: float) -> None:
         self.address = address
         self.patience_seconds = patience_seconds
-        self._client = _Client()
+        self._client = NatsClient()
         self._connected = asyncio.Event()
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, set[asyncio.Future[Any]]] = {}
+        self._denied: dict[str, PermissionDenied] = {}
+        self._deaf: PermissionDenied | None = None
         self._last_error: Exception | None = None
         self._rejected = asyncio.Event()
         self.generation = 1
@@ -192,6 +128,7 @@ class Connection:
         options: dict[str, Any] = {
             "servers": list(address.urls),
             "name": name,
+            "inbox_prefix": address.inbox,
             "error_cb": self._on_error,
             "disconnected_cb": self._on_disconnect,
             "reconnected_cb": self._on_reconnect,
@@ -250,14 +187,18 @@ class Connection:
         verb, subject = found.groups()
         publishing = verb.lower() == "publish"
         # nats-py gives the text in lower case. A denied inbox leaves every question without an answer.
-        self._fail(
-            PermissionDenied(
-                f"these credentials may not {'publish' if publishing else 'subscribe'} to {subject!r}",
-                fix="use other credentials, or have the permission added",
-                code=403,
-            ),
-            subject.lower() if publishing else None,
+        denied = PermissionDenied(
+            f"these credentials may not {'publish' if publishing else 'subscribe'} to {subject!r}",
+            fix="use other credentials, or have the permission added",
+            code=403,
         )
+        if publishing:
+            if len(self._denied) >= _MOST_DENIED:
+                self._denied.clear()
+            self._denied[subject.lower()] = denied
+        elif subject.lower().startswith(f"{self.address.inbox}.".lower()):
+            self._deaf = denied
+        self._fail(denied, subject.lower() if publishing else None)
 
     def _fail(self, error: PurveyorError, subject: str | None = None) -> None:
         """End the waits for answers: those on one subject, or all."""
@@ -275,6 +216,7 @@ class Connection:
 
     async def _on_reconnect(self) -> None:
         self.generation += 1
+        self._deaf = None
         self._connected.set()
         if self.on_state:
             self.on_state("connected")
@@ -320,34 +262,65 @@ class Connection:
             ) from None
 
     async def request(
-        self, subject: str, data: bytes = b"", *, headers: Headers | None = None, timeout_seconds: float | None = None
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        headers: Headers | bytes | None = None,
+        timeout_seconds: float | None = None,
     ) -> Answer:
-        """One question, one answer. Raises NoAnswer on silence; a 503 status means that nobody listens there."""
+        """One question, one answer. Raises NoAnswer on silence; a 503 status means that nobody listens there.
+
+        Headers may be given as the block they go out as.
+        """
+        if self._deaf is not None:
+            raise self._deaf
         with self._failure(subject) as failed:
-            asking = asyncio.create_task(
-                self._client.request(subject, data, timeout_seconds or _ANSWER_SECONDS, headers=_outgoing(headers))
-            )
+            timer = asyncio.get_running_loop().call_later(timeout_seconds or _ANSWER_SECONDS, _in_vain, failed, subject)
+            reply = self._client.expect(lambda answer: None if failed.done() else failed.set_result(answer))
             try:
-                await asyncio.wait((asking, failed), return_when=asyncio.FIRST_COMPLETED)
-                if failed.done():
-                    failed.result()
-                return _answer(await asking)
-            except nats_errors.NoRespondersError:
-                return Answer(subject, b"", HeaderBlock(status=503, description="no responders"))
-            except (nats_errors.TimeoutError, nats_errors.OutboundBufferLimitError) as error:
+                await self._client.ask(subject, data, reply, outgoing(headers))
+                answer: Answer = await failed
+            except nats_errors.OutboundBufferLimitError as error:
                 raise NoAnswer(f"no answer on {subject!r}", fix="try again") from error
             except nats_errors.MaxPayloadError as error:
-                size = len(data) + (len(header_codec.encode(headers)) if headers else 0)
+                size = len(data) + (len(block_of(headers)) if headers else 0)
                 raise SetupError(f"{size} bytes are more than the server takes ({self.max_payload})") from error
             except nats_errors.ConnectionClosedError as error:
                 raise self.closed_error() from error
             finally:
-                await _cancel(asking)
+                timer.cancel()
+                self._client.expect_no_more(reply)
+            return answer
+
+    async def request_many(self, subject: str, data: bytes, is_last: Callable[[Answer], bool]) -> list[Answer]:
+        """One question, several answers, with the last one. Raises NoAnswer if that does not come."""
+        answers: list[Answer] = []
+        with self._failure(subject) as failed:
+
+            def heard(answer: Answer) -> None:
+                answers.append(answer)
+                if is_last(answer) and not failed.done():
+                    failed.set_result(None)
+
+            timer = asyncio.get_running_loop().call_later(_ANSWER_SECONDS, _in_vain, failed, subject)
+            reply = self._client.expect(heard)
+            try:
+                await self._client.ask(subject, data, reply, None)
+                await failed
+            except nats_errors.OutboundBufferLimitError as error:
+                raise NoAnswer(f"no answer on {subject!r}", fix="try again") from error
+            except nats_errors.ConnectionClosedError as error:
+                raise self.closed_error() from error
+            finally:
+                timer.cancel()
+                self._client.expect_no_more(reply)
+        return answers
 
     @contextlib.contextmanager
-    def _failure(self, subject: str) -> Iterator["asyncio.Future[None]"]:
+    def _failure(self, subject: str) -> Iterator["asyncio.Future[Any]"]:
         """A future that fails when the subject is denied or the connection lost, as long as the block lasts."""
-        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(subject.lower(), set())
         waiting.add(failed)
         try:
@@ -361,9 +334,11 @@ class Connection:
     async def publish(
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: Headers | None = None
     ) -> None:
-        """Send without waiting for anything."""
+        """Send without waiting for anything; whoever misses an answer then asks `raise_if_denied`."""
+        if self._denied:
+            self._denied.pop(subject.lower(), None)
         try:
-            await self._client.publish(subject, data, reply=reply, headers=_outgoing(headers))
+            await self._client.publish(subject, data, reply=reply, headers=outgoing(headers))
         except nats_errors.MaxPayloadError as error:
             raise PublishRefused(
                 f"a message of {len(data)} bytes for {subject!r} is above the server's limit of "
@@ -373,6 +348,12 @@ class Connection:
             ) from error
         except nats_errors.ConnectionClosedError as error:
             raise self.closed_error() from error
+
+    def raise_if_denied(self, subject: str) -> None:
+        """PermissionDenied if the server refused what was last sent there."""
+        denied = self._denied.pop(subject.lower(), None)
+        if denied is not None:
+            raise denied
 
     async def subscribe(self, subject: str, *, queue: str = "", confirm: bool = False) -> Subscription:
         """Listen on a subject. With `confirm`, returns when the server does its part, or raises PermissionDenied."""
@@ -427,6 +408,11 @@ class Connection:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _in_vain(waiting: "asyncio.Future[Any]", subject: str) -> None:
+    if not waiting.done():
+        waiting.set_exception(NoAnswer(f"no answer on {subject!r}", fix="try again"))
 
 
 async def _cancel(task: "asyncio.Task[Any]") -> None:

@@ -21,14 +21,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from purveyor.model.errors import InvalidInput
 from purveyor.queues import headers as header_codec
 from purveyor.queues.catalogue import DEAD_LETTERS
-from purveyor.queues.client import Queues
 from purveyor.queues.headers import MSG_ID, Headers
 from purveyor.queues.publisher import Expect, Receipt
+
+if TYPE_CHECKING:
+    from purveyor.queues.client import Queues
 
 Detail: TypeAlias = str | int | float | bool | None
 
@@ -107,7 +109,7 @@ class DeadLetter:
             raise InvalidInput(f"not a dead letter: {error}", fix="who else writes to dead-letters.>?") from error
 
 
-async def park(queues: Queues, letter: DeadLetter) -> Receipt:
+async def park(queues: "Queues", letter: DeadLetter) -> Receipt:
     """Store a dead letter; the queue has been ensured. Parked again within its window it is recognised as the same."""
     subject, data, headers = fitted(letter, queues.connection.max_payload)
     expect = Expect(stream=DEAD_LETTERS.stream)
@@ -127,6 +129,11 @@ def fitted(letter: DeadLetter, max_payload: int) -> tuple[str, bytes, Headers]:
         subject, data, headers = cut.to_message()
         data = data[: max(room, 0)]
     return subject, data, headers
+
+
+def subscription_origin(name: str) -> str:
+    """The origin of what was in the queue of a subscription, and was rejected or delivered too often."""
+    return f"subscription:{name}"
 
 
 def token(text: str) -> str:

@@ -18,7 +18,6 @@ from purveyor.queues.connection import Answer, Connection
 from purveyor.queues.headers import first
 from purveyor.queues.streams import StoredMessage
 
-_SILENCE_SECONDS = 3.0
 _ABOUT = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
 
 
@@ -76,35 +75,18 @@ async def read_page(queues: Queues, stream: str, wanted: Wanted) -> Page:
 
 async def _ask(connection: Connection, stream: str, body: bytes) -> Page | None:
     """One page; None when nobody is there to answer."""
-    inbox = connection.new_inbox()
-    listening = await connection.subscribe(inbox)
-    generation = connection.generation
-    messages: list[StoredMessage] = []
-    try:
-        await connection.publish(f"{PREFIX}DIRECT.GET.{stream}", body, reply=inbox)
-        deadline = time.monotonic() + _SILENCE_SECONDS
-        while True:
-            answer = await listening.next(0.5)
-            if answer is None:
-                if connection.generation != generation or time.monotonic() > deadline:
-                    raise NoAnswer(f"stream {stream!r} does not answer to a direct get", fix="try again")
-                continue
-            for each in (answer, *listening.drain()):
-                if not each.status:
-                    messages.append(_message(each, stream))
-                    continue
-                if each.status == 503:
-                    return None
-                if each.status == 404:
-                    return Page(messages=(), more=False)
-                if each.status != 204:
-                    raise Refused(
-                        f"a direct get from stream {stream!r} was refused: {each.block.description}", code=each.status
-                    )
-                more = first(each.headers, "Nats-Num-Pending") not in (None, "0")
-                return Page(messages=tuple(messages), more=more)
-    finally:
-        await listening.close()
+    answers = await connection.request_many(f"{PREFIX}DIRECT.GET.{stream}", body, lambda answer: answer.status != 0)
+    last = answers.pop()
+    match last.status:
+        case 503:
+            return None
+        case 404:
+            return Page(messages=(), more=False)
+        case 204:
+            more = first(last.headers, "Nats-Num-Pending") not in (None, "0")
+            return Page(messages=tuple(_message(each, stream) for each in answers), more=more)
+        case status:
+            raise Refused(f"a direct get from stream {stream!r} was refused: {last.block.description}", code=status)
 
 
 def _message(answer: Answer, stream: str) -> StoredMessage:

@@ -1,4 +1,7 @@
-"""Publish one message and know that it is stored."""
+"""Publish one message and know that it is stored.
+
+A queue that is being migrated takes none for a while: then the publisher waits, as for a server that is away.
+"""
 
 import asyncio
 import json
@@ -10,16 +13,21 @@ from purveyor.model.errors import (
     NoAnswer,
     OutcomeUnknown,
     PublishRefused,
+    QueueMigrating,
     ServerUnavailable,
     Unavailable,
+    UnknownMessage,
     UnknownStream,
 )
-from purveyor.model.names import check_subject
+from purveyor.model.names import check_header, check_subject
 from purveyor.queues import headers as header_names
 from purveyor.queues.connection import Connection
 from purveyor.queues.headers import HeadersIn, normalise
-from purveyor.queues.refusals import Subject, translate
+from purveyor.queues.migration import watch
+from purveyor.queues.refusals import STREAM_SEALED, Subject, translate
 from purveyor.queues.streams import Streams
+
+_SEALED_PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +80,15 @@ class Publisher:
         With a `msg_id` a lost server is waited for and the message sent again: the server recognises the second.
         Without one, an answer that got lost raises OutcomeUnknown: sending again could store the message twice.
         """
-        block = normalise(headers)
+        given = normalise(headers)
         if msg_id is not None:
-            block |= normalise({header_names.MSG_ID: msg_id})
+            check_header(header_names.MSG_ID, msg_id)
+            given[header_names.MSG_ID] = (msg_id,)
         if expect is not None:
-            block |= expect.headers()
+            given |= expect.headers()
         check_subject(subject)
-        size = len(data) + (len(header_names.encode(block)) if block else 0)
+        block = header_names.encode(given) if given else b""
+        size = len(data) + len(block)
         if size > self._connection.max_payload:
             raise PublishRefused(
                 f"a message of {size} bytes for {subject!r} is above the server's limit of "
@@ -88,6 +98,7 @@ class Publisher:
             )
         give_up = time.monotonic() + self._connection.patience_seconds
         pause = 0.05
+        in_doubt = False
         while True:
             await self._connection.wait_connected(max(give_up - time.monotonic(), 0.1))
             try:
@@ -100,18 +111,72 @@ class Publisher:
                     ) from error
                 if time.monotonic() > give_up:
                     raise
+                in_doubt = True
                 continue
             if answer.status != 503:
-                return _receipt(answer.data, subject)
-            await self._explain_silence(subject, give_up)
-            await asyncio.sleep(pause)
+                try:
+                    return _receipt(answer.data, subject)
+                except PublishRefused as error:
+                    if error.err_code != STREAM_SEALED:
+                        raise
+                    stream = await self._sealed(subject, expect, error, give_up)
+                if in_doubt:
+                    return await self._stored_before(stream, subject, msg_id)
+                longest = _SEALED_PAUSE_SECONDS  # soon over, as a rule
+            else:
+                await self._explain_silence(subject, give_up)
+                longest = 1.0
+            await asyncio.sleep(min(pause, longest))
             pause = min(pause * 2, 1.0)
 
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes."""
+        return self._connection.max_payload
+
+    async def _sealed(self, subject: str, expect: Expect | None, error: PublishRefused, give_up: float) -> str:
+        """The stream that is sealed for a migration, which is waited for; any other refusal stands."""
+        stream = expect.stream if expect is not None else None
+        names = [stream] if stream is not None else await self._streams.names(subject=subject)
+        if names and not await watch.under_way(self._streams, names[0]):
+            if (await self._streams.info(names[0])).config.sealed:
+                raise error
+        elif time.monotonic() > give_up:
+            raise QueueMigrating(
+                f"the queue for {subject!r} is being migrated, and took nothing", fix="try again later"
+            )
+        return names[0] if names else ""
+
+    async def _stored_before(self, stream: str, subject: str, msg_id: str | None) -> Receipt:
+        """A message whose first answer got lost before the stream was sealed: the new one would not know its id."""
+        try:
+            newest = await self._streams.get_last(stream, subject)
+        except UnknownMessage:
+            newest = None
+        if (
+            newest is not None
+            and msg_id is not None
+            and header_names.first(newest.headers, header_names.MSG_ID) == msg_id
+        ):
+            return Receipt(stream, newest.sequence, duplicate=True)
+        raise OutcomeUnknown(
+            f"the answer for a message on {subject!r} got lost, and then its queue was sealed for migration: it may be "
+            "stored or not",
+            fix="look whether it arrived before sending it again",
+        )
+
     async def _explain_silence(self, subject: str, give_up: float) -> None:
-        """No stream listens on the subject: none takes it (an error), or its leader is away (wait)."""
+        """No stream listens on the subject: none takes it (an error), or it is away: without leader, or migrated."""
         try:
             if not await self._streams.names(subject=subject):
-                raise UnknownStream(f"no stream takes the subject {subject!r}", fix="`purveyor stream add` makes one")
+                if await watch.stream_of(self._streams, subject) is None and not await self._streams.names(
+                    subject=subject
+                ):
+                    raise UnknownStream(
+                        f"no stream takes the subject {subject!r}", fix="`purveyor stream add` makes one"
+                    )
+                if time.monotonic() > give_up:
+                    raise QueueMigrating(f"the queue for {subject!r} is being migrated", fix="try again later")
         except Unavailable:
             if time.monotonic() > give_up:
                 raise
@@ -121,7 +186,7 @@ class Publisher:
 
 def _receipt(payload: bytes, subject: str) -> Receipt:
     try:
-        parsed: Any = json.loads(payload)
+        parsed: Any = json.loads(payload.decode())
     except ValueError:
         parsed = None
     if isinstance(parsed, dict) and "error" in parsed:

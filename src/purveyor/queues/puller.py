@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 from purveyor.model.errors import ConfigRefused, InvalidInput, ServerUnavailable, Unavailable, UnknownConsumer
@@ -58,17 +58,27 @@ class Puller:
                 message = message_from(answer, self._connection) if answer else None
                 if message is not None:
                     got.append(message)
-                elif answer is None or answer.status != 100:
-                    if answer is not None:
-                        _raise_for(answer, stream, consumer)
+                elif answer is None:
+                    request.give_up_if_lost()
+                    break
+                elif answer.status != 100:
+                    _raise_for(answer, stream, consumer)
                     break
         return got
 
-    async def pull(self, stream: str, consumer: str, options: PullOptions | None = None) -> AsyncGenerator[Message]:
+    async def pull(
+        self,
+        stream: str,
+        consumer: str,
+        options: PullOptions | None = None,
+        *,
+        on_idle: Callable[[], Awaitable[None]] | None = None,
+    ) -> AsyncGenerator[Message]:
         """Messages without end, in the consumer's order; each is to be answered by the caller.
 
         A lost server is waited for as long as the caller goes on asking. Raises UnknownConsumer or UnknownStream when
         the consumer is deleted. Messages received and not yet given out when the loop is closed are handed back.
+        `on_idle` is called when there was nothing for half a second.
         """
         options = options or PullOptions()
         await self._consumers.info(stream, consumer)
@@ -85,6 +95,8 @@ class Puller:
                     yield message
                 elif answer is None:
                     request.give_up_if_lost()
+                    if on_idle is not None:
+                        await on_idle()
                 elif answer.status == 503:
                     request.outstanding = 0
                     await self._check_there(stream, consumer)
@@ -146,7 +158,8 @@ class _Request:
         return answer
 
     def give_up_if_lost(self) -> None:
-        """Expect nothing more when the server we asked is gone, or has missed its heartbeats."""
+        """Expect nothing more when the server we asked is gone, or has missed its heartbeats; it may have refused."""
+        self._connection.raise_if_denied(self._subject)
         silent = time.monotonic() - self._heard_at > 2.5 * _HEARTBEAT_SECONDS
         if silent or self._asked_on != self._connection.generation:
             self.outstanding = 0

@@ -3,6 +3,7 @@
     <name>.definition   Record          written by delivery
     <name>.dispatch     DispatchState   written by dispatch and catch-up; absent: never suspended
     <name>.prefill      PrefillState    written by delivery (pending) and prefill; absent: none was asked for
+    <name>.sequence     a number        where its queues have ended; it outlives them all (`queue_ends`)
 
 Delivery and the surfaces use the asynchronous `Registry`. The driver of a Spark query, which has no event loop, takes
 snapshots with `read_subscriptions` and writes with `update_dispatch` and its like. Every write is a compare-and-set by
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from purveyor.model import jsontext
+from purveyor.model.done import Acknowledged
 from purveyor.model.errors import (
     InvalidInput,
     NoAnswer,
@@ -39,9 +41,10 @@ if TYPE_CHECKING:  # the bulk path brings Arrow: only those who use it wait for 
 
 SUBSCRIPTIONS: Final = "subscriptions"
 ACKNOWLEDGED: Final = "acknowledged"
-"""The bucket of the positions last acknowledged: key `<name>`, value `{"incarnation": ..., "position": n}`.
+"""The bucket of the positions last acknowledged: key `<name>`, value `{"incarnation": ..., "position": n}` and more.
 
-Delivery keeps its leases in the same value, so that an acknowledgement is one write (`delivery/book.py`)."""
+Delivery keeps its leases in the same value, so that an acknowledgement is one write (`delivery/book.py`). What others
+read of it is `model.done.Acknowledged`."""
 
 _STREAM: Final = f"KV_{SUBSCRIPTIONS}"
 _PREFIX: Final = f"$KV.{SUBSCRIPTIONS}."
@@ -177,9 +180,9 @@ class Registry:
             entry = await self._acknowledged.get(found.name)
         except UnknownKey:
             return None
-        value = jsontext.parse(entry.value, "acknowledged position")
+        value = Acknowledged.from_json(jsontext.parse(entry.value, "acknowledged position"))
         # 0 stands in the value while messages were handed out and none is acknowledged.
-        return int(value["position"]) or None if value.get("incarnation") == found.incarnation else None
+        return value.position or None if value.incarnation == found.incarnation else None
 
     async def _part(self, name: str, part: str) -> _Value:
         entry = await self._subscriptions.newest(f"{name}.{part}")

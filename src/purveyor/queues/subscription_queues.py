@@ -2,6 +2,9 @@
 
 Delivery makes it when a subscription is added (`make_queue`) and removes it at the end; a writer that finds it missing
 while the subscription is still registered makes it again (`make_queue_again`, without an event loop).
+
+The sequences of one name never begin anew, however often its queue is made: whoever still has a message of an earlier
+queue in hand, to acknowledge it or to write behind it, can never mean one of the new queue.
 """
 
 import contextlib
@@ -13,12 +16,16 @@ from purveyor.model.errors import AlreadyExists, MigrationNeeded, UnknownStream
 from purveyor.queues.address import Address
 from purveyor.queues.catalogue import INCARNATION, subscription_queue
 from purveyor.queues.codec import to_wire
-from purveyor.queues.config import StreamInfo
+from purveyor.queues.config import StreamConfig, StreamInfo
+from purveyor.queues.queue_ends import QueueEnds, last_sequence
 
 if TYPE_CHECKING:
     from purveyor.queues.client import Queues
 
 _ATTEMPTS: Final = 20
+GAP: Final = 1_000_000
+"""Between the sequence that was noted of one queue and the first of the next: more than is written to a queue between
+the moment that its end is noted and its removal, by those who do not know that it is to be removed."""
 
 
 async def make_queue(
@@ -26,23 +33,23 @@ async def make_queue(
 ) -> None:
     """Make the queue of a subscription; done twice it is the same as once.
 
-    A stream that belongs to an earlier incarnation is removed with what it holds, and the new one counts on from where
-    it ended: a late acknowledgement by sequence must not meet a new message. Just before that `still_ours` is asked,
-    which raises if the name has gone to another meanwhile: then the stream is that one's. A stream that belongs to
-    nobody is taken over if it is empty, and else refused: its messages are somebody's.
+    A stream that belongs to an earlier incarnation is removed with what it holds. Just before that `still_ours` is
+    asked, which raises if the name has gone to another meanwhile: then the stream is that one's. A stream that belongs
+    to nobody is taken over if it is empty, and else refused: its messages are somebody's.
     """
     queue = subscription_queue(name, incarnation)
-    first_seq: int | None = None
+    ends = await QueueEnds.open(queues, replicas=replicas)
     for _ in range(_ATTEMPTS):
         try:
             info = await queues.streams.info(queue.stream)
         except UnknownStream:
+            config = _numbered(queue.config(replicas=replicas), await ends.last(name))
             with contextlib.suppress(AlreadyExists):  # somebody else was quicker: look again
-                await queues.streams.add(dataclasses.replace(queue.config(replicas=replicas), first_seq=first_seq))
+                await queues.streams.add(config)
             continue
         owner = owner_of(info)
         if owner == incarnation:
-            (await queues.ensure(queue, replicas=replicas)).require_ready()
+            (await queues.ensure(queue, replicas=replicas)).require_usable()
             return
         if owner is None:
             _refuse_strange(info)
@@ -50,7 +57,7 @@ async def make_queue(
             await queues.streams.update(queue.stream, {"metadata": metadata})
             continue
         await still_ours()
-        first_seq = info.state.last_seq + 1
+        await _note_end(ends, name, info)
         with contextlib.suppress(UnknownStream):
             await queues.streams.remove(queue.stream)
     raise MigrationNeeded(
@@ -60,10 +67,16 @@ async def make_queue(
 
 
 async def remove_queue(queues: "Queues", name: str, incarnation: str) -> None:
-    """Remove the queue of a subscription, if it is there and belongs to it."""
+    """Remove the queue of a subscription, if it is there and belongs to it, having noted where it ends."""
     stream = subscription_queue(name).stream
+    ends = await QueueEnds.open(queues)
+    known = await ends.last(name)
+    if known:  # what is acknowledged, and tells so, is removed soon
+        await ends.note(name, known)
     with contextlib.suppress(UnknownStream):
-        if owner_of(await queues.streams.info(stream)) == incarnation:
+        info = await queues.streams.info(stream)
+        if owner_of(info) == incarnation:
+            await _note_end(ends, name, info)
             await queues.streams.remove(stream)
 
 
@@ -72,6 +85,7 @@ def make_queue_again(address: Address, name: str, incarnation: str, *, replicas:
     from purveyor.queues.bulk.ask import ask  # noqa: PLC0415 - it brings Arrow, which the other side does not need
 
     config = subscription_queue(name, incarnation).config(replicas=replicas)
+    config = _numbered(config, last_sequence(address, name))
     with contextlib.suppress(AlreadyExists):
         ask(address, f"STREAM.CREATE.{config.name}", to_wire(config))
 
@@ -79,6 +93,15 @@ def make_queue_again(address: Address, name: str, incarnation: str, *, replicas:
 def owner_of(info: StreamInfo) -> str | None:
     """The incarnation that a queue was made for."""
     return (info.config.metadata or {}).get(INCARNATION)
+
+
+async def _note_end(ends: QueueEnds, name: str, info: StreamInfo) -> None:
+    await ends.note(name, max(info.state.last_seq, (info.config.first_seq or 1) - 1, 1))
+
+
+def _numbered(config: StreamConfig, known: int) -> StreamConfig:
+    """With its first sequence well behind all that are known of its name; 1 if none is."""
+    return dataclasses.replace(config, first_seq=known + GAP) if known else config
 
 
 def _refuse_strange(info: StreamInfo) -> None:

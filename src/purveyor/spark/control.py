@@ -1,15 +1,22 @@
 """What a driver asks and tells the server: the state of the stream, where a time is, how far the durable may move."""
 
+import time
 from datetime import datetime
 from typing import Any
 
-from purveyor.model.errors import InvalidConfig, UnknownConsumer, UnknownMessage
+from purveyor.model.errors import InvalidConfig, UnknownConsumer, UnknownMessage, UnknownStream
 from purveyor.queues.bulk.ask import ask
 from purveyor.queues.bulk.filters import covers, without_covered
+from purveyor.queues.bulk.migrating import migrating
 from purveyor.queues.codec import format_time, to_wire
 from purveyor.queues.config import AckPolicy, ConsumerConfig, Deliver, Retention
+from purveyor.queues.migration import driver
+from purveyor.queues.migration.record import CONTINUES
+from purveyor.queues.migration.target import durable_config
 from purveyor.spark.offsets import Offset, SequenceRange, StreamView
 from purveyor.spark.options import Place, ReadSettings, Word
+
+_AGAIN_SECONDS = 0.05
 
 
 class Control:
@@ -24,7 +31,7 @@ class Control:
 
     def view(self) -> StreamView:
         """The stream as its leader sees it now."""
-        info = self._ask(f"STREAM.INFO.{self._settings.stream}")
+        info = self._info()
         state, config = info["state"], info["config"]
         return StreamView(
             name=self._settings.stream,
@@ -33,7 +40,35 @@ class Control:
             last=int(state["last_seq"]),
             messages=int(state["messages"]),
             sheds_others=_retention(config) is not Retention.LIMITS and self._leaves_some_out(config),
+            continues=_continues(config),
+            sealed=bool(config.get("sealed")),
         )
+
+    def _info(self) -> dict[str, Any]:
+        """The stream; gone in the middle of its migration it is waited for."""
+        settings = self._settings
+        give_up = time.monotonic() + settings.patience_seconds
+        while True:
+            try:
+                return self._ask(f"STREAM.INFO.{settings.stream}")
+            except UnknownStream:
+                away = migrating(settings.address, settings.stream)
+                if time.monotonic() > give_up or not (away or self._is_back()):
+                    raise
+            time.sleep(_AGAIN_SECONDS)
+
+    def _is_back(self) -> bool:
+        try:
+            self._ask(f"STREAM.INFO.{self._settings.stream}")
+        except UnknownStream:
+            return False
+        return True
+
+    def drain(self, offset: Offset) -> None:
+        """The stream is sealed and everything in it is done: say so, and complete its migration if all have."""
+        settings = self._settings
+        self.move_durable(offset)
+        driver.advance(settings.address, settings.stream, settings.patience_seconds)
 
     def _leaves_some_out(self, config: dict[str, Any]) -> bool:
         """Whether the stream takes subjects that the reader did not ask for."""
@@ -85,6 +120,11 @@ class Control:
         if durable is None:
             return
         subjects = without_covered(self._settings.subjects)
+        info = self._info()["config"]
+        if info.get("sealed"):
+            self._take_part(durable, subjects)
+            if _retention(info) is Retention.WORK_QUEUE:
+                return  # it has no room for another consumer: its readers say how far they are
         try:
             found = self._ask(f"CONSUMER.INFO.{stream}.{durable}")["config"]
         except UnknownConsumer:
@@ -111,6 +151,14 @@ class Control:
                 fix="make option subjects the same, or name another durable",
             )
 
+    def _take_part(self, durable: str, subjects: tuple[str, ...]) -> None:
+        """Have the durable made with the stream that comes after the sealed one."""
+        config = ConsumerConfig(
+            durable_name=durable, description="the position of a Spark query", filter_subjects=subjects or None
+        )
+        settings = self._settings
+        driver.join(settings.address, settings.stream, durable_config(config), settings.patience_seconds)
+
     def move_durable(self, offset: Offset) -> None:
         """Everything up to the offset is done: let the stream drop what nobody else waits for.
 
@@ -120,20 +168,29 @@ class Control:
         durable, stream = self._settings.durable, self._settings.stream
         if durable is None:
             return
-        info = self._ask(f"STREAM.INFO.{stream}")
-        if str(info["created"]) != offset.created:
+        info = self._info()
+        if offset.created not in {str(info["created"]), *_continues(info["config"])}:
             return  # another stream of that name: nothing of it was read, and the next look tells the user
         done = min(offset.sequence, int(info["state"]["last_seq"]))
+        work_queue = _retention(info["config"]) is Retention.WORK_QUEUE
+        if work_queue and info["config"].get("sealed"):
+            settings = self._settings  # a purge is refused there
+            driver.passed(settings.address, stream, durable, done, settings.patience_seconds)
+            return
         floor = int(self._ask(f"CONSUMER.INFO.{stream}.{durable}")["ack_floor"]["stream_seq"])
         if floor < done:
             self._ask(f"CONSUMER.RESET.{stream}.{durable}", {"seq": done + 1})
-        if _retention(info["config"]) is Retention.WORK_QUEUE:
+        if work_queue:
             for subject in self._settings.subjects or (">",):
                 self._ask(f"STREAM.PURGE.{stream}", {"seq": done + 1, "filter": subject})
 
     def _retention(self) -> Retention:
-        return _retention(self._ask(f"STREAM.INFO.{self._settings.stream}")["config"])
+        return _retention(self._info()["config"])
 
 
 def _retention(config: dict[str, Any]) -> Retention:
     return Retention(config.get("retention", "limits"))
+
+
+def _continues(config: dict[str, Any]) -> frozenset[str]:
+    return frozenset(str((config.get("metadata") or {}).get(CONTINUES, "")).split())

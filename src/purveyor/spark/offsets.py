@@ -2,6 +2,7 @@
 
 An offset is the sequence of the last message taken in, with the identity of the stream (its creation time): a stream
 that was deleted and made again counts from 1 once more, and its messages are not those that the checkpoint speaks of.
+One that a migration made says in its metadata which stream it goes on from, with the sequences that come next.
 """
 
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ class StreamView:
     sheds_others: bool = False
     """Whether messages that the reader did not ask for leave the front in the ordinary course: a choice of subjects on
     a stream that keeps messages for its consumers. A first sequence that moves on then tells nothing."""
+    continues: frozenset[str] = frozenset()
+    """When the streams were made that it goes on from."""
+    sealed: bool = False
 
     @property
     def begins(self) -> int:
@@ -63,7 +67,7 @@ class SequenceRange:
 
 def check_identity(offset: Offset, view: StreamView) -> None:
     """DataLost if the stream is not the one that the offset speaks of."""
-    if offset.created != view.created:
+    if offset.created != view.created and offset.created not in view.continues:
         raise DataLost(
             f"stream {view.name!r} was deleted and made again: the query stands at sequence {offset.sequence} of the "
             f"stream made at {offset.created}, and this one was made at {view.created}",
@@ -101,7 +105,7 @@ def advance(start: Offset, view: StreamView, *, max_offsets: int | None, stop_at
     if last <= start.sequence:
         return start
     # What is gone beyond `stop_at` is the next run's to count.
-    return Offset(start.stream, start.created, last, start.lost + min(base, last) - start.sequence)
+    return Offset(start.stream, view.created, last, start.lost + min(base, last) - start.sequence)
 
 
 def split(first: int, last: int, min_partitions: int, *, most_rows: int | None = None) -> list[SequenceRange]:

@@ -2,18 +2,18 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 
 from purveyor.model.errors import InvalidConfig
 from purveyor.model.names import check_name, check_subject
-from purveyor.queues.address import Address, Tls
+from purveyor.queues.address import DEFAULT_INBOX, Address, Tls
 
 COLUMNS = ("sequence", "timestamp", "subject", "headers", "data")
 
-_CONNECTION = ("servers", "user", "password", "token", "credentials", "patienceSeconds")
+_CONNECTION = ("servers", "user", "password", "token", "credentials", "inboxPrefix", "patienceSeconds")
 _TLS = ("tlsCa", "tlsCertificate", "tlsKey", "tlsHostname", "tlsFirst")
 _READ = ("stream", "subjects", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
          "failOnDataLoss", "durable", "columns", "idleWaitMillis")  # fmt: skip
@@ -121,6 +121,7 @@ def connection_options(address: Address) -> dict[str, str]:
         "password": address.password,
         "token": address.token,
         "credentials": address.credentials,
+        "inboxPrefix": address.inbox if address.inbox != DEFAULT_INBOX else None,
         "tlsCa": tls.ca,
         "tlsCertificate": tls.certificate,
         "tlsKey": tls.key,
@@ -205,7 +206,12 @@ class _Given:
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
     def address(self) -> Address:
-        address = Address.parse(self.required("servers"), credentials=self.text("credentials"), tls=self._tls())
+        address = Address.parse(
+            self.required("servers"),
+            credentials=self.text("credentials"),
+            tls=self._tls(),
+            inbox=self.text("inboxPrefix") or DEFAULT_INBOX,
+        )
         user, password, token = self.text("user"), self.text("password"), self.text("token")
         if (user is None) != (password is None):
             there, missing = ("user", "password") if password is None else ("password", "user")
@@ -217,7 +223,7 @@ class _Given:
         if user is not None and password is not None:
             return address.with_password(user, password)
         if token is not None:
-            return Address(address.urls, token=token, tls=address.tls)
+            return replace(address, user=None, password=None, token=token)
         return address
 
     def _tls(self) -> Tls | None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from purveyor.model.errors import DataLost, PlanOutdated
 from purveyor.queues.bulk import ReadOptions, read_range
 from purveyor.spark.control import Control
 from purveyor.spark.offsets import Offset, StreamView, advance, check_identity, loss, lost_range, split
@@ -17,6 +18,7 @@ from purveyor.spark.options import ReadSettings, Word
 _log = logging.getLogger(__name__)
 _SHORTEST_POLL_SECONDS = 0.004
 _LONGEST_POLL_SECONDS = 0.1
+_DRAIN_SECONDS = 1.0
 
 
 class RangePartition(InputPartition):
@@ -73,14 +75,22 @@ class JetStreamReader(DataSourceReader):
         gone = lost_range(start, view)
         if isinstance(settings.starting, int) and gone is not None:
             if settings.fail_on_data_loss:
-                raise loss(view, gone)
+                raise _outdated(loss(view, gone))
             _log.warning("%s", loss(view, gone).message)
         pieces = split(max(first, view.begins), last, settings.min_partitions, most_rows=view.messages)
         return [RangePartition(piece.first, piece.last, view.created) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One piece."""
-        return read_partition(self._settings, partition)
+        try:
+            yield from read_partition(self._settings, partition)
+        except DataLost as error:
+            raise _outdated(error) from error
+
+
+def _outdated(error: DataLost) -> PlanOutdated:
+    """What is gone was there when somebody asked for it by number: another plan may find it elsewhere."""
+    return PlanOutdated(error.message, fix="read again what is there now; or set failOnDataLoss to false")
 
 
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -97,6 +107,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._durable_made = False
         self._committed = 0
         self._latest: StreamView | None = None
+        self._drain_at = 0.0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a query without checkpoint begins."""
@@ -135,10 +146,18 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             # Spark commits a batch only when it begins the next one. It asks for more only when the last one is done
             # and logged, so when there is no more, this is the moment to let the durable catch up.
             self.commit(start)
+            self._drain_if_sealed(begin)
             if self._stop_at is not None or time.monotonic() + pause > deadline:
                 return end.to_json()
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
+
+    def _drain_if_sealed(self, begin: Offset) -> None:
+        """Nothing is left to read of a stream that is being migrated: look whether it can be made anew."""
+        view, now = self._latest, time.monotonic()
+        if view is not None and view.sealed and now >= self._drain_at:
+            self._drain_at = now + _DRAIN_SECONDS
+            self._control.drain(begin)
 
     def _next_end(self, begin: Offset, most: int | None) -> Offset:
         view = self._latest = self._control.view()

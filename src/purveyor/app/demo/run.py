@@ -1,33 +1,32 @@
-"""The demo, step by step: a server, the pipeline, an import, a subscriber from the start and a late one, an audit."""
+"""The demo, step by step: all parts, an import, a subscriber from the start and a late one, an audit."""
 
 import asyncio
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from purveyor.app.demo.consumer import Received, consume
 from purveyor.app.demo.directory import Step, beginning, changes
+from purveyor.app.up.keeper import News
+from purveyor.app.up.parts import PROGRAM, Wanted, parts
+from purveyor.app.up.supervisor import Supervisor
 from purveyor.delivery.pull import Pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.errors import ServerFailed
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.queues.address import Address
 from purveyor.queues.client import connect
-from purveyor.queues.server import EmbeddedServer, ServerOptions
+from purveyor.queues.permissions import API
+from purveyor.queues.server import running
 
 PEOPLE = 1000
 GROUPS = 20
-_PROGRAM = (sys.executable, "-c", "from purveyor.app.cli import main; main()")
-_READY_SECONDS = 300.0
 _DEADLINE_SECONDS = 300.0
+_WORTH_TELLING = ("ready", "died", "killed", "trouble")
 
 Say = Callable[[str], None]
 
@@ -45,14 +44,25 @@ class Result:
 
 def run(directory: Path, say: Say, *, people: int = PEOPLE, groups: int = GROUPS) -> Result:
     """Run it on an empty directory."""
-    say("starting a NATS server")
-    with EmbeddedServer(directory / "nats", ServerOptions()) as server, _pipeline(directory, say):
-        return asyncio.run(_story(directory, server.address, say, beginning(people, groups)))
+
+    def tell(news: News) -> None:
+        if news.event in _WORTH_TELLING:
+            say(f"{news.event}: {news.part}" + (f": {news.detail}" if news.event != "ready" else ""))
+
+    async def on_all_parts() -> Result:
+        wanted = Wanted(options=("--data-dir", str(directory)), api=("--port", "0"))
+        async with Supervisor(parts(wanted), tell, environment=_environment()).running():
+            return await _story(directory, say, beginning(people, groups))
+
+    say("starting all parts; that of the pipeline on Spark takes longest")
+    return asyncio.run(on_all_parts())
 
 
-async def _story(directory: Path, address: Address, say: Say, first: Step) -> Result:
+async def _story(directory: Path, say: Say, first: Step) -> Result:
     second = changes(first, 1)
     third = changes(second, 2)
+    address = running(directory / "nats", API)
+    assert address is not None
     async with connect(address, name="purveyor-demo") as queues, Pull(queues) as pull:
         subscriptions = Subscriptions(queues)
         await subscriptions.add(_subscription("everything", ".*"))
@@ -98,32 +108,6 @@ def _check(got: Received, live: int, prefill: int, final: Step) -> Iterator[str]
         yield f"{got.name} knows other people than the directory has"
 
 
-@contextmanager
-def _pipeline(directory: Path, say: Say) -> Iterator[None]:
-    """`purveyor serve pipeline` in a process of its own."""
-    say("starting the pipeline on Spark (the first start takes longest)")
-    command = [*_PROGRAM, "--data-dir", str(directory), "serve", "pipeline", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment(), start_new_session=True)
-    try:
-        _wait_ready(process)
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
-def _wait_ready(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if json.loads(line).get("event") == "ready":
-            return
-    raise ServerFailed(f"the pipeline ended with code {process.wait()}", fix="see logs/ in the directory of the demo")
-
-
 async def _until(reached: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + _DEADLINE_SECONDS
     while not reached():
@@ -150,7 +134,7 @@ def _audit(directory: Path) -> dict[str, Any]:
 
 
 def _call(directory: Path, *words: str) -> dict[str, Any]:
-    command = [*_PROGRAM, "--data-dir", str(directory), *words]
+    command = [*PROGRAM, "--data-dir", str(directory), *words]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
     if not done.stdout.strip():
         raise ServerFailed(f"`purveyor {' '.join(words)}` failed: {done.stderr.strip()}", fix="run it by hand")

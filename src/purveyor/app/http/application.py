@@ -13,10 +13,12 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter
+from starlette.types import ASGIApp
 
 from purveyor import __version__
 from purveyor.app.http import events, health, messages, problems, subscriptions, tokens
 from purveyor.app.http.context import Services
+from purveyor.app.http.express import Express
 from purveyor.app.http.guard import Guard
 from purveyor.app.http.security import Login, Security
 from purveyor.delivery.credentials import Credentials
@@ -32,6 +34,7 @@ from purveyor.queues.client import Queues, connect
 _log = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 2.0
+_WATCH_SECONDS: Final = 5.0
 _DESCRIPTION: Final = """Every change, to every subscriber, in order, once.
 
 Log in with HTTP Basic, or with a token: `Authorization: Bearer <token>`. A subscription logs in with its name. Every
@@ -123,11 +126,13 @@ class Api:
             intake=EventIntake(queues, replicas=replicas),
         )
         await services.intake.ensure()
-        following = asyncio.create_task(services.credentials.follow(self.security.forget))
-        self._services = services
-        queues.connection.on_state = self._on_connection
-        self._options.on_state("connected", str(queues.address))
+        watched = asyncio.Event()
+        following = asyncio.create_task(services.credentials.follow(self.security.forget, watched.set))
         try:
+            await _happens(watched, _WATCH_SECONDS)  # or logins that are right would be forgotten when it begins
+            self._services = services
+            queues.connection.on_state = self._on_connection
+            self._options.on_state("connected", str(queues.address))
             while not await _happens(over, _LOOK_SECONDS):
                 await self._check(queues)
         finally:
@@ -162,8 +167,13 @@ async def _happens(event: asyncio.Event, within_seconds: float) -> bool:
     return event.is_set()
 
 
-def create_app(api: Api) -> FastAPI:
+def create_app(api: Api) -> ASGIApp:
     """The application that a server such as uvicorn runs."""
+    app = _routes(api)
+    return Guard(Express(app), security=api.security, backend=api)
+
+
+def _routes(api: Api) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -183,7 +193,6 @@ def create_app(api: Api) -> FastAPI:
     problems.install(app)
     for part in (messages, events, subscriptions, tokens, health):  # the busiest first: they are looked for in order
         app.include_router(part.router)
-    app.add_middleware(Guard, security=api.security, backend=api)
     described = app.openapi
 
     def openapi() -> dict[str, Any]:

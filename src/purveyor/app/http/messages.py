@@ -55,7 +55,10 @@ async def next_message(
     """
     context.require_owner(request, name)
     pull = context.services(request).pull
-    found = await _wait(request, pull.next(name, _instance(request), timeout=timeout, pop=pop), None, timeout)
+    instance = _instance(request)
+    found = await pull.next(name, instance, pop=pop)  # most find something: those who wait pay for what waiting takes
+    if found is None and timeout > 0:
+        found = await _wait(request, pull.next(name, instance, timeout=timeout, pop=pop, looked=True), None, timeout)
     if found is None:
         return Response(b"null", media_type="application/json")
     headers = {} if found.until is None else {"Purveyor-Lease-Until": found.until.isoformat()}

@@ -13,6 +13,7 @@ import numpy as np
 
 from purveyor.queues.bulk.frames import Frames, split_lines
 from purveyor.queues.bulk.slices import Bytes, Mask, Positions, contents, integers, number_left_of, per_row, take
+from purveyor.queues.refusals import STREAM_SEALED
 
 NO_RESPONDERS = 503
 DUPLICATE_IN_BATCH = 10201
@@ -37,6 +38,11 @@ class Refusal:
     def temporary(self) -> bool:
         """The server itself says that it may work later."""
         return self.err_code in _TEMPORARY
+
+    @property
+    def sealed(self) -> bool:
+        """The stream takes nothing more: for good, or until its migration is over."""
+        return self.err_code == STREAM_SEALED
 
     @property
     def in_process(self) -> bool:

@@ -16,6 +16,7 @@ from purveyor.queues import headers
 from purveyor.queues.bulk.acks import NO_RESPONDERS, status_of
 from purveyor.queues.bulk.acks import Refusal as Answer
 from purveyor.queues.bulk.append_words import RefusalKind, Target
+from purveyor.queues.catalogue import INCARNATION
 from purveyor.queues.refusals import (
     FIXES,
     MESSAGE_NOT_FOUND,
@@ -28,6 +29,9 @@ from purveyor.queues.refusals import (
 QUESTION: Final = "$JS.API.STREAM.MSG.GET."
 """Where the newest message of a subject is asked for, with the name of its stream behind it."""
 
+ABOUT: Final = "$JS.API.STREAM.INFO."
+"""Where a stream is asked whose it is, with its name behind it."""
+
 _DENIED: Final = re.compile(r'Permissions Violation for Publish to "([^"]+)"', re.IGNORECASE)
 _WRONG_LAST_ID: Final = 10070
 _TOO_LARGE: Final = 10054
@@ -37,6 +41,7 @@ _WRONG_STREAM: Final = 10060
 # Resources of the account, of the server, memory, storage; and what the store itself says, its limits above all.
 _FULL: Final = frozenset({10002, 10023, 10028, 10047, _STORE_FAILED})
 _TOO_MANY_REQUESTS: Final = 429
+_STRANGE: Final = Answer(0, 0, "the answer is none that JetStream gives")
 
 
 class Verdict(Enum):
@@ -108,6 +113,15 @@ def question(subject: str) -> bytes:
 
 def read_message(header_block: bytes, payload: bytes) -> dict[str, Any] | Answer | None:
     """The answer to `STREAM.MSG.GET`: a message as the server describes it, None if there is none, or a refusal."""
+    body = _body(header_block, payload)
+    if isinstance(body, Answer):
+        return None if body.err_code == MESSAGE_NOT_FOUND else body
+    message = body.get("message")
+    return message if isinstance(message, dict) else _STRANGE
+
+
+def _body(header_block: bytes, payload: bytes) -> dict[str, Any] | Answer:
+    """The JSON of an answer, or the refusal that it is."""
     status, words = status_of(header_block)
     if status:
         return Answer(status, 0, words or ("no responders" if status == NO_RESPONDERS else "no reason given"))
@@ -115,12 +129,21 @@ def read_message(header_block: bytes, payload: bytes) -> dict[str, Any] | Answer
         body: dict[str, Any] = json.loads(payload)
         error = body.get("error")
         if error is None:
-            message: dict[str, Any] = body["message"]
-            return message
-        code, reason = int(error.get("err_code", 0)), str(error.get("description", ""))
-        return None if code == MESSAGE_NOT_FOUND else Answer(int(error.get("code", 0)), code, reason)
+            return body
+        return Answer(int(error.get("code", 0)), int(error.get("err_code", 0)), str(error.get("description", "")))
+    except (ValueError, TypeError, AttributeError):
+        return _STRANGE
+
+
+def read_stream(header_block: bytes, payload: bytes) -> tuple[str | None, int] | Answer:
+    """The answer to `STREAM.INFO`: the stream's owner, if it names one, and its last sequence; or a refusal."""
+    body = _body(header_block, payload)
+    if isinstance(body, Answer):
+        return body
+    try:
+        return (body["config"].get("metadata") or {}).get(INCARNATION), int(body["state"]["last_seq"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Answer(0, 0, "the answer is none that JetStream gives")
+        return _STRANGE
 
 
 def newest(message: dict[str, Any] | None, header: str) -> Newest:

@@ -26,7 +26,7 @@ from purveyor.queues.bulk.outlet import Outlet
 from purveyor.queues.bulk.pipeline import as_bytes
 from purveyor.queues.bulk.slices import Positions
 from purveyor.queues.bulk.wire import frame
-from purveyor.queues.headers import EXPECTED_LAST_SUBJECT_SEQUENCE, EXPECTED_STREAM
+from purveyor.queues.headers import EXPECTED_STREAM
 
 # A stream takes in no more than 10,000 messages ahead of storing them, and all may be for one.
 _MOST_ROWS: Final = 8000
@@ -187,6 +187,6 @@ class Chains:
 def _first(block: Block, place: int, course: Course, reply: bytes) -> bytes:
     """The frame of a chain's first row."""
     target = course.target
-    lines = f"{EXPECTED_STREAM}: {target.stream}\r\n{EXPECTED_LAST_SUBJECT_SEQUENCE}: {course.expected}\r\n".encode()
+    lines = f"{EXPECTED_STREAM}: {target.stream}\r\n".encode() + course.expectation
     row = replace(block.rows.slice(place, 1), subjects=pa.array([target.subject.encode()], pa.binary()))
     return frame(row, 0, reply=reply, extra_lines=lines)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from purveyor.model.errors import InvalidInput, PublishRefused
+from purveyor.queues.bulk import append_answers as answers
 from purveyor.queues.bulk.append_chain import Chain
 from purveyor.queues.bulk.append_sheet import Sheet, left_out, positioned, record_batch
 from purveyor.queues.bulk.append_words import AppendOptions, Outcome, Refusal, RefusalKind, Target
@@ -21,7 +22,7 @@ from purveyor.queues.bulk.headers import join
 from purveyor.queues.bulk.pipeline import as_bytes, portions
 from purveyor.queues.bulk.slices import Positions
 from purveyor.queues.bulk.wire import Envelope, Rows, decimal, frame, frames, prepare
-from purveyor.queues.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
+from purveyor.queues.headers import EXPECTED_LAST_SEQUENCE, EXPECTED_LAST_SUBJECT_SEQUENCE
 
 _BLOCK_ROWS: Final = 4000
 _BLOCK_BYTES: Final = 64 << 20
@@ -29,7 +30,8 @@ _BATCH_BYTES: Final = 4 << 20
 SINGLES_PAY: Final = 4
 """Rows: a batch, however small, costs the server as much as ten single messages."""
 _COLUMNS_PAY: Final = 64  # rows, from which on frames are built faster column by column
-_EXPECTED_ROOM: Final = 60
+_EXPECTED_ROOM: Final = 120
+_MOST_LOOKS: Final = 6
 
 
 class Step(Enum):
@@ -38,6 +40,8 @@ class Step(Enum):
     NEWEST = auto()
     FLOOR = auto()
     """After the newest, never before or beside it: a message acknowledged in between is then in one of the two."""
+    OWNER = auto()
+    """Last, directly before anything is written."""
     WRITE = auto()
     DONE = auto()
 
@@ -64,9 +68,9 @@ class Batch:
         """About how many bytes are on the wire: the first frame left out if there are others."""
         return len(self.body) if self.body is not None else len(self.rows.payloads[0].as_buffer())
 
-    def head(self, expected: int) -> bytes:
+    def head(self, expected: bytes) -> bytes:
         """The first frame, now that it is known what comes before it."""
-        lines = f"{EXPECTED_LAST_SUBJECT_SEQUENCE}: {expected}\r\n".encode()
+        lines = expected
         number = 2 * self.number + 1
         if self.body is not None:
             lines += f"Nats-Batch-Id: {self.id}\r\nNats-Batch-Sequence: 1\r\n".encode()
@@ -94,6 +98,10 @@ class Course:
     """The sequence of that message ..."""
     seen_at: float = 0.0
     """... and when that was the server's word."""
+    stream_last: int | None = None
+    """The last sequence of the stream, where that has to tell it from another of its name."""
+    looks: int = 0
+    """How often it was asked whose the stream is, while the subject was empty."""
     sent: Batch | None = None
     built: Batch | None = None
     asked_at: float = 0.0
@@ -118,6 +126,39 @@ class Course:
         written = int(self.positions[self.next - 1]) if self.next else 0
         last = max(self.watermark, written)
         return Outcome(self.target, self.stored, self.next - self.stored, last, self.refused)
+
+    @property
+    def question(self) -> tuple[str, bytes]:
+        """What is asked next: where, and how."""
+        stream, subject = self.source
+        if self.step is Step.OWNER:
+            return f"{answers.ABOUT}{stream}", b""
+        return f"{answers.QUESTION}{stream}", answers.question(subject)
+
+    @property
+    def expectation(self) -> bytes:
+        """What the first of the next rows expects, as header lines.
+
+        The sequence of a message is never that of another in a stream of the same name. Where the subject holds none,
+        the last sequence of the whole stream is expected as well, so that the first row too is bound to this stream.
+        """
+        lines = f"{EXPECTED_LAST_SUBJECT_SEQUENCE}: {self.expected}\r\n"
+        if not self.expected and self.stream_last is not None:
+            lines += f"{EXPECTED_LAST_SEQUENCE}: {self.stream_last}\r\n"
+        return lines.encode()
+
+    def belongs(self, owner: str | None, last: int) -> bool:
+        """Whether the stream, which has come to that sequence, is the one that is meant; if not, it is refused.
+
+        Where others write so fast to other subjects of it (a prefill does) that it never stands still between question
+        and row, the first row goes without that expectation in the end, a fraction of a millisecond after the answer.
+        """
+        if owner not in (None, self.target.owner):
+            self.refuse(f"{self.target.stream} belongs to another ({owner}) by now", 0, RefusalKind.REPLACED)
+            return False
+        self.looks += not self.expected
+        self.stream_last = last if self.looks <= _MOST_LOOKS else None
+        return True
 
     @property
     def source(self) -> tuple[str, str]:

@@ -28,6 +28,10 @@ class Target:
     floor_stream: str | None = None
     floor_tag: str | None = None
     """If given, the floor counts only when its body names this in `incarnation`."""
+    owner: str | None = None
+    """If given, the stream is written only while its metadata do not name another incarnation. Of a stream that is
+    removed, made again under its name and owned by another, not one row is written to the new one: asked again before
+    each write that is not bound to what was seen, and bound by sequences, which never begin anew for a name."""
     position_header: str = POSITION
 
     def __post_init__(self) -> None:
@@ -51,6 +55,8 @@ class RefusalKind(Enum):
     """The credentials do not allow it."""
     TOO_LARGE = "too large"
     """This one row; those behind it can be written with `floor` at its position."""
+    REPLACED = "replaced"
+    """It is the stream of another owner by now."""
     OTHER = "other"
 
 

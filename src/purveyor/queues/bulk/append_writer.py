@@ -31,8 +31,10 @@ from purveyor.queues.bulk.append_pace import Pace
 from purveyor.queues.bulk.append_scan import last_position
 from purveyor.queues.bulk.append_words import AppendOptions, RefusalKind
 from purveyor.queues.bulk.link import LinkLost
+from purveyor.queues.bulk.migrating import migrating
 from purveyor.queues.bulk.options import PublishOptions
 from purveyor.queues.bulk.outlet import SILENCE_SECONDS, Ledger, Outlet
+from purveyor.queues.refusals import STREAM_NOT_FOUND
 
 _MOST_OPEN: Final = 40  # a stream takes 50 open batches, and they may all be for one
 _FEW: Final = 4
@@ -100,14 +102,12 @@ class Appender:
         return self._batches < _MOST_OPEN and (not self._batches or self._bytes < self._options.window_bytes)
 
     def _ask(self, course: Course) -> None:
-        stream, subject = course.source
+        subject, words = course.question
         number = self._number()
         course.asked_at = time.monotonic()
         self._under_way[number] = course
         course.number = number
-        self._outlet.link.publish(
-            f"{answers.QUESTION}{stream}", answers.question(subject), f"{self._outlet.inbox}.{2 * number}"
-        )
+        self._outlet.link.publish(subject, words, f"{self._outlet.inbox}.{2 * number}")
 
     def _write(self, course: Course) -> None:
         if time.monotonic() - course.seen_at > _TRUST_SECONDS:
@@ -122,7 +122,7 @@ class Appender:
                 course.refuse(error.message, 0, kind)
                 return
         link = self._outlet.link
-        link.queue(batch.head(course.expected))
+        link.queue(batch.head(course.expectation))
         if batch.body is not None:
             link.queue(batch.body)
         course.sent, course.number, course.asked_at = batch, batch.number, time.monotonic()
@@ -206,7 +206,10 @@ class Appender:
         batch = course.sent
         if batch is None:
             self._settle(course)
-            self._answered(course, answers.read_message(headers, payload))
+            if course.step is Step.OWNER:
+                self._owned(course, answers.read_stream(headers, payload))
+            else:
+                self._answered(course, answers.read_message(headers, payload))
             return
         if not number % 2 and not payload and not headers:
             return  # the batch has begun
@@ -258,7 +261,17 @@ class Appender:
         """It is known how far this target was written."""
         if course.written_up_to(max(course.newest, course.target.floor, floor)):
             self._outlet.patience.progress()
-        self._go_on(course)
+        if course.target.owner is None or course.next >= len(course.positions):
+            self._go_on(course)
+        else:
+            course.step = Step.OWNER
+            self._to_ask.append(course)
+
+    def _owned(self, course: Course, found: tuple[str | None, int] | Answer) -> None:
+        if isinstance(found, Answer):
+            self._refused(course, found, 0)
+        elif course.belongs(*found):
+            self._go_on(course)
 
     def _stored(self, course: Course, batch: Batch, ack: Ack) -> None:
         course.next = batch.end
@@ -325,6 +338,10 @@ class Appender:
 
     def _refused(self, course: Course, answer: Answer, rows: int) -> None:
         verdict, kind = answers.judge(answer, rows)
+        away = answer.sealed or answer.err_code == STREAM_NOT_FOUND
+        if verdict is Verdict.GIVE_UP and away and migrating(self._address, course.source[0]):
+            self._wait(course, answer)
+            return
         match verdict:
             case Verdict.ASK_AGAIN if course.failures < _MOST_TRIES:
                 self._rest(course, first_pause=0.0)
@@ -372,7 +389,7 @@ class Appender:
         subject = answers.denied_subject(error.message)
         for course in [*self._under_way.values(), *self._chains.courses]:
             writes = course.sent is not None or course.chain.flights
-            asked = course.target.subject if writes else f"{answers.QUESTION}{course.source[0]}"
+            asked = course.target.subject if writes else course.question[0]
             if asked == subject:
                 self._settle(course)
                 course.refuse(error.message, error.code, RefusalKind.DENIED)

@@ -48,6 +48,8 @@ class _Batch:
     committed_at: float | None = None
     refusal: Refusal | None = None
     incomplete: int = 0
+    doubtful: bool = False
+    """Committed on a link that broke."""
 
     @property
     def name(self) -> str:
@@ -161,6 +163,10 @@ class AtomicPublisher:
             return
         batch.incomplete += refusal.err_code == _INCOMPLETE
         again = refusal.temporary or refusal.nobody_there or refusal.err_code == _TOO_MANY_OPEN
+        if refusal.sealed and self._outlet.migrating(batch.rows.subjects[0].as_py().decode()):
+            if batch.doubtful:
+                raise self._outlet.in_doubt(batch.rows.first_index)
+            again = True
         if not again and not 0 < batch.incomplete < _TRIES_WHEN_INCOMPLETE:
             raise self._outlet.refused(refusal, batch.rows.first_index, batch.name)
         waiting: Unavailable = ServerUnavailable(f"{batch.name} could not be stored: {refusal.reason}")
@@ -178,6 +184,8 @@ class AtomicPublisher:
             raise
         except ServerUnavailable as error:
             return error
+        if stream is None and self._outlet.migrating(subject):
+            return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
         if stream is None:
             raise UnknownStream(
                 f"no stream takes message {batch.rows.first_index} on subject {subject!r};"
@@ -208,6 +216,8 @@ class AtomicPublisher:
             for batch in self._batches
             if batch.committed_at is not None
         ]
+        for batch in self._batches:
+            batch.doubtful |= batch.committed_at is not None
         self._outlet.reconnect(error, unknown)
         self._stage_all()
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import Generator
 from secrets import token_hex
 from typing import Any, Final
-from uuid import uuid4
 
 import numpy as np
 
@@ -62,7 +61,7 @@ class _Pull:
         self._link = link
         self._wanted = wanted
         self._name = f"r{token_hex(5)}"  # short: it comes back with every message
-        self._inbox = f"_INBOX.{uuid4().hex}"
+        self._inbox = link.new_inbox()
         self._sid = 0
         self._owed = 0
         self._delivered = 0

@@ -98,7 +98,7 @@ class _Handshake:
         while (line := self._line()) != b"PONG":
             if line.startswith(b"-ERR"):
                 raise explain(line[4:].decode("utf-8", "replace").strip().strip("'"))
-        return Link(self._socket, ServerInfo.parse(info), self._received)
+        return Link(self._socket, ServerInfo.parse(info), self._received, inbox=self._address.inbox)
 
     def _connect_fields(self, info: dict[str, Any]) -> dict[str, Any]:
         nonce = info.get("nonce")

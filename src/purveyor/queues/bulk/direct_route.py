@@ -8,7 +8,6 @@ end of the range, the leader is asked.
 import json
 from collections.abc import Generator
 from typing import Any, Final
-from uuid import uuid4
 
 import numpy as np
 
@@ -55,7 +54,7 @@ class _Pages:
         self.more = False
         """At the end of a page: whether the server has more."""
         self._link = link
-        self._inbox = f"_INBOX.{uuid4().hex}"
+        self._inbox = link.new_inbox()
         self._sid = link.subscribe(self._inbox)
         # The server filters by one subject; several are sorted out here.
         subjects = without_covered(wanted.options.subjects)

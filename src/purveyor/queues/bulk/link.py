@@ -26,6 +26,7 @@ from purveyor.model.errors import (
     PurveyorError,
     ServerUnavailable,
 )
+from purveyor.queues.address import DEFAULT_INBOX
 from purveyor.queues.bulk.acks import NO_RESPONDERS, header_block, status_of
 from purveyor.queues.bulk.frames import BrokenFrames, Frames, cut, split_lines
 from purveyor.queues.bulk.receive import ReceiveBuffer
@@ -78,7 +79,9 @@ class Reply:
 class Link:
     """A connection that has been made and accepted."""
 
-    def __init__(self, sock: socket.socket, info: ServerInfo, received: bytes = b"") -> None:
+    def __init__(
+        self, sock: socket.socket, info: ServerInfo, received: bytes = b"", *, inbox: str = DEFAULT_INBOX
+    ) -> None:
         self.info = info
         self._socket = sock
         self._buffer = ReceiveBuffer()
@@ -96,7 +99,8 @@ class Link:
         self._waited = 0.0
         self._sid = _REQUESTS_SID
         self._requests = 0
-        self._inbox = f"_INBOX.{uuid4().hex}"
+        self._inboxes = inbox
+        self._inbox = self.new_inbox()
         sock.setblocking(False)
         self.queue(f"SUB {self._inbox}.* {_REQUESTS_SID}\r\n".encode())
 
@@ -128,6 +132,10 @@ class Link:
         while len(self._out) > 1:
             self._out.pop()
         return withdrawn
+
+    def new_inbox(self) -> str:
+        """A subject that nobody else listens on."""
+        return f"{self._inboxes}.{uuid4().hex}"
 
     def subscribe(self, subject: str) -> int:
         """Begin to receive what comes on a subject; the number tells its frames from others."""

@@ -16,6 +16,7 @@ from purveyor.model.errors import OutcomeUnknown, PermissionDenied, PublishRefus
 from purveyor.queues.address import Address
 from purveyor.queues.bulk.acks import Refusal
 from purveyor.queues.bulk.link import Link, LinkLost
+from purveyor.queues.bulk.migrating import migrating, migrating_subject
 from purveyor.queues.bulk.options import PublishOptions, PublishReport
 from purveyor.queues.bulk.pool import OutOfPatience, Patience, connect, give_back
 from purveyor.queues.refusals import FIXES
@@ -68,7 +69,7 @@ class Outlet:
         self.options = options
         self.ledger = ledger
         self.patience = Patience(options.patience_seconds)
-        self.inbox = _new_inbox()
+        self.inbox = _new_inbox(address)
         self.sid = 0
         self._address = address
         self._link: Link | None = None
@@ -104,7 +105,8 @@ class Outlet:
                 link.close()
                 failure = again
                 continue
-            self.inbox = _new_inbox()  # a late answer to what the old link sent must not be taken for one to the new
+            # Another one: a late answer to what the old link sent must not be taken for one to the new.
+            self.inbox = _new_inbox(self._address)
             self._adopt(link)
             return
 
@@ -134,6 +136,19 @@ class Outlet:
         )
         error.index, error.stored = index, self.ledger.acknowledged
         return error
+
+    def migrating(self, subject: str) -> bool:
+        """Whether the queue that takes a subject is sealed, or gone, for its migration."""
+        stream = self.options.expected_stream or self._streams.get(subject) or self.stream_of(subject)
+        return migrating_subject(self._address, subject) if stream is None else migrating(self._address, stream)
+
+    def in_doubt(self, index: int) -> OutcomeUnknown:
+        """The error for one whose answer got lost before its queue was sealed: the new one will not know its id."""
+        return OutcomeUnknown(
+            f"message {index} was sent and not answered before the connection broke, and then its queue was sealed for"
+            f" migration; {self.ledger.acknowledged} messages are stored",
+            fix="look whether it arrived before sending it again",
+        )
 
     def stream_of(self, subject: str) -> str | None:
         """The stream that takes a subject, by the server's word; None if there is none, or we may not ask."""
@@ -194,6 +209,6 @@ class Outlet:
         return self._streams[subject]
 
 
-def _new_inbox() -> str:
+def _new_inbox(address: Address) -> str:
     # Short, because it goes with every message: the server takes a tenth longer over a reply of 50 bytes.
-    return f"_INBOX.{token_urlsafe(8)}"
+    return f"{address.inbox}.{token_urlsafe(8)}"

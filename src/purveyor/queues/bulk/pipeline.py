@@ -68,6 +68,8 @@ class Pipeline:
         # Whether message i is unanswered, at place i modulo the window: no two messages under way share a place.
         self._open: Mask = np.zeros(self._window, np.bool_)
         self._refusals: dict[int, Refusal] = {}
+        self._doubtful: set[int] = set()
+        """Sent on a link that broke: whether they are stored, only the stream they were sent to knows."""
         self._last_answer = self._last_look = time.monotonic()
 
     def send(self, rows: Rows) -> None:
@@ -181,6 +183,9 @@ class Pipeline:
             self._bytes -= len(self._flights.popleft().piece)
 
     def _send_again_on_new_link(self, error: Unavailable) -> None:
+        for flight in self._flights:
+            if flight.sent:
+                self._doubtful.update((flight.first + np.flatnonzero(self._open[self._places(flight)])).tolist())
         self._outlet.reconnect(error, self._unanswered())
         self._send_open()
 
@@ -211,9 +216,16 @@ class Pipeline:
         """Something was refused: hear the rest, then either fail with the first refusal, or wait and send again."""
         lost = self._hear_the_rest()
         refusals, self._refusals = self._refusals, {}
+        sealed = {
+            subject: self._outlet.migrating(subject)
+            for subject in {self._subject(index) for index, refusal in refusals.items() if refusal.sealed}
+        }
         for index in sorted(refusals):
             refusal = refusals[index]
-            if not (refusal.nobody_there or refusal.temporary):
+            if refusal.sealed and sealed[self._subject(index)]:
+                if index in self._doubtful:
+                    raise self._outlet.in_doubt(index)
+            elif not (refusal.nobody_there or refusal.temporary):
                 raise self._outlet.refused(refusal, index, f"message {index}")
         waiting: Unavailable = lost or ServerUnavailable("JetStream was not ready")
         asked: set[str] = set()
@@ -237,6 +249,8 @@ class Pipeline:
             return LinkLost(error.message)
         except ServerUnavailable as error:
             return error
+        if stream is None and self._outlet.migrating(subject):
+            return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
         if stream is None:
             raise UnknownStream(
                 f"no stream takes message {index} on subject {subject!r};"
@@ -249,6 +263,8 @@ class Pipeline:
                 index,
                 f"message {index}",
             )
+        if refusal.sealed:
+            return ServerUnavailable(f"stream {stream!r} is sealed for migration", fix="try again later")
         return ServerUnavailable(f"stream {stream!r} has no leader", fix="is its server up?")
 
     def _subject(self, index: int) -> str:
