@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import api, bulk, intake, migration, pipeline, spark
+from benchmarks import api, bulk, intake, migration, pipeline, spark, stages
 from benchmarks.report import RESULTS, Section, record, table
 from purveyor.queues.address import Address
 from purveyor.queues.server import EmbeddedServer, ServerOptions
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "prefill": pipeline.prefill,
     "api": api.run,
     "migration": migration.run,
+    "stages": stages.run,
 }
 
 

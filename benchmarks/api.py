@@ -32,7 +32,7 @@ from purveyor.queues.bulk import outgoing
 SIZE: Final = 800
 CONSUMERS: Final = 20
 POLLS: Final = 500
-_SECONDS: Final = 3.0
+_SECONDS: Final = 2.0
 _ROUNDS: Final = 3
 _BATCH: Final = 100
 _BULK: Final = 1000

@@ -16,6 +16,7 @@ import pytest
 from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
 from purveyor.stages import SqlStore, Stages
+from purveyor.stages.testing import stage_kit  # noqa: F401 - a fixture
 from purveyor.stages.timing import Timing
 
 QUICK = Timing(ack_wait=timedelta(seconds=2), grace=timedelta(milliseconds=100))

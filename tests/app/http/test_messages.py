@@ -53,6 +53,34 @@ def test_pop_takes_the_message_out(consumer: Consumer, address: Address, name: s
     eventually(lambda: not waiting(address, name))
 
 
+def test_plain_requests_and_odd_ones_are_answered_alike(consumer: Consumer, address: Address, name: str) -> None:
+    """The plain ones go past the framework."""
+    fill(address, name, range(1, 7))
+    base = f"/v1/subscriptions/{name}/messages"
+    queries = ("timeout=0", "pop=false&timeout=0", "timeout=0.0&pop=0", "timeout=0&x=1", "timeout=%30", "")
+    bodies: tuple[bytes | Iterator[bytes], ...] = (
+        b'{"status":"ok"}',
+        b'{"status": "ok"}',
+        b' {"status" : "ok", "reason": null}',
+        iter((b'{"status":', b'"ok"}')),
+        b'{"status": "\\u006fk"}',
+        b'{"status": "ok", "delay": 3}',
+    )
+    for number, (query, body) in enumerate(zip(queries, bodies, strict=True), start=1):
+        found = consumer.client.get(f"{base}/next?{query}")
+        assert found.json() == {**event(number), "sequence_number": number, "num_delivered": 1}, query
+        assert found.headers["content-type"] == "application/json"
+        assert found.headers.keys() >= {"purveyor-position", "purveyor-id", "purveyor-lease-until"}
+        as_json = {"Content-Type": "application/json"}
+        told = consumer.client.patch(f"{base}/{number}/status", content=body, headers=as_json)
+        assert (told.status_code, told.json()) == (200, None), body
+        problem(consumer.client.patch(f"{base}/{number}/status", content=b'{"status":"ok"}', headers=as_json), 404)
+    problem(
+        consumer.client.patch(f"{base}/1/status", content=b'{"status":', headers={"Content-Type": "text/plain"}), 422
+    )
+    assert consumer.client.put(f"{base}/next").status_code == 405
+
+
 def test_a_long_poll_is_answered_when_a_message_comes(consumer: Consumer, address: Address, name: str) -> None:
     with ThreadPoolExecutor() as threads:
         polling = threads.submit(consumer.next, timeout=30)

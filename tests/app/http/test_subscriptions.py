@@ -53,6 +53,8 @@ def test_a_bad_name_in_a_path_is_422(admin: httpx.Client, bad: str) -> None:
         {"filter": {"fields": {"a": {}}}},
         {"retry": {"max_attempts": 0}},
         {"hidden_fields": [1]},
+        {"hidden_fields": ["a b"]},
+        {"filter": {"fields": {"properties.userPassword": "x"}}},
         {"pasword": "misspelt"},
     ],
     ids=str,

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 
+import pyarrow as pa
 import pytest
 
 from purveyor.model.errors import MigrationNeeded, QueueMigrating
-from purveyor.queues import PublishMode, PublishOptions
+from purveyor.queues import PublishMode, PublishOptions, Target, append_once
 from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.config import ConsumerConfig, Retention, Storage, StreamConfig
@@ -197,3 +198,24 @@ async def test_a_stream_that_is_no_queue_refuses_at_once_when_sealed(queues: Que
     await queues.streams.seal(unique)
     with pytest.raises(Exception, match="sealed"):
         await queues.publish(unique, b"x")
+
+
+async def test_rows_that_are_appended_once_wait_too(address: Address, queues: Queues, unique: str) -> None:
+    stream = await make_old(queues, unique, allow_atomic=True)
+    await publish(queues, unique, 1, 2)
+    await queues.ensure(declared(unique), migrate=True)
+    rows = pa.table(
+        {
+            "position": pa.array(range(3, 203), pa.int64()),
+            "data": pa.array([b"%d" % number for number in range(3, 203)], pa.binary()),
+            "msg_id": pa.array([f"row-{number}" for number in range(3, 203)], pa.string()),
+        }
+    )
+    target = Target(subject=unique, stream=stream)
+    appending = asyncio.create_task(asyncio.to_thread(append_once, address, [(target, rows)]))
+    worker = Worker(queues, stream)
+    async with running(worker):
+        (outcome,) = await appending
+        assert (outcome.refused, outcome.last_position) == (None, 202)
+        await eventually(lambda: len(worker.done) >= 202)
+    assert worker.done == list(range(1, 203))

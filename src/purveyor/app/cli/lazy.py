@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "publish": ("purveyor.app.cli.publish", "Publish events, one or many, and see their positions."),
     "subscription": ("purveyor.app.cli.subscription", "Add, look at, pause, replay and delete subscriptions."),
     "archive": ("purveyor.app.cli.archive", "Ask the archive in SQL, make a snapshot, merge small files."),
+    "stages": ("purveyor.app.cli.stages", "Transactional stages: their tables, and how they are doing."),
     "pub": ("purveyor.app.cli.pub", "Publish messages and see where they are stored."),
     "sub": ("purveyor.app.cli.sub", "Watch a subject, or replay a stream."),
     "queues": ("purveyor.app.cli.queues", "The queue catalogue beside what the server holds."),

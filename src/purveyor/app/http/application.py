@@ -218,7 +218,7 @@ def _complete(schema: dict[str, Any]) -> dict[str, Any]:
         for route in routes.values():
             if path.startswith("/v1/"):
                 route["security"] = [{"password": []}, {"token": []}]
-                for status in problems.OF_EVERY_ROUTE:
+                for status in (*problems.OF_EVERY_ROUTE, *(problems.OF_PATHS_WITH_NAMES if "{" in path else ())):
                     route["responses"].setdefault(str(int(status)), {"description": status.phrase})
             for number, answer in route["responses"].items():
                 if number.startswith(("4", "5")):

@@ -39,6 +39,8 @@ OF_EVERY_ROUTE: Final = (
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
 """What every request that needs a login may be answered."""
+OF_PATHS_WITH_NAMES: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""And where the path names something: it is not there, or cannot be."""
 MEDIA_TYPE: Final = "application/problem+json"
 _AGAIN_SECONDS: Final = 1
 _log = logging.getLogger(__name__)

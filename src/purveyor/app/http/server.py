@@ -11,6 +11,7 @@ from typing import Final
 import uvicorn
 
 from purveyor.app.http.application import Api, create_app
+from purveyor.app.http.wire import JoiningProtocol
 from purveyor.model.errors import InvalidConfig, SetupError
 
 _GRACE_SECONDS: Final = 10
@@ -27,7 +28,7 @@ class ApiServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(api),
-                http="httptools",
+                http=JoiningProtocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,

@@ -45,13 +45,14 @@ async def list_subscriptions(request: Request) -> Response:
     response_model=SubscriptionBody,
     responses={
         200: {"description": "It was there, with the same parameters and password", "model": SubscriptionBody},
-        **documented(HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+        **documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
     },
 )
 async def add_subscription(request: Request, given: NewSubscription) -> Response:
     """Add a subscription. For: admin.
 
-    With the answer 201 every event that is accepted from now on, and fits, will be delivered.
+    With the answer 201 every event that is accepted from now on, and fits, will be delivered. 404: somebody deleted it
+    meanwhile.
 
     1. It is registered. 2. It gets its password. A crash between the two leaves one that nobody can log in to; the
     same request again gives it its password then.
@@ -122,7 +123,7 @@ async def delete_subscription(request: Request, name: str) -> None:
 
 @router.patch(
     "/{name}/prefill",
-    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def tell_prefill(request: Request, name: str, given: PrefillReport) -> None:
     """Say how far the prefill of a subscription is. For: the prefill user, admin."""

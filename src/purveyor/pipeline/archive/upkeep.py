@@ -72,11 +72,16 @@ class Upkeep:
         if end is not None and (not self._done or self._done[-1][1].sequence < end.sequence):
             self._done.append((now, end))
         due = None
-        while self._done and self._done[0][0] + self._hold_seconds <= now:
+        hold_seconds = 0.0 if self._done and self._is_sealed() else self._hold_seconds
+        while self._done and self._done[0][0] + hold_seconds <= now:
             due = self._done.popleft()[1]
         if due is not None and self._control is not None and due.sequence > self._released:
             self._control.move_durable(due)
             self._released = due.sequence
+
+    def _is_sealed(self) -> bool:
+        """Whether the stream is being migrated: publishers wait until all of it is released."""
+        return self._control is not None and self._control.view().sealed
 
     def _keep_house(self) -> None:
         compact(self._spark, self._store)

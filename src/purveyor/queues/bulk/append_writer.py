@@ -31,7 +31,7 @@ from purveyor.queues.bulk.append_pace import Pace
 from purveyor.queues.bulk.append_scan import last_position
 from purveyor.queues.bulk.append_words import AppendOptions, RefusalKind
 from purveyor.queues.bulk.link import LinkLost
-from purveyor.queues.bulk.migrating import migrating
+from purveyor.queues.bulk.migrating import opens_again
 from purveyor.queues.bulk.options import PublishOptions
 from purveyor.queues.bulk.outlet import SILENCE_SECONDS, Ledger, Outlet
 from purveyor.queues.refusals import STREAM_NOT_FOUND
@@ -339,7 +339,7 @@ class Appender:
     def _refused(self, course: Course, answer: Answer, rows: int) -> None:
         verdict, kind = answers.judge(answer, rows)
         away = answer.sealed or answer.err_code == STREAM_NOT_FOUND
-        if verdict is Verdict.GIVE_UP and away and migrating(self._address, course.source[0]):
+        if verdict is Verdict.GIVE_UP and away and opens_again(self._address, course.source[0]):
             self._wait(course, answer)
             return
         match verdict:

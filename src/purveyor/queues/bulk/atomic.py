@@ -163,7 +163,7 @@ class AtomicPublisher:
             return
         batch.incomplete += refusal.err_code == _INCOMPLETE
         again = refusal.temporary or refusal.nobody_there or refusal.err_code == _TOO_MANY_OPEN
-        if refusal.sealed and self._outlet.migrating(batch.rows.subjects[0].as_py().decode()):
+        if refusal.sealed and self._outlet.opens_again(batch.rows.subjects[0].as_py().decode()):
             if batch.doubtful:
                 raise self._outlet.in_doubt(batch.rows.first_index)
             again = True
@@ -184,7 +184,7 @@ class AtomicPublisher:
             raise
         except ServerUnavailable as error:
             return error
-        if stream is None and self._outlet.migrating(subject):
+        if stream is None and self._outlet.opens_again(subject):
             return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
         if stream is None:
             raise UnknownStream(

@@ -22,6 +22,16 @@ def migrating(address: Address, stream: str) -> bool:
     return record is not None and not record.done
 
 
+def opens_again(address: Address, stream: str) -> bool:
+    """Whether a stream that refused, because it was sealed or gone, will take messages again, or does so by now."""
+    if migrating(address, stream):
+        return True
+    try:
+        return not ask(address, f"STREAM.INFO.{stream}")["config"].get("sealed")
+    except NotFound:
+        return False
+
+
 def migrating_subject(address: Address, subject: str) -> bool:
     """The same for a subject that no stream takes at the moment."""
     try:

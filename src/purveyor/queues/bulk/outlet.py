@@ -16,7 +16,7 @@ from purveyor.model.errors import OutcomeUnknown, PermissionDenied, PublishRefus
 from purveyor.queues.address import Address
 from purveyor.queues.bulk.acks import Refusal
 from purveyor.queues.bulk.link import Link, LinkLost
-from purveyor.queues.bulk.migrating import migrating, migrating_subject
+from purveyor.queues.bulk.migrating import migrating, migrating_subject, opens_again
 from purveyor.queues.bulk.options import PublishOptions, PublishReport
 from purveyor.queues.bulk.pool import OutOfPatience, Patience, connect, give_back
 from purveyor.queues.refusals import FIXES
@@ -26,6 +26,7 @@ SILENCE_SECONDS: Final = 10.0
 
 _DEFAULT_WINDOW_SECONDS: Final = 120.0  # the server's, assumed where we may not ask
 _MARGIN: Final = 0.9
+_OPEN_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -137,10 +138,22 @@ class Outlet:
         error.index, error.stored = index, self.ledger.acknowledged
         return error
 
-    def migrating(self, subject: str) -> bool:
-        """Whether the queue that takes a subject is sealed, or gone, for its migration."""
+    def opens_again(self, subject: str) -> bool:
+        """Whether the queue that takes a subject, and was sealed or gone, is so for its migration only."""
         stream = self.options.expected_stream or self._streams.get(subject) or self.stream_of(subject)
-        return migrating_subject(self._address, subject) if stream is None else migrating(self._address, stream)
+        return migrating_subject(self._address, subject) if stream is None else opens_again(self._address, stream)
+
+    def wait_until_open(self, subject: str) -> None:
+        """Return when the migration of a queue is over. Sent before, some might be refused and later ones stored."""
+        stream = self.options.expected_stream or self._streams.get(subject) or self.stream_of(subject)
+        give_up = time.monotonic() + self.options.patience_seconds
+        while migrating_subject(self._address, subject) if stream is None else migrating(self._address, stream):
+            if time.monotonic() > give_up:
+                waited = (
+                    f"gave up after {self.options.patience_seconds:g} s: the queue for {subject!r} is being migrated"
+                )
+                raise self.gave_up(OutOfPatience(waited, fix="try again later"), 0)
+            time.sleep(_OPEN_SECONDS)
 
     def in_doubt(self, index: int) -> OutcomeUnknown:
         """The error for one whose answer got lost before its queue was sealed: the new one will not know its id."""

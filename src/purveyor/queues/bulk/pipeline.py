@@ -217,7 +217,7 @@ class Pipeline:
         lost = self._hear_the_rest()
         refusals, self._refusals = self._refusals, {}
         sealed = {
-            subject: self._outlet.migrating(subject)
+            subject: self._outlet.opens_again(subject)
             for subject in {self._subject(index) for index, refusal in refusals.items() if refusal.sealed}
         }
         for index in sorted(refusals):
@@ -238,7 +238,12 @@ class Pipeline:
         if isinstance(waiting, LinkLost):
             self._send_again_on_new_link(waiting)
         else:
-            self._outlet.wait(waiting)
+            for flight in self._flights if lost is None else ():
+                flight.sent, flight.sent_at = False, time.monotonic()  # all is answered: none of them is in doubt
+            for subject in sealed:
+                self._outlet.wait_until_open(subject)
+            if not sealed:
+                self._outlet.wait(waiting)
             self._send_open()
 
     def _check_stream(self, index: int, subject: str, refusal: Refusal) -> Unavailable | None:
@@ -249,7 +254,7 @@ class Pipeline:
             return LinkLost(error.message)
         except ServerUnavailable as error:
             return error
-        if stream is None and self._outlet.migrating(subject):
+        if stream is None and self._outlet.opens_again(subject):
             return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
         if stream is None:
             raise UnknownStream(

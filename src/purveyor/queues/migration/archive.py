@@ -25,6 +25,7 @@ _DATA: Final = "stream.tar.s2"
 _MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 128 << 10
 _SILENCE_SECONDS: Final = 30.0
+_TAKE_IN_SECONDS: Final = 600.0  # the server reads all of it before it says that it is done
 _END: Final = 204
 _AHEAD: Final = 8
 """So many chunks are sent before the answer to the first is waited for."""
@@ -149,7 +150,7 @@ async def upload(api: Api, config: Json, path: Path, manifest: Manifest, told: T
                 told(sent)
     for each in waiting:
         await each
-    end = await api.connection.request(to, b"", timeout_seconds=_SILENCE_SECONDS)
+    end = await api.connection.request(to, b"", timeout_seconds=_TAKE_IN_SECONDS)
     if end.status == 503:
         raise NoAnswer(f"the restore of stream {manifest.stream!r} was broken off", fix="try again")
     told_back = json.loads(end.data)

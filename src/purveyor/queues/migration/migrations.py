@@ -14,6 +14,7 @@ from pathlib import Path
 from purveyor.model.errors import (
     AlreadyExists,
     ConfigRefused,
+    InvalidName,
     LeaseLost,
     MigrationNeeded,
     NotFound,
@@ -379,7 +380,7 @@ class Migrations:
     async def _load(self, queue: str) -> tuple[Record, int] | None:
         try:
             found = await self._bucket.get(places.record_key(queue))
-        except (UnknownKey, NotFound):
+        except (UnknownKey, NotFound, InvalidName):
             return None  # no migration was ever begun
         return Record.decode(found.value), found.revision
 

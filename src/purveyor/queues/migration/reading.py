@@ -109,15 +109,17 @@ class Reading:
             return
         self._looked_at[stream] = now
         with contextlib.suppress(Unavailable):  # the next look tells
-            if stream not in self._sealed and not await self._is_sealed(stream):
-                return
-            self._sealed.add(stream)
+            if stream not in self._sealed:
+                if not await self._is_away(stream) or await self._migrations.under_way(queue) is None:
+                    return
+                self._sealed.add(stream)
             if await self._migrations.advance(queue) is QueueStatus.READY:
                 self._sealed.discard(stream)
                 _log.info("Stream migration completed, resuming normal operation")
 
-    async def _is_sealed(self, stream: str) -> bool:
+    async def _is_away(self, stream: str) -> bool:
+        """Sealed or gone: for its migration, or because somebody wants it so."""
         try:
             return (await self._streams.info(stream)).config.sealed
         except UnknownStream:
-            return True  # in the middle of it, if it is one
+            return True

@@ -1,0 +1,152 @@
+"""`purveyor stages`: the tables of transactional stages, how stages are doing, and a replay of what was sent."""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated, TypeVar
+
+import typer
+
+from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
+from purveyor.app.cli.render import block, table, write, write_json
+from purveyor.app.cli.values import parse_duration, parse_time, utc_now
+from purveyor.model.errors import InvalidInput
+from purveyor.queues.client import Queues
+from purveyor.stages.application import Stages
+from purveyor.stages.status import DatabaseStatus, EndpointStatus, ask_database, look
+from purveyor.stages.store import SqlStore
+from purveyor.stages.tables import DIALECTS
+from purveyor.stages.tables import ddl as statements
+
+app = typer.Typer(
+    help="The tables of transactional stages, and how stages are doing.", rich_markup_mode=None, add_completion=False
+)
+T = TypeVar("T")
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database", metavar="URL", envvar="PURVEYOR_DATABASE_URL", help="The application's database; adds its side."
+    ),
+]
+Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="The endpoint.")]
+
+
+@app.command("ddl", epilog=examples("purveyor stages ddl --dialect postgresql", "purveyor stages ddl --schema shop"))
+def ddl(
+    dialect: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(DIALECTS)}.")] = "postgresql",
+    schema: Annotated[str | None, typer.Option(metavar="NAME", help="The schema of the tables.")] = None,
+) -> None:
+    """Print the statements that create the tables: inbox, outbox, failures and owners."""
+    write(statements(dialect, schema).rstrip())
+
+
+@app.command("list", epilog=examples("purveyor stages list", "purveyor stages list --json"))
+def list_(ctx: typer.Context, database: DatabaseUrl = None, as_json: JsonFlag = False) -> None:
+    """List the endpoints: what waits for each of their stages, what is in work, and their dead letters."""
+    cli = Cli.of(ctx, as_json)
+
+    async def work(queues: Queues) -> tuple[list[EndpointStatus], DatabaseStatus | None]:
+        return await look(queues), await _ask(database, ask_database)
+
+    found, stored = cli.call(work)
+    if cli.json:
+        write_json({"endpoints": found, "database": stored}, indent=2)
+        return
+    rows = [
+        (
+            each.endpoint,
+            len(each.stages),
+            sum(stage.waiting for stage in each.stages),
+            sum(stage.in_work for stage in each.stages),
+            sum(stage.interactive for stage in each.stages),
+            sum(stage.dead_letters for stage in each.stages),
+        )
+        for each in found
+    ]
+    write(table(("ENDPOINT", "STAGES", "WAITING", "IN WORK", "INTERACTIVE", "DEAD LETTERS"), rows))
+    if stored is not None:
+        write("\n" + _database_text(stored))
+
+
+@app.command("show", epilog=examples("purveyor stages show orders.place"))
+def show(ctx: typer.Context, endpoint: Endpoint, database: DatabaseUrl = None, as_json: JsonFlag = False) -> None:
+    """Show an endpoint stage by stage; with its database also the messages that fail, and why."""
+    cli = Cli.of(ctx, as_json)
+
+    async def work(queues: Queues) -> tuple[EndpointStatus, DatabaseStatus | None]:
+        (found,) = await look(queues, endpoint)
+        ids = [f"{endpoint}.{stage.stage}" for stage in found.stages]
+        return found, await _ask(database, lambda store: ask_database(store, ids))
+
+    found, stored = cli.call(work)
+    if cli.json:
+        write_json({"endpoint": found, "database": stored}, indent=2)
+        return
+    rows = [
+        (stage.stage, stage.waiting, stage.in_work, stage.again, stage.interactive, stage.dead_letters)
+        for stage in found.stages
+    ]
+    write(table(("STAGE", "WAITING", "IN WORK", "AGAIN", "INTERACTIVE", "DEAD LETTERS"), rows))
+    if stored is not None:
+        write("\n" + _database_text(stored))
+        if stored.failing:
+            told = [
+                (each.stage, each.message_id, each.attempts, _time(each.first_ms), each.reason.splitlines()[0])
+                for each in stored.failing
+            ]
+            write("\n" + table(("STAGE", "MESSAGE", "ATTEMPTS", "SINCE", "REASON"), told, wrap=("REASON",)))
+
+
+@app.command("replay", epilog=examples("purveyor stages replay --since 1h --database postgresql://..."))
+def replay(
+    ctx: typer.Context,
+    since: Annotated[str, typer.Option(metavar="TIME", help="Of what time on: a time, or a duration before now.")],
+    database: DatabaseUrl = None,
+    yes: YesFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Send again what the outbox sent since a time, after the broker lost it: an older store was put back.
+
+    The running application sends it. Whoever has processed a message knows it by its inbox; a stage without one
+    processes it again.
+    """
+    cli = Cli.of(ctx, as_json)
+    moment = _since(since)
+    if database is None:
+        raise InvalidInput("no database is given", fix="add --database URL, or set PURVEYOR_DATABASE_URL")
+    confirm(f"Send everything again that was sent since {moment.isoformat()}?", yes=yes)
+
+    async def work(queues: Queues) -> int | None:
+        return await _ask(database, lambda store: Stages(queues, store=store, app="cli").replay(moment))
+
+    count = cli.call(work)
+    write_json({"messages": count}) if cli.json else write(f"{count} messages will be sent again")
+
+
+async def _ask(url: str | None, question: Callable[[SqlStore], Awaitable[T]]) -> T | None:
+    """A question to the database, if one is given; its tables are not made for that."""
+    if url is None:
+        return None
+    store = SqlStore(url, create_tables=False)
+    try:
+        await store.open()
+        return await question(store)
+    finally:
+        await store.close()
+
+
+def _database_text(stored: DatabaseStatus) -> str:
+    held = [f"{count} for {subject}" for subject, count in sorted(stored.held.items())]
+    rows = [("Unsent", stored.unsent), ("Held, nobody takes them", held or "none"), ("Failing", len(stored.failing))]
+    return block("Database", rows)
+
+
+def _since(text: str) -> datetime:
+    try:
+        return utc_now() - parse_duration(text)
+    except InvalidInput:
+        return parse_time(text)
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
