@@ -142,16 +142,16 @@ async def _pulls(
     for turn in range(_ROUNDS):
         for consumers in (1, CONSUMERS):
             few = names[:consumers]
-            _fill(bench.address, few, max(400, 6000 // consumers), peer_api.stream_of)
+            await asyncio.to_thread(_fill, bench.address, few, max(400, 6000 // consumers), peer_api.stream_of)
             _best(peers, consumers, await _pull(session, bench.peer, few))
-            _fill(bench.address, few, max(2000, 20_000 // consumers), _subject)
+            await asyncio.to_thread(_fill, bench.address, few, max(2000, 20_000 // consumers), _subject)
             _best(ours, consumers, await _pull(session, bench.ours, few))
             print(
                 f"api: round {turn + 1} of {_ROUNDS}, {consumers} consumers: {ours[consumers].rate:,.0f}/s, "
                 f"peer {peers[consumers].rate:,.0f}/s",
                 flush=True,
             )
-        _fill(bench.address, names[:1], 60_000, _subject)
+        await asyncio.to_thread(_fill, bench.address, names[:1], 60_000, _subject)
         leased = max(leased, await _lease(session, bench, names[0]))
         print(f"api: round {turn + 1} of {_ROUNDS}, leases: {leased:,.0f}/s", flush=True)
     return peers, ours, leased

@@ -158,12 +158,17 @@ def _raise(query: StreamingQuery) -> None:
         raise error
 
 
-def _drain(made: World, count: int, *, each: int = 1) -> float:
-    """Dispatch all that waits; deliveries per second of the batches behind the first, which warms up."""
-    last, query = made.last(), made.dispatch(min(50_000, count // 4))
+def _wait(query: StreamingQuery, last: int) -> None:
+    """Until the batches have come to a position."""
     while not query.lastProgress or _end(query) < last:
         _raise(query)
         time.sleep(0.05)
+
+
+def _drain(made: World, count: int, *, each: int = 1) -> float:
+    """Dispatch all that waits; deliveries per second of the batches behind the first, which warms up."""
+    last, query = made.last(), made.dispatch(min(50_000, count // 4))
+    _wait(query, last)
     reports = [json.loads(report.json) for report in query.recentProgress]
     query.stop()
     batches = [report for report in reports if report["numInputRows"] > 1][1:]
@@ -258,11 +263,9 @@ def _latency(spark: SparkSession) -> Section:
         made.subscribe(["bench/0"])
         query = made.dispatch()
         _steady(made, 100, 5)  # warms up
+        _wait(query, made.last())
         sent = _steady(made, 100, 30)
-        last = made.last()
-        while _end(query) < last:
-            _raise(query)
-            time.sleep(0.05)
+        _wait(query, made.last())
         parts = [json.loads(report.json)["durationMs"] for report in query.recentProgress[-100:]]
         query.stop()
         stored: dict[str, float] = {}

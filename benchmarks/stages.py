@@ -1,12 +1,12 @@
 """Transactional stages on PostgreSQL beside a naive loop, and the outbox relay beside the bare bulk publish."""
 
 import asyncio
+import contextlib
 import json
 import os
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from purveyor.queues.client import Queues, connect
 from purveyor.queues.stage_queues import endpoint_queue
 from purveyor.stages import Context, SqlStore, Stages, Target
 from purveyor.stages.flow import Flow, Outgoing, message
+from purveyor.stages.relay import Relay
 
 CONCURRENCY = 16
 ROUNDS = 3
@@ -89,7 +90,7 @@ class _Bench:
         )
         return [Section("Transactional stages", words, table)]
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _queues(self, count: int) -> AsyncIterator[tuple[Queues, str, str]]:
         """A connection, a source full of messages, and a sink."""
         source, sink = (f"bench-{uuid4().hex[:8]}" for _ in range(2))
@@ -152,14 +153,20 @@ class _Bench:
             await store.open()
             async with store.transaction() as transaction:
                 await transaction.put(_rows(sink, count))
+            relay = Relay(store, queues)
             began = time.perf_counter()
-            async with Stages(queues, store=store, app="bench"):
-                await _until(queues, sink, count)
-                while True:
-                    async with store.engine.connect() as connection:
-                        if not any(await store.statements.waiting(connection)):
-                            break
-                return count / (time.perf_counter() - began)
+            working = asyncio.create_task(relay.run())
+            relay.wake()
+            await _until(queues, sink, count)
+            async with store.engine.connect() as connection:
+                while any(await store.statements.waiting(connection)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            seconds = time.perf_counter() - began
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+            await store.close()
+            return count / seconds
 
     async def idle(self, seconds: float) -> float:
         async with connect(self.address) as queues:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -86,6 +87,10 @@ async def refused(queues: Queues, *asked: Asked) -> None:
             await asyncio.wait_for(_done(each(queues)), 15)
 
 
+def listens(subject: str, queues: Queues) -> Awaitable[object]:
+    return queues.connection.subscribe(subject, confirm=True)
+
+
 async def _done(work: Awaitable[object]) -> object:
     return await work
 
@@ -157,9 +162,8 @@ async def test_the_api_serves_subscriptions_and_reads_no_internal_queue(as_user:
             lambda it: it.streams.purge("KV_credentials"),
             lambda it: it.publish("incoming.ldif", b"{}", msg_id="x"),
             lambda it: it.publish("served.main", b"{}", msg_id="x"),
-            lambda it: it.connection.subscribe("incoming.*", confirm=True),
-            lambda it: it.connection.subscribe("_INBOX.*", confirm=True),
             lambda it: it.bucket(IMPORTS),
+            *(partial(listens, subject) for subject in ("incoming.*", "_INBOX.*", "*.*", ">", "$JS.>", "$KV.>")),
         )
         await Subscriptions(queues).delete("served")
         intake.close()
@@ -226,11 +230,11 @@ async def test_a_component_of_one_subscription_cannot_read_another_ones_queue(
             lambda it: it.streams.get_last("KV_credentials", "$KV.credentials.>"),
             lambda it: it.publish("other.main", b"{}", msg_id="x"),
             lambda it: it.publish(f"$KV.{ACKNOWLEDGED}.other", b"{}", msg_id="x"),
-            lambda it: it.connection.subscribe("other.*", confirm=True),
-            lambda it: it.connection.subscribe("*.main", confirm=True),
-            lambda it: it.connection.subscribe("_INBOX.>", confirm=True),
-            lambda it: it.connection.subscribe("_INBOX.subscription-other.>", confirm=True),
-            lambda it: it.connection.subscribe("$JS.>", confirm=True),
+            *(
+                partial(listens, subject)
+                for subject in ("other.*", "other.main", "*.main", "ox.>", ">", "$JS.>", "$KV.>")
+            ),
+            *(partial(listens, subject) for subject in ("_INBOX.>", "_INBOX.*", "_INBOX.subscription-other.>")),
         )
     with pytest.raises(PermissionDenied, match="stream:other"):
         list(read_range(address, "stream:other", 1, 10))

@@ -42,8 +42,7 @@ def test_the_same_as_json(tmp_path: Path) -> None:
     assert [each["user"] for each in told] == [each.user for each in components()]
     assert all(each["subscribe"]["allow"][0] == f"{each['inbox']}.>" for each in told)
     (of_one,) = invoke("queues", "permissions", "--subscription", "ox", "--json").ok().json
-    assert of_one["subscribe"]["allow"] == ["_INBOX.subscription-ox.>", "ox.*", "$KV.acknowledged.ox"]
+    assert of_one["subscribe"]["allow"] == ["_INBOX.subscription-ox.>", "ox.main", "ox.prefill", "$KV.acknowledged.ox"]
     assert not any("CONSUMER" in subject for subject in of_one["publish"]["allow"])
     invoke("queues", "permissions", "--subscription", "incoming").refused("reserved")
     invoke("queues", "permissions", "--subscription", "a.b").refused("invalid subscription name")
-    invoke("queues", "permissions", "--subscription", "_INBOX").refused("_INBOX")

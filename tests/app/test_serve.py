@@ -118,9 +118,9 @@ def test_it_speaks_tls_by_settings(start: Start, tmp_path: Path, monkeypatch: py
 
 
 def test_each_component_finds_its_own_user_and_the_rest_the_one_that_may_do_everything(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start()
+    start("--subscription-user", "ox")
     data = ("--data-dir", str(tmp_path / "data"))
     Path("people.ldif").write_text("dn: dc=example,dc=org\nobjectClass: domain\ndc: example\n")
     eventually(lambda: running(tmp_path / "data" / "nats") is not None)
@@ -130,8 +130,16 @@ def test_each_component_finds_its_own_user_and_the_rest_the_one_that_may_do_ever
     invoke(*data, "import", "people.ldif").ok()
     invoke(*data, "stream", "rm", "stream:ldif", "--yes").ok()
 
+    bound = running(tmp_path / "data" / "nats", "subscription-ox")
+    assert bound is not None
+    monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(bound))
+    monkeypatch.setenv("PURVEYOR_NATS_INBOX", bound.inbox)
+    invoke("stream", "info", "stream:other").refused("may not publish to '$js.api.stream.info.stream:other'")
+
 
 def test_a_bad_option_is_refused(tmp_path: Path) -> None:
     data = ("--data-dir", str(tmp_path / "data"))
     invoke(*data, "serve", "nats", "--sync", "soon").refused("sync", "'soon'", "--sync")
     invoke(*data, "serve", "nats", "--port", "99999").refused("99999")
+    invoke(*data, "serve", "nats", "--subscription-user", "a.b").refused("subscription-user", "a.b")
+    invoke(*data, "serve", "nats", "--subscription-user", "incoming").refused("reserved")

@@ -126,6 +126,32 @@ async def test_rubbish_is_passed_on_and_a_deaf_part_is_killed() -> None:
     assert not alive(int(next(each.detail for each in news if each.event == "ready")))
 
 
+async def test_a_second_stop_kills_what_does_not_end() -> None:
+    news: list[News] = []
+    part = Part("deaf", program("import signal\nsignal.signal(15, signal.SIG_IGN)\n" + STAYS).command, 600)
+
+    def tell(told: News) -> None:
+        news.append(told)
+        if told.event == "up":
+            supervisor.stop()
+            supervisor.stop()
+
+    supervisor = Supervisor([part], tell)
+    await supervisor.run()
+    assert not alive(int(news[0].detail))
+
+
+async def test_when_nobody_reads_its_output_any_more_it_stops() -> None:
+    pids: list[int] = []
+
+    def tell(told: News) -> None:
+        pids.append(int(told.detail))
+        raise BrokenPipeError
+
+    await Supervisor([program(STAYS)], tell).run()
+    assert not alive(pids[0])
+
+
 def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
     data = ("--data-dir", str(tmp_path / "data"))
     invoke(*data, "up", "--host", "0.0.0.0").refused("not every password", "PURVEYOR_ADMIN_PASSWORD")

@@ -262,6 +262,19 @@ async def test_a_login_that_is_wrong_is_told_at_once_and_a_token_is_a_login(
             await (await anext(messages)).ack()
 
 
+async def test_a_login_that_ends_ends_the_run(parallel: Subscribed, running_api: RunningApi) -> None:
+    mine = running_api.client(parallel.name, PASSWORD)
+    made = mine.post("/v1/tokens", json={}).json()
+    parallel.fill(1, 2)
+
+    async def handle(_message: Message) -> None:
+        await asyncio.to_thread(mine.delete, f"/v1/tokens/{made['id']}")
+
+    async with Consumer(running_api.url, parallel.name, token=made["token"]) as consumer:
+        with pytest.raises(AuthenticationFailed):
+            await consumer.run(handle, concurrency=2)
+
+
 @pytest.fixture
 def failed(running_api: RunningApi, admin: httpx.Client, name: str) -> str:
     subscribe(running_api, admin, name, request_prefill=True)

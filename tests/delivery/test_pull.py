@@ -394,7 +394,7 @@ async def test_five_hundred_who_wait_ask_nothing_and_are_woken_by_what_they_wait
     async with Pull(queues) as pull:
         waiting = [asyncio.create_task(pull.next("ox", f"i{number}", timeout=60)) for number in range(500)]
         bells = pull._bells._bells
-        await until(lambda: _value(bool(bells) and bells["ox"].waiters == 500 and len(bells["ox"]._listening) == 2))
+        await until(lambda: _value(bool(bells) and bells["ox"].waiters == 500 and len(bells["ox"]._listening) == 3))
         desk = pull._desks._desks["ox"]
         await until(lambda: _value(desk.idle))
         asked = 0
@@ -515,7 +515,7 @@ async def test_an_acknowledgement_in_another_process_wakes_a_standby(
         assert message is not None
         waiting = asyncio.create_task(two.next("ox", "b", timeout=25))  # shorter than the lease
         bells = two._bells._bells
-        await until(lambda: _value("ox" in bells and len(bells["ox"]._listening) == 2))
+        await until(lambda: _value("ox" in bells and len(bells["ox"]._listening) == 3))
         await one.acknowledge("ox", message.sequence)
         second = await waiting
         assert second is not None

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError
-from purveyor.model.names import check_name, check_subject
+from purveyor.model.names import check_name, check_subject, check_subscription_name
 from purveyor.queues.address import DEFAULT_INBOX, Address, Tls
 from purveyor.queues.catalogue import DEFAULT_GROUP
 from purveyor.queues.server.config import ServerTls, check_sync
@@ -30,6 +30,7 @@ _FLAGS = {
     "api_port": "port",
     "api_tls_cert": "tls-cert",
     "api_tls_key": "tls-key",
+    "nats_subscription_users": "subscription-user",
 }
 """Flags that are shorter than their key, because their command says the rest."""
 
@@ -98,6 +99,7 @@ class Settings(BaseSettings):
     nats_tls_hostname: Annotated[str, Field(min_length=1)] | None = None
     nats_server_tls_cert: File | None = None
     nats_server_tls_key: File | None = None
+    nats_subscription_users: tuple[Annotated[str, _ours(check_subscription_name)], ...] = ()
     replicas: Annotated[int, Field(ge=1, le=5)] = 1
     migrate: bool = True
     """Whether a start may migrate a queue that cannot be updated in place."""

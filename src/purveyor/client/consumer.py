@@ -126,9 +126,13 @@ class Consumer:
             )
         self._most = min(max(self._most, concurrency), MOST_AT_ONCE)
         self._few = self._most - 1  # who asks is idle: what the others have is no reason to wait
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(self._work(handler))
+        tasks = [asyncio.create_task(self._work(handler)) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*tasks)  # and no TaskGroup: what goes wrong is to be raised as it is
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self, handler: Handler) -> None:
         while (message := await self._next()) is not None:

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
+from purveyor.delivery.leases import Kind
 from purveyor.queues.connection import Connection, Subscription
 from purveyor.queues.registry import ACKNOWLEDGED
 
@@ -25,7 +26,9 @@ class Bell:
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
-        self._subjects = {f"{name}.*": _ECHOES, f"$KV.{ACKNOWLEDGED}.{name}": (_BOOK_SECONDS,)}
+        # Not `<name>.*`: who is allowed that for any name is allowed `$JS.>` too.
+        self._subjects: dict[str, tuple[float, ...]] = {f"{name}.{kind.value}": _ECHOES for kind in Kind}
+        self._subjects[f"$KV.{ACKNOWLEDGED}.{name}"] = (_BOOK_SECONDS,)
         self._listening: dict[str, Subscription] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._arming = asyncio.Lock()

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from purveyor.model.control import CONTROL_SUBJECT, JOB_SUBJECT
-from purveyor.model.errors import InvalidName
 from purveyor.model.event import LDIF_SUBJECT, SUBJECT
 from purveyor.queues.address import DEFAULT_INBOX
 from purveyor.queues.catalogue import (
@@ -64,7 +63,6 @@ class Permissions:
     publish_denied: tuple[str, ...] = ()
     listen: tuple[str, ...] = ()
     """What it hears beside its inbox."""
-    listen_denied: tuple[str, ...] = ()
 
     @property
     def inbox(self) -> str:
@@ -83,7 +81,7 @@ class Permissions:
             "purpose": self.purpose,
             "inbox": self.inbox,
             "publish": {"allow": list(self.publish), "deny": list(self.publish_denied)},
-            "subscribe": {"allow": list(self.subscribe), "deny": list(self.listen_denied)},
+            "subscribe": {"allow": list(self.subscribe)},
         }
 
 
@@ -92,19 +90,9 @@ def components() -> tuple[Permissions, ...]:
     return (_intake(), _pipeline(), _api())
 
 
-def component(user: str) -> Permissions:
-    """The user of one part."""
-    found = {each.user: each for each in components()}
-    if user not in found:
-        raise InvalidName(f"no component {user!r}", fix=f"there are {', '.join(found)}")
-    return found[user]
-
-
 def subscription_user(name: str) -> Permissions:
     """The user of a part that serves one subscription and no other: it reads and empties that queue alone."""
     queue = subscription_queue(name)
-    if name == DEFAULT_INBOX:
-        raise InvalidName(f"no user can be bound to subscription {name!r}", fix="name the subscription otherwise")
     return Permissions(
         user=f"subscription-{name}",
         purpose=f"serves subscription {name}, and no other",
@@ -117,7 +105,7 @@ def subscription_user(name: str) -> Permissions:
             *_ask(DEAD_LETTERS.stream, "STREAM.INFO"),
             f"dead-letters.{token(f'subscription:{name}')}",
         ),
-        listen=(f"{name}.*", f"$KV.{ACKNOWLEDGED}.{name}"),
+        listen=(*queue.subjects, f"$KV.{ACKNOWLEDGED}.{name}"),
     )
 
 
@@ -132,7 +120,7 @@ def render_users(users: Iterable[Permissions], passwords: Mapping[str, str]) -> 
             f"# {each.purpose}; answers come to {each.inbox}",
             f"{{ user: {_quoted(each.user)}, password: {passwords[each.user]}, permissions: {{",
             *_list("publish", each.publish, each.publish_denied),
-            *_list("subscribe", each.subscribe, each.listen_denied),
+            *_list("subscribe", each.subscribe),
             "} }",
         ]
     return "\n".join(lines)
@@ -175,7 +163,7 @@ def _pipeline() -> Permissions:
             *(subject for queue in internal_queues() for subject in _ask(queue.stream, "STREAM.UPDATE")),
             *(subject for stream in read for subject in _ask(f"{stream}.*", "CONSUMER.RESET")),
             *(subject for stream in read for subject in (f"$JS.ACK.{stream}.>", f"$JS.ACK.*.*.{stream}.>")),
-            # It migrates queues: the record, the lease and the deletion that only the lease allows are keys of a bucket.
+            # It migrates queues: the record, the lease, and the deletion that only the lease allows, are keys.
             *_ask("*", "CONSUMER.LIST"),
             f"$KV.{MIGRATIONS}.>",
         ),
@@ -215,9 +203,8 @@ def _api() -> Permissions:
             *(subject for stream in unread for subject in _ask(stream, "STREAM.MSG.DELETE")),
             *_closed(_bucket(IMPORTS)),
         ),
-        # It waits for messages of any subscription: `<name>.*`.
-        listen=("*.*", f"$KV.{ACKNOWLEDGED}.*"),
-        listen_denied=(f"{DEFAULT_INBOX}.*", "incoming.*", "ldif.*", "dead-letters.*"),
+        # It waits for messages of any subscription. Not `*.*`: the server takes `$JS.>` for one of those.
+        listen=("*.main", "*.prefill", f"$KV.{ACKNOWLEDGED}.*"),
     )
 
 
@@ -253,7 +240,7 @@ def _bucket(name: str) -> str:
     return f"KV_{name}"
 
 
-def _list(what: str, allowed: Iterable[str], denied: Iterable[str]) -> list[str]:
+def _list(what: str, allowed: Iterable[str], denied: Iterable[str] = ()) -> list[str]:
     lines = [f"  {what}: {{"]
     for key, subjects in (("allow", tuple(allowed)), ("deny", tuple(denied))):
         if subjects:
@@ -273,7 +260,6 @@ __all__ = [
     "MIGRATIONS",
     "PIPELINE",
     "Permissions",
-    "component",
     "components",
     "render_users",
     "subscription_user",

@@ -39,7 +39,7 @@ class QueueEnds:
         """A queue of that name has come to a sequence, and is about to be removed."""
         while True:
             entry = await self._subscriptions.newest(_key(name))
-            if entry is not None and int(entry.value or 0) >= last:
+            if entry is not None and _number(entry.value) >= last:
                 return
             with contextlib.suppress(WrongRevision):
                 await self._subscriptions.update(_key(name), b"%d" % last, entry.revision if entry is not None else 0)
@@ -71,8 +71,13 @@ def _newest(address: Address, bucket: str, key: str) -> bytes:
 
 def _highest(noted: bytes, book: bytes) -> int:
     """Pure. A book that cannot be read tells nothing here; those who deliver by it complain."""
-    found = int(noted or 0)
+    found = _number(noted)
     if book:
         with contextlib.suppress(InvalidInput):
             found = max(found, Acknowledged.from_json(jsontext.parse(book, "acknowledged position")).last_sequence)
     return found
+
+
+def _number(noted: bytes) -> int:
+    """What was noted; 0 for nothing, and for what somebody else wrote there."""
+    return int(noted) if noted.isdigit() else 0

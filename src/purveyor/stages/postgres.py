@@ -60,8 +60,10 @@ class Postgres:
             f"SELECT EXISTS (SELECT 1 FROM {outbox} WHERE sent_ms IS NULL AND NOT held), "
             f"EXISTS (SELECT 1 FROM {outbox} WHERE sent_ms IS NULL AND held)"
         )
-        self._unsent = f"SELECT {columns} FROM {outbox} WHERE sent_ms IS NULL AND NOT held ORDER BY id LIMIT %s"
-        self._sent = f"UPDATE {outbox} SET sent_ms = %s, held = false WHERE id = ANY(%b::bigint[])"
+        self._unsent = (
+            f"SELECT {columns} FROM {outbox} WHERE sent_ms IS NULL AND NOT held AND id > %s ORDER BY id LIMIT %s"
+        )
+        self._sent = f"UPDATE {outbox} SET sent_ms = %s, held = false WHERE id = ANY(%s::bigint[])"
         self._hold = f"UPDATE {outbox} SET held = true WHERE id = ANY(%s::bigint[])"
         # A jump from subject to subject along the index of held rows, however many each has.
         self._held = (
@@ -137,17 +139,20 @@ class Postgres:
         unsent, held = (await _rows(connection, self._waiting, ()))[0]
         return unsent, held
 
-    async def unsent(self, connection: AsyncConnection, limit: int) -> list[Row]:
-        return [_row(found) for found in await _rows(connection, self._unsent, (limit,))]
+    async def unsent(self, connection: AsyncConnection, after: int, limit: int) -> list[Row]:
+        # In the binary format: bytes come as they are, and not in hexadecimal.
+        cursor = await driver(connection).execute(self._unsent, (after, limit), binary=True)
+        return [*map(Row._make, await cursor.fetchall())]
 
     async def mark_sent(self, connection: AsyncConnection, ids: Sequence[int], now: int) -> None:
-        await _run(connection, self._sent, (now, list(ids)))
+        numbers = ",".join(map(str, ids))  # thousands: quicker as text than one by one
+        await _run(connection, self._sent, (now, f"{{{numbers}}}"))
 
     async def hold(self, connection: AsyncConnection, ids: Sequence[int]) -> None:
         await _run(connection, self._hold, (list(ids),))
 
     async def held(self, connection: AsyncConnection) -> list[Row]:
-        return [_row(found) for found in await _rows(connection, self._held, ())]
+        return [*map(Row._make, await _rows(connection, self._held, ()))]
 
     async def unhold(self, connection: AsyncConnection, subject: str) -> None:
         await _run(connection, self._unhold, (subject,))
@@ -197,8 +202,3 @@ async def _rows(connection: AsyncConnection, statement: str, values: Sequence[ob
 async def _run(connection: AsyncConnection, statement: str, values: Sequence[object]) -> int:
     cursor = await driver(connection).execute(statement, values)
     return cursor.rowcount
-
-
-def _row(found: tuple[Any, ...]) -> Row:
-    number, message_id, subject, key, headers, data = found
-    return Row(number, Outgoing(message_id, subject, bytes(data), json.loads(headers), key))

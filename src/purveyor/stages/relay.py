@@ -22,6 +22,7 @@ from purveyor.queues.bulk import PublishOptions
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
 from purveyor.stages.flow import Outgoing
+from purveyor.stages.pages import Pages
 from purveyor.stages.points import Point, reach
 from purveyor.stages.seats import Seat, wait_for
 from purveyor.stages.statements import Row
@@ -29,7 +30,9 @@ from purveyor.stages.store import SqlStore, now_ms
 
 log = logging.getLogger("purveyor.stages")
 
-_BATCH: Final = 5000
+_PAGE: Final = 5000
+_PAGES: Final = 10
+"""So many go out before they are marked: what a crash in between sends again."""
 _POLL_SECONDS: Final = 1.0
 _PROBE_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -121,35 +124,61 @@ class Relay:
     async def _send_all(self, connection: AsyncConnection) -> None:
         held = await self._probe(connection)
         while True:
-            rows = await self._store.statements.unsent(connection, _BATCH)
-            behind = [row for row in rows if row.message.subject in held]
-            ahead = [row for row in rows if row.message.subject not in held]
-            if behind:
-                await self._store.statements.hold(connection, [row.id for row in behind])
-            if ahead:
-                held |= await self._send(connection, ahead)
-            if len(rows) < _BATCH:
+            ids, more = await self._send_pages(connection, held)
+            if ids is None:
+                rows = await self._store.statements.unsent(connection, 0, _PAGE)
+                held |= await self._send_by_subject(connection, rows)
+                continue
+            reach(Point.PUBLISHED)
+            for start in range(0, len(ids), _PAGE):
+                await self._store.statements.mark_sent(connection, ids[start : start + _PAGE], now_ms())
+            reach(Point.MARKED)
+            if not more:
                 return
 
-    async def _send(self, connection: AsyncConnection, rows: Sequence[Row]) -> set[str]:
-        """Send rows in order; the subjects that are held now because nobody took them."""
+    async def _send_pages(self, connection: AsyncConnection, held: set[str]) -> tuple[list[int] | None, bool]:
+        """Send some pages in one go: the ids of what was sent, None if anything was refused; whether there is more.
+
+        A row that is committed meanwhile with a lower number is for the next time: it has no key in common with those
+        above it.
+        """
+        ids: list[int] = []
+        pages: Pages | None = None
+        last = 0
         try:
-            await self._publish([row.message for row in rows])
+            for _ in range(_PAGES):
+                rows = await self._store.statements.unsent(connection, last, _PAGE)
+                behind = [row.id for row in rows if row.subject in held]
+                ahead = [row for row in rows if row.subject not in held]
+                if behind:
+                    await self._store.statements.hold(connection, behind)
+                if ahead:
+                    pages = pages or Pages(self._queues, self._options())
+                    self._note_letters(ahead, Point.BEFORE_DEAD_LETTER)
+                    await pages.put(ahead)
+                    ids += [row.id for row in ahead]
+                if len(rows) < _PAGE:
+                    break
+                last = rows[-1].id
+            if pages is not None:
+                await pages.finish()
         except Unavailable:
             raise
         except PurveyorError:
-            return await self._send_by_subject(connection, rows)
-        reach(Point.PUBLISHED)
-        await self._store.statements.mark_sent(connection, [row.id for row in rows], now_ms())
-        reach(Point.MARKED)
-        return set()
+            return None, True
+        except BaseException:
+            if pages is not None:
+                await pages.abandon()
+            raise
+        self._note_letters(rows, Point.AFTER_DEAD_LETTER)
+        return ids, len(rows) == _PAGE
 
     async def _send_by_subject(self, connection: AsyncConnection, rows: Sequence[Row]) -> set[str]:
         refused: set[str] = set()
-        for subject in dict.fromkeys(row.message.subject for row in rows):
-            its = [row for row in rows if row.message.subject == subject]
+        for subject in dict.fromkeys(row.subject for row in rows):
+            its = [row for row in rows if row.subject == subject]
             try:
-                await self._publish([row.message for row in its])
+                await self._publish(its)
             except Unavailable:
                 raise
             except PurveyorError as error:
@@ -164,19 +193,19 @@ class Relay:
         """Try the oldest row of each held subject; the subjects that are still held."""
         oldest = await self._store.statements.held(connection)
         if not oldest or time.monotonic() - self._probed_at <= _PROBE_SECONDS:
-            return {row.message.subject for row in oldest}
+            return {row.subject for row in oldest}
         self._probed_at = time.monotonic()
         still: set[str] = set()
         for row in oldest:
             try:
-                await self._publish([row.message])
+                await self._publish([row])
             except Unavailable:
                 raise
             except PurveyorError:
-                still.add(row.message.subject)
+                still.add(row.subject)
             else:
                 await self._store.statements.mark_sent(connection, [row.id], now_ms())
-                await self._store.statements.unhold(connection, row.message.subject)
+                await self._store.statements.unhold(connection, row.subject)
         return still
 
     async def send_now(self, messages: list[Outgoing]) -> None:
@@ -200,11 +229,16 @@ class Relay:
                     waiting.set_result(None)
         return done.result()
 
-    async def _publish(self, messages: Sequence[Outgoing]) -> None:
-        letters = any(message.subject.startswith(_DEAD_LETTERS) for message in messages)
-        if letters:
-            reach(Point.BEFORE_DEAD_LETTER)
-        options = PublishOptions(patience_seconds=_PATIENCE_SECONDS, on_progress=lambda _: reach(Point.MID_PUBLISH))
-        await self._queues.publish_many((message.to_publish() for message in messages), options)
-        if letters:
-            reach(Point.AFTER_DEAD_LETTER)
+    async def _publish(self, messages: Sequence[Row | Outgoing]) -> None:
+        self._note_letters(messages, Point.BEFORE_DEAD_LETTER)
+        await self._queues.publish_many((message.to_publish() for message in messages), self._options())
+        self._note_letters(messages, Point.AFTER_DEAD_LETTER)
+
+    @staticmethod
+    def _options() -> PublishOptions:
+        return PublishOptions(patience_seconds=_PATIENCE_SECONDS, on_progress=lambda _: reach(Point.MID_PUBLISH))
+
+    @staticmethod
+    def _note_letters(messages: Sequence[Row | Outgoing], point: Point) -> None:
+        if any(message.subject.startswith(_DEAD_LETTERS) for message in messages):
+            reach(point)

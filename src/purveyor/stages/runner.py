@@ -23,13 +23,13 @@ from purveyor.stages.relay import Relay
 from purveyor.stages.seats import Seat
 from purveyor.stages.source import Incoming, Source
 from purveyor.stages.store import SqlStore
-from purveyor.stages.transaction import Again, OwnerLost, Processor
+from purveyor.stages.transaction import GROUP_SECONDS, Again, OwnerLost, Processor
 
 log = logging.getLogger("purveyor.stages")
 
 _SMALLEST_WINDOW: Final = 64
 _LARGEST_WINDOW: Final = 768
-_LINGER_SECONDS: Final = 0.005
+_LOOK_SECONDS: Final = 0.005
 _STAND_BY_SECONDS: Final = 0.2
 _WATCH_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 1.0
@@ -67,9 +67,9 @@ class Runner:
         self._news = asyncio.Event()
         self._held: dict[Incoming, _Held] = {}
         self._seen: set[tuple[int, int]] = set()
-        self._working = 0
+        self._begun: list[float] = []
+        """When the groups began that are being worked on."""
         self._gate = asyncio.Lock()
-        self._began_at = 0.0
         self._stopping = False
         self.ready = asyncio.Event()
         """Set while messages are taken."""
@@ -100,7 +100,7 @@ class Runner:
                 with contextlib.suppress(PurveyorError):
                     await held.source.later(message, timedelta(0))
         give_up = time.monotonic() + patience_seconds
-        while (self._working or self._held) and time.monotonic() < give_up:  # noqa: ASYNC110 - at the end of all
+        while (self._begun or self._held) and time.monotonic() < give_up:  # noqa: ASYNC110 - at the end of all
             await asyncio.sleep(0.01)
 
     async def _own(self) -> None:
@@ -156,30 +156,34 @@ class Runner:
 
     async def _worker(self, group: asyncio.TaskGroup) -> None:
         while not self._stopping:
-            messages = self._lanes.take(self._processor.pace.group) or await self._wait_for_work()
-            self._working += 1
+            messages = await self._next_group()
+            began = time.monotonic()
+            self._begun.append(began)
             try:
                 again = await self._processor.process(messages)
             finally:
-                self._working -= 1
+                self._begun.remove(began)
             await self._after(messages, again, group)
 
-    async def _wait_for_work(self) -> list[Incoming]:
-        """Messages for a worker that has none. One at a time begins, and not at once when others are at work.
+    async def _next_group(self) -> list[Incoming]:
+        """Messages for a worker. Where handlers are quick, few workers with large groups get more done than many.
 
-        They may come back for the messages in a moment: fewer workers with larger groups get more done.
+        A worker that is busy for longer than a group should be does not count: others may begin beside it.
         """
-        async with self._gate:
-            while True:
+        while True:
+            if self._lanes.available and self._may_begin():
+                return self._lanes.take(self._processor.pace.group)
+            async with self._gate:  # one looks for all
                 if not self._lanes.available:
                     self._news.clear()
                     await self._news.wait()
-                too_soon = self._began_at + _LINGER_SECONDS - time.monotonic()
-                if self._working and too_soon > 0:
-                    await asyncio.sleep(too_soon)
-                if messages := self._lanes.take(self._processor.pace.group):
-                    self._began_at = time.monotonic()
-                    return messages
+                elif not self._may_begin():
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+    def _may_begin(self) -> bool:
+        quick = time.monotonic() - GROUP_SECONDS
+        at_work = sum(1 for began in self._begun if began > quick)
+        return at_work < max(2, self.stage.options.concurrency * 4 // self._processor.pace.group)
 
     async def _after(self, messages: Sequence[Incoming], again: Sequence[Again], group: asyncio.TaskGroup) -> None:
         blocked: set[str | None] = set()

@@ -39,7 +39,9 @@ class Sqlite:
             f"SELECT EXISTS (SELECT 1 FROM {outbox} WHERE sent_ms IS NULL AND held = 0), "
             f"EXISTS (SELECT 1 FROM {outbox} WHERE sent_ms IS NULL AND held = 1)"
         )
-        self._unsent = f"SELECT {columns} FROM {outbox} WHERE sent_ms IS NULL AND held = 0 ORDER BY id LIMIT ?"
+        self._unsent = (
+            f"SELECT {columns} FROM {outbox} WHERE sent_ms IS NULL AND held = 0 AND id > ? ORDER BY id LIMIT ?"
+        )
         self._sent = f"UPDATE {outbox} SET sent_ms = ?, held = 0 WHERE id IN (SELECT value FROM json_each(?))"
         self._hold = f"UPDATE {outbox} SET held = 1 WHERE id IN (SELECT value FROM json_each(?))"
         self._held = (
@@ -97,8 +99,8 @@ class Sqlite:
         unsent, held = (await _rows(connection, self._waiting, ()))[0]
         return bool(unsent), bool(held)
 
-    async def unsent(self, connection: AsyncConnection, limit: int) -> list[Row]:
-        return [_row(found) for found in await _rows(connection, self._unsent, (limit,))]
+    async def unsent(self, connection: AsyncConnection, after: int, limit: int) -> list[Row]:
+        return [*map(Row._make, await _rows(connection, self._unsent, (after, limit)))]
 
     async def mark_sent(self, connection: AsyncConnection, ids: Sequence[int], now: int) -> None:
         await _run(connection, self._sent, (now, json.dumps(list(ids))))
@@ -107,7 +109,7 @@ class Sqlite:
         await _run(connection, self._hold, (json.dumps(list(ids)),))
 
     async def held(self, connection: AsyncConnection) -> list[Row]:
-        return [_row(found) for found in await _rows(connection, self._held, ())]
+        return [*map(Row._make, await _rows(connection, self._held, ()))]
 
     async def unhold(self, connection: AsyncConnection, subject: str) -> None:
         await _run(connection, self._unhold, (subject,))
@@ -140,8 +142,3 @@ async def _rows(connection: AsyncConnection, statement: str, values: tuple[objec
 
 async def _run(connection: AsyncConnection, statement: str, values: tuple[object, ...]) -> int:
     return (await connection.exec_driver_sql(statement, values)).rowcount
-
-
-def _row(found: tuple[Any, ...]) -> Row:
-    number, message_id, subject, key, headers, data = found
-    return Row(number, Outgoing(message_id, subject, bytes(data), json.loads(headers), key))

@@ -3,9 +3,10 @@
 `Statements` is what the store needs of a database. `postgres.py` and `sqlite.py` say it in their words.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -20,12 +21,19 @@ class Claim:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the outbox that is not sent."""
+class Row(NamedTuple):
+    """A row of the outbox that is not sent, as the database gives it: there may be many thousands of them."""
 
     id: int
-    message: Outgoing
+    message_id: str
+    subject: str
+    key: str | None
+    headers: str
+    data: bytes
+
+    def to_publish(self) -> tuple[str, bytes, dict[str, str], str]:
+        """As the bulk path takes it."""
+        return self.subject, self.data, json.loads(self.headers), self.message_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,8 @@ class Statements(Protocol):
     async def waiting(self, connection: AsyncConnection) -> tuple[bool, bool]:
         """Whether there are rows to be sent, and rows held: one small question, asked once a second."""
 
-    async def unsent(self, connection: AsyncConnection, limit: int) -> list[Row]:
-        """The oldest rows that are to be sent."""
+    async def unsent(self, connection: AsyncConnection, after: int, limit: int) -> list[Row]:
+        """The oldest rows that are to be sent, of those with a number above."""
 
     async def mark_sent(self, connection: AsyncConnection, ids: Sequence[int], now: int) -> None:
         """They are sent."""

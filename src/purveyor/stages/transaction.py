@@ -60,7 +60,7 @@ log = logging.getLogger("purveyor.stages")
 
 Finish: TypeAlias = Callable[[Sequence[Incoming]], Awaitable[None]]
 
-_GROUP_SECONDS: Final = 0.2
+GROUP_SECONDS: Final = 0.2
 """About so long may the handlers of a group take: what is left of it then goes to whoever is free."""
 _LARGEST_GROUP: Final = 128
 _UNAVAILABLE: Final = timedelta(seconds=1)
@@ -91,7 +91,7 @@ class Pace:
         """So many handlers took so long, and were cut off or not."""
         if cut:
             self.group = max(count, 1)
-        elif seconds < _GROUP_SECONDS / 2:
+        elif seconds < GROUP_SECONDS / 2:
             self.group = min(self.group * 2, _LARGEST_GROUP)
 
     def fell(self) -> None:
@@ -178,7 +178,7 @@ class Processor:
                     calls.append(await self._call(transaction, message))  # 4
                 through += 1
                 seconds = time.perf_counter() - began
-                if seconds > _GROUP_SECONDS:
+                if seconds > GROUP_SECONDS:
                     break
             messages, rest = messages[:through], messages[through:]
             if rest and transaction is not None and self._once:

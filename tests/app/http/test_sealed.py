@@ -10,8 +10,7 @@ from purveyor.queues.catalogue import incoming
 from purveyor.queues.client import connect
 from purveyor.queues.config import ConsumerConfig, Retention, StreamConfig
 from purveyor.queues.ensure import QueueStatus
-from tests.app.http.conftest import RunningApi
-from tests.app.http.test_events import event
+from tests.app.http.conftest import RunningApi, event
 from tests.conftest import OwnServer
 
 QUEUE = incoming()

@@ -1,6 +1,7 @@
 """What applying would do, decided without a server."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from purveyor.queues.config import (
 from purveyor.queues.migration.plan import Change, Live, Strategy, plan_queue
 from purveyor.queues.migration.record import Archive, Record, continued
 from purveyor.queues.migration.recreate import first_config, goes_on
+from purveyor.queues.migration.snapshot import lost_in_restore
 from purveyor.queues.migration.target import target_config, target_durables
 from tests.queues.migration.conftest import declared
 
@@ -30,7 +32,7 @@ def live(config: StreamConfig, *consumers: ConsumerConfig, messages: int = 5, **
         ConsumerInfo(stream_name=config.name, name=each.durable_name or "", config=each) for each in consumers
     )
     info = StreamInfo(config=config, state=StreamState(messages=messages, first_seq=1, last_seq=messages))
-    return Live(info, infos, {"name": config.name, "subjects": list(config.subjects), **raw})
+    return Live(info, infos, {"name": config.name, "subjects": list(config.subjects), **raw}, "then")
 
 
 def old(**changes: object) -> StreamConfig:
@@ -101,14 +103,14 @@ def test_a_durable_that_must_become_another_is_drained_or_nothing_can_be_done() 
 
 
 def test_the_new_stream_keeps_what_an_operator_has_set() -> None:
-    raw = {"max_age": 7, "metadata": {"owner": "ops", "_nats.ver": "2"}, "unknown": 1, "first_seq": 9}
-    target = target_config(live(old(retention=Retention.WORK_QUEUE), **raw), QUEUE, "then", replicas=3)
+    raw: dict[str, Any] = {"max_age": 7, "metadata": {"owner": "ops", "_nats.ver": "2"}, "unknown": 1, "first_seq": 9}
+    target = target_config(live(old(retention=Retention.WORK_QUEUE), **raw), QUEUE, replicas=3)
     assert (target["max_age"], target["unknown"], target["num_replicas"]) == (7, 1, 3)
     assert (target["retention"], target["subjects"]) == ("interest", ["orders", "orders.>"])
     assert target["metadata"] == {"owner": "ops", "purveyor.continues": "then"}
     assert "first_seq" not in target
     sealed = live(old(sealed=True), deny_delete=True, discard="new", sealed=True)
-    unsealed = target_config(sealed, QUEUE, "then", replicas=1)
+    unsealed = target_config(sealed, QUEUE, replicas=1)
     assert (unsealed["sealed"], unsealed["deny_delete"], unsealed["discard"]) == (False, False, "old")
 
 
@@ -148,3 +150,13 @@ def test_a_stream_remembers_the_streams_it_goes_on_from() -> None:
     assert goes_on({"metadata": metadata}, "t12")
     assert not goes_on({"metadata": metadata}, "t1")  # a list that grows for ever would not fit
     assert not goes_on({}, "t19")
+
+
+def test_a_restore_that_lost_something_is_told() -> None:
+    was = {"messages": 5, "last_seq": 9}
+    interest, work_queue = {"retention": "interest"}, {"retention": "workqueue"}
+    assert lost_in_restore(was, was, interest) is None
+    assert lost_in_restore(was, was | {"messages": 4}, interest) == "it holds 4 messages and not 5"
+    assert lost_in_restore(was, was | {"messages": 4}, work_queue) is None
+    assert lost_in_restore(was, was | {"messages": 4}, interest | {"allow_msg_ttl": True}) is None
+    assert lost_in_restore(was, was | {"last_seq": 8}, work_queue) == "it ends at 8 and not at 9"

@@ -12,6 +12,7 @@ from purveyor.app.cli.render import write, write_json
 from purveyor.app.cli.serve_api import api
 from purveyor.app.cli.serve_pipeline import pipeline
 from purveyor.app.cli.text import safe
+from purveyor.queues import permissions
 from purveyor.queues.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
 
 app = typer.Typer(help="Run one part of Purveyor in the foreground.", rich_markup_mode=None, add_completion=False)
@@ -28,6 +29,7 @@ def serve() -> None:
     epilog=examples(
         "purveyor serve nats",
         "purveyor --data-dir ./data serve nats --port 4222 --sync 2m",
+        "purveyor serve nats --subscription-user ox",
     ),
 )
 def nats(
@@ -37,12 +39,17 @@ def nats(
     sync: Annotated[
         str | None, typer.Option(metavar="always|DURATION", help="How often writes are synced to disk.")
     ] = None,
+    subscription_user: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Make a user that is bound to this subscription; repeatable."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run the NATS server on the data directory; it is started again when it dies. Stops on Ctrl-C or SIGTERM."""
     cli = Cli.of(ctx, as_json)
-    settings = cli.settings(sync=sync)
-    options = ServerOptions(port=port, host=host, sync=settings.sync, tls=settings.nats_server_tls)
+    settings = cli.settings(sync=sync, nats_subscription_users=subscription_user)
+    users = (*permissions.components(), *map(permissions.subscription_user, settings.nats_subscription_users))
+    options = ServerOptions(port=port, host=host, sync=settings.sync, tls=settings.nats_server_tls, users=users)
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

@@ -46,8 +46,7 @@ def pipeline(
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings(spark_master=master, dispatcher_group=group, transform_mapping=mapping)
-    # To migrate a queue is to remove it and make it again, which is not for the user of a component.
-    find_address = address_finder(cli, None if settings.migrate else PIPELINE)
+    find_address = address_finder(cli, PIPELINE)
     # Here and not at the top: Spark takes a second to import, and `serve nats` and every help page would wait for it.
     from purveyor.pipeline.engine import EngineLost  # noqa: PLC0415
     from purveyor.pipeline.parts import check_files, make_parts  # noqa: PLC0415
@@ -84,7 +83,7 @@ def pipeline(
         reporter.say("stopped", "the pipeline")
 
 
-def address_finder(cli: Cli, component: str | None) -> Callable[[], Address]:
+def address_finder(cli: Cli, component: str) -> Callable[[], Address]:
     """Where the server is for a component: told at once if there is none, later the last place where there was one.
 
     The server on the data directory may be started again by hand, at another port; until then it is just away.

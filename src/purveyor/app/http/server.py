@@ -16,6 +16,8 @@ from purveyor.model.errors import InvalidConfig, SetupError
 
 _GRACE_SECONDS: Final = 10
 _BACKLOG: Final = 2048
+_KEEP_SECONDS: Final = 75
+"""So long a connection may rest: a consumer that works for longer than that comes back with a new one."""
 
 
 class ApiServer(uvicorn.Server):
@@ -37,6 +39,7 @@ class ApiServer(uvicorn.Server):
                 server_header=False,
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=_GRACE_SECONDS,
+                timeout_keep_alive=_KEEP_SECONDS,
                 ssl_certfile=cert,
                 ssl_keyfile=key,
             )

@@ -132,8 +132,8 @@ async def check(path: Path, manifest: Manifest) -> None:
         raise DataLost(f"the archive {path} is damaged", fix="bring its files back as they were")
 
 
-async def upload(api: Api, config: Json, path: Path, manifest: Manifest, told: Told) -> None:
-    """Restore a stream from its archive, with other settings."""
+async def upload(api: Api, config: Json, path: Path, manifest: Manifest, told: Told) -> Json:
+    """Restore a stream from its archive, with other settings; its state when it was made."""
     about = Subject(stream=manifest.stream)
     state = manifest.state
     answer = await api.ask(f"STREAM.RESTORE.{manifest.stream}", {"config": config, "state": state}, about=about)
@@ -153,9 +153,11 @@ async def upload(api: Api, config: Json, path: Path, manifest: Manifest, told: T
     end = await api.connection.request(to, b"", timeout_seconds=_TAKE_IN_SECONDS)
     if end.status == 503:
         raise NoAnswer(f"the restore of stream {manifest.stream!r} was broken off", fix="try again")
-    told_back = json.loads(end.data)
-    if "error" in told_back:
-        raise translate(told_back["error"], about)
+    made: Json = json.loads(end.data)
+    if "error" in made:
+        raise translate(made["error"], about)
+    restored: Json = made["state"]
+    return restored
 
 
 def remove_others(archives: Path, stream: str, keep: Path) -> None:

@@ -72,7 +72,7 @@ class Migrations:
             consumers = await self._consumers.list(stream)
         except UnknownStream:
             return None
-        return Live(from_wire(StreamInfo, raw), tuple(consumers), raw["config"])
+        return Live(from_wire(StreamInfo, raw), tuple(consumers), raw["config"], str(raw["created"]))
 
     async def plan(self, queue: Queue, *, replicas: int = 1) -> Plan:
         """What applying would do."""
@@ -100,11 +100,11 @@ class Migrations:
         place for one.
         """
         for _ in range(_ATTEMPTS):
-            live = await self.live(queue.stream)
             found = await self._load(queue.name)
             if found is not None and not found[0].done:
                 await self._take_part(queue, found, strategy)
                 return await self.advance(queue.name)
+            live = await self.live(queue.stream)  # after the record: if that is still the same, so is what we see here
             plan = plan_queue(queue, live, replicas=replicas)
             if live is None or not plan.migrates:
                 return QueueStatus.READY
@@ -116,7 +116,7 @@ class Migrations:
                     fix=f"run `purveyor queues apply {queue.name}`; see docs/guides/migration.md",
                 )
             await make_bucket(self._api, replicas)
-            record = await self._new_record(queue, live, way, replicas)
+            record = self._new_record(queue, live, way, replicas)
             try:
                 await self._bucket.update(
                     places.record_key(queue.name), record.encode(), found[1] if found is not None else 0
@@ -127,14 +127,13 @@ class Migrations:
             return await self.advance(queue.name)
         raise MigrationNeeded(f"queue {queue.name!r}: its migration is begun again and again", fix="try again")
 
-    async def _new_record(self, queue: Queue, live: Live, way: Strategy, replicas: int) -> Record:
-        created = str((await self._streams.raw_info(queue.stream))["created"])
+    def _new_record(self, queue: Queue, live: Live, way: Strategy, replicas: int) -> Record:
         record = Record(
             queue=queue.name,
             stream=queue.stream,
             strategy=way,
-            created=created,
-            target=target_config(live, queue, created, replicas=replicas),
+            created=live.created,
+            target=target_config(live, queue, replicas=replicas),
             durables=target_durables(live, queue),
             keepers=tuple(reader.durable for reader in queue.readers if reader.keeps_newest),
         )
@@ -300,9 +299,7 @@ class Migrations:
         if record.strategy is Strategy.DRAIN:
             await recreate.create(self._api, record)
             return
-        path = self._archive_path(record)
-        await self._snapshots.restore(record, path)
-        await self._snapshots.verify(record, path)
+        await self._snapshots.restore(record, self._archive_path(record))
 
     def _archive_path(self, record: Record) -> Path:
         path = self._snapshots.here(record)

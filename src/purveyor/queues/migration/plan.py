@@ -40,6 +40,8 @@ class Live:
     info: StreamInfo
     consumers: tuple[ConsumerInfo, ...]
     raw: dict[str, object]
+    created: str = ""
+    """When the stream was made, to the nanosecond: what tells it from another of its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

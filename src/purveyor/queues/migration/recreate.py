@@ -9,16 +9,18 @@ The order makes each step safe to repeat, by whoever comes after a crash:
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from purveyor.model.errors import AlreadyExists, Refused, UnknownConsumer, UnknownStream
+from purveyor.model.errors import AlreadyExists, ConfigRefused, Refused, UnknownConsumer, UnknownStream
 from purveyor.queues.api import Api
 from purveyor.queues.codec import Json
 from purveyor.queues.migration.record import CONTINUES, Record
 from purveyor.queues.migration.steps import Step
 from purveyor.queues.refusals import Subject
 
+_log = logging.getLogger("purveyor.migration")
 _INTEREST = "interest"
 _NAME_IN_USE = (10058, 10130)
 _ATTEMPTS = 200
@@ -99,6 +101,8 @@ async def make_durable(api: Api, stream: str, config: Json) -> None:
             await api.ask(f"CONSUMER.CREATE.{stream}.{name}", body, about=about)
         except AlreadyExists:
             return
+        except ConfigRefused as error:  # one that joined and does not fit, say beside another of a work queue
+            _log.warning("durable '%s' of stream '%s' cannot be made: %s", name, stream, error)
 
 
 def goes_on(config: Json, created: str) -> bool:

@@ -91,35 +91,24 @@ class Snapshots:
         )
 
     async def restore(self, record: Record, path: Path) -> None:
-        """Step 4, up to the comparison."""
+        """Step 4, with the comparison: DataLost if the restored stream does not hold what was archived."""
         manifest = _complete(path, record)
         await archive.check(path, manifest)
 
         async def upload() -> None:
-            await archive.upload(
+            state = await archive.upload(
                 self.api,
                 recreate.first_config(record),
                 path,
                 manifest,
                 lambda done: self._tell(record.stream, "from disk", done, manifest.bytes),
             )
+            # As it was when it came into being: from then on publishers add to it, and readers remove from it.
+            lost = lost_in_restore(manifest.state, state, record.target)
+            if lost:
+                raise DataLost(f"stream {record.stream!r} after its restore: {lost}", fix=f"keep the archive {path}")
 
         await recreate.in_its_place(self.api, record, upload)
-
-    async def verify(self, record: Record, path: Path) -> None:
-        """DataLost if the restored stream does not hold what was archived. Publishers may have added to it."""
-        manifest = _complete(path, record)
-        state = (await self.streams.raw_info(record.stream))["state"]
-        held = {key: int(state[key]) for key in ("messages", "first_seq", "last_seq")}
-        was = {key: int(manifest.state[key]) for key in held}
-        # A work queue lets go of what was acknowledged, and nobody has acknowledged anything: readers are paused.
-        lost = was["messages"] + held["last_seq"] - was["last_seq"] - held["messages"]
-        acknowledged = record.target["retention"] == Retention.WORK_QUEUE.value
-        if held["last_seq"] < was["last_seq"] or (lost > 0 and not acknowledged):
-            raise DataLost(
-                f"stream {record.stream!r} holds {held} after its restore, and the archive {path} {was}",
-                fix=f"keep {path}; remove the stream and apply again",
-            )
 
     async def resume(self, record: Record) -> None:
         """The end of step 4."""
@@ -139,6 +128,19 @@ class Snapshots:
 
     def _tell(self, stream: str, what: str, done: int = 0, total: int = 0) -> None:
         self.options.on_progress(Progress(stream.partition(":")[2], what, done, total))
+
+
+def lost_in_restore(was: Json, is_: Json, target: Json) -> str | None:
+    """What is missing in a restored stream; None if nothing is. Pure.
+
+    A work queue lets go of what was acknowledged before it was one, and messages come to the end of their life.
+    """
+    if int(is_["last_seq"]) != int(was["last_seq"]):
+        return f"it ends at {is_['last_seq']} and not at {was['last_seq']}"
+    sheds = target["retention"] == Retention.WORK_QUEUE.value or target.get("max_age") or target.get("allow_msg_ttl")
+    if int(is_["messages"]) < int(was["messages"]) and not sheds:
+        return f"it holds {is_['messages']} messages and not {was['messages']}"
+    return None
 
 
 def _complete(path: Path, record: Record) -> Manifest:

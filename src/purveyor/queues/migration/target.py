@@ -16,7 +16,7 @@ _SEALS: Mapping[str, Any] = {"sealed": False, "deny_delete": False, "deny_purge"
 _BEGINNING = ("opt_start_seq", "opt_start_time", "deliver_policy", "pause_until")
 
 
-def target_config(live: Live, queue: Queue, created: str, *, replicas: int) -> Json:
+def target_config(live: Live, queue: Queue, *, replicas: int) -> Json:
     """The settings of the new stream: what an operator has set stays."""
     wanted = to_wire(queue.config(replicas=replicas))
     before: Json = dict(live.raw)
@@ -25,7 +25,7 @@ def target_config(live: Live, queue: Queue, created: str, *, replicas: int) -> J
     before.pop("first_seq", None)
     metadata: dict[str, str] = {**before.get("metadata", {}), **(wanted.get("metadata") or {})}
     ours = {key: value for key, value in metadata.items() if not key.startswith("_nats.")}
-    return before | {key: wanted[key] for key in _DECLARED} | {"metadata": continued(ours, created)}
+    return before | {key: wanted[key] for key in _DECLARED} | {"metadata": continued(ours, live.created)}
 
 
 def target_durables(live: Live, queue: Queue) -> tuple[Json, ...]:
