@@ -167,7 +167,7 @@ async def test_what_nobody_takes_is_held_without_holding_up_others_and_goes_out_
                 await stages.send(missing, Note(number), db=connection, key="k")
                 await stages.send(there, Note(number), db=connection, key="k")
         await until(lambda: _count(queues, f"{unique}-sink", 5))
-        assert await rows(database, "SELECT count(*) FROM purveyor_outbox WHERE sent_ms IS NULL") == [(5,)]
+        await until(lambda: _unsent(database, 5))
         other = make_stages()
         late = other.terminator(f"{unique}.missing", message=Note)
         seen: list[int] = []
@@ -266,3 +266,7 @@ async def _has(database: str, numbers: list[int]) -> bool:
 
 async def _count(queues: Queues, endpoint: str, count: int) -> bool:
     return await waiting(queues, endpoint) == count
+
+
+async def _unsent(database: str, count: int) -> bool:
+    return await rows(database, "SELECT count(*) FROM purveyor_outbox WHERE sent_ms IS NULL") == [(count,)]

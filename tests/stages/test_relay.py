@@ -238,3 +238,38 @@ async def _listens(database: str) -> bool:
 
 async def _floor(queues: Queues, endpoint: str, floor: int) -> bool:
     return (await queues.consumers.info(endpoint_queue(endpoint, 1).stream, "stage-0")).ack_floor.stream_seq >= floor
+
+
+async def test_connections_that_the_database_ends_cost_nothing_but_time(
+    queues: Queues, postgres_url: str, unique: str
+) -> None:
+    store = SqlStore(postgres_url, create_tables=True)
+    stages = Stages(queues, store=store, app="test", timing=QUICK)
+    endpoint = stages.terminator(unique, message=Order)
+    in_order = stages.terminator(f"{unique}.then", message=Order)
+    ended = 0
+
+    @endpoint.last_stage(exactly_once=True, concurrency=4)
+    async def handle(ctx: Context[None], order: Order, db: AsyncSession) -> None:
+        await db.execute(text("INSERT INTO effects (number) VALUES (:n)"), {"n": order.number})
+        ctx.send(in_order, order)
+
+    @in_order.last_stage(exactly_once=True, retry=Retry.in_order())
+    async def then(ctx: Context[None], order: Order, db: AsyncSession) -> None:
+        await db.execute(text("INSERT INTO effects (number) VALUES (:n)"), {"n": 1000 + order.number})
+
+    async with stages:
+        async with store.engine.begin() as connection:
+            await connection.exec_driver_sql("CREATE TABLE effects (number INTEGER)")
+        for number in range(60):
+            await stages.send(endpoint, Order(number))
+            if number % 20 == 10:
+                ended += len(
+                    await rows(
+                        postgres_url,
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                        "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+                    )
+                )
+        await until(lambda: _has(postgres_url, [*range(60), *range(1000, 1060)]), 60)
+    assert ended > 3

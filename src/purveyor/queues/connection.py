@@ -295,6 +295,8 @@ class Connection:
 
     async def request_many(self, subject: str, data: bytes, is_last: Callable[[Answer], bool]) -> list[Answer]:
         """One question, several answers, with the last one. Raises NoAnswer if that does not come."""
+        if self._deaf is not None:
+            raise self._deaf
         answers: list[Answer] = []
         with self._failure(subject) as failed:
 

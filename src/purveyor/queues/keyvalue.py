@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class Bucket:
         self.name = check_bucket(name)
         self._stream = f"KV_{name}"
         self._services = services
+        self._writer, self._writes = uuid.uuid4().hex, itertools.count()
 
     async def get(self, key: str) -> Entry:
         """The key now; UnknownKey if it was never written or is deleted."""
@@ -152,7 +154,7 @@ class Bucket:
             self._subject(key),
             value,
             headers=headers,
-            msg_id=uuid.uuid4().hex,
+            msg_id=f"{self._writer}-{next(self._writes)}",
             expect=Expect(stream=self._stream, last_subject_sequence=revision),
         )
         return receipt.sequence

@@ -171,6 +171,7 @@ def _pipeline() -> Permissions:
             *_kept_whole(),
             *(subject for name in (CREDENTIALS, IMPORTS) for subject in _closed(_bucket(name))),
         ),
+        listen=("$JS.EVENT.ADVISORY.API",),  # when the deletion of a queue that is migrated is through
     )
 
 

@@ -30,6 +30,11 @@ def listen(listener: Callable[[Point], None] | None) -> None:
     _listener = listener
 
 
+def heard() -> bool:
+    """Whether somebody listens: for points that are costly to find."""
+    return _listener is not None
+
+
 def reach(point: Point) -> None:
     """Say that this process has come here."""
     if _listener is not None:

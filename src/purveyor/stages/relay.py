@@ -22,17 +22,17 @@ from purveyor.queues.bulk import PublishOptions
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
 from purveyor.stages.flow import Outgoing
-from purveyor.stages.pages import Pages
-from purveyor.stages.points import Point, reach
+from purveyor.stages.points import Point, heard, reach
 from purveyor.stages.seats import Seat, wait_for
 from purveyor.stages.statements import Row
 from purveyor.stages.store import SqlStore, now_ms
 
 log = logging.getLogger("purveyor.stages")
 
-_PAGE: Final = 5000
-_PAGES: Final = 10
-"""So many go out before they are marked: what a crash in between sends again."""
+_FIRST_PAGE: Final = 500
+_MOST_ROWS: Final = 20_000
+_MOST_BYTES: Final = 16 << 20
+"""So many rows and bytes go out before they are marked: what a crash in between sends again."""
 _POLL_SECONDS: Final = 1.0
 _PROBE_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 10.0
@@ -123,55 +123,43 @@ class Relay:
 
     async def _send_all(self, connection: AsyncConnection) -> None:
         held = await self._probe(connection)
-        while True:
-            ids, more = await self._send_pages(connection, held)
-            if ids is None:
-                rows = await self._store.statements.unsent(connection, 0, _PAGE)
-                held |= await self._send_by_subject(connection, rows)
-                continue
-            reach(Point.PUBLISHED)
-            for start in range(0, len(ids), _PAGE):
-                await self._store.statements.mark_sent(connection, ids[start : start + _PAGE], now_ms())
-            reach(Point.MARKED)
-            if not more:
-                return
+        while rows := await self._read(connection):
+            ahead = [row for row in rows if row.subject not in held] if held else rows
+            if len(ahead) < len(rows):
+                await self._store.statements.hold(connection, [row.id for row in rows if row.subject in held])
+            held |= await self._send(connection, ahead)
 
-    async def _send_pages(self, connection: AsyncConnection, held: set[str]) -> tuple[list[int] | None, bool]:
-        """Send some pages in one go: the ids of what was sent, None if anything was refused; whether there is more.
+    async def _read(self, connection: AsyncConnection) -> list[Row]:
+        """The oldest unsent rows, of a bounded size, page by page: a row may be as large as the broker takes.
 
         A row that is committed meanwhile with a lower number is for the next time: it has no key in common with those
         above it.
         """
-        ids: list[int] = []
-        pages: Pages | None = None
-        last = 0
+        rows: list[Row] = []
+        size, page = 0, _FIRST_PAGE
+        while len(rows) < _MOST_ROWS and size < _MOST_BYTES:
+            more = await self._store.statements.unsent(connection, rows[-1].id if rows else 0, page)
+            rows += more
+            size += sum(len(row.data) for row in more)
+            if len(more) < page:
+                break
+            page = max(1, min(_MOST_ROWS - len(rows), (_MOST_BYTES - size) * len(rows) // max(size, 1)))
+        return rows
+
+    async def _send(self, connection: AsyncConnection, rows: Sequence[Row]) -> set[str]:
+        """Send rows in order; the subjects that are held now because nobody took them."""
+        if not rows:
+            return set()
         try:
-            for _ in range(_PAGES):
-                rows = await self._store.statements.unsent(connection, last, _PAGE)
-                behind = [row.id for row in rows if row.subject in held]
-                ahead = [row for row in rows if row.subject not in held]
-                if behind:
-                    await self._store.statements.hold(connection, behind)
-                if ahead:
-                    pages = pages or Pages(self._queues, self._options())
-                    self._note_letters(ahead, Point.BEFORE_DEAD_LETTER)
-                    await pages.put(ahead)
-                    ids += [row.id for row in ahead]
-                if len(rows) < _PAGE:
-                    break
-                last = rows[-1].id
-            if pages is not None:
-                await pages.finish()
+            await self._publish(rows)
         except Unavailable:
             raise
         except PurveyorError:
-            return None, True
-        except BaseException:
-            if pages is not None:
-                await pages.abandon()
-            raise
-        self._note_letters(rows, Point.AFTER_DEAD_LETTER)
-        return ids, len(rows) == _PAGE
+            return await self._send_by_subject(connection, rows)
+        reach(Point.PUBLISHED)
+        await self._store.statements.mark_sent(connection, [row.id for row in rows], now_ms())
+        reach(Point.MARKED)
+        return set()
 
     async def _send_by_subject(self, connection: AsyncConnection, rows: Sequence[Row]) -> set[str]:
         refused: set[str] = set()
@@ -240,5 +228,5 @@ class Relay:
 
     @staticmethod
     def _note_letters(messages: Sequence[Row | Outgoing], point: Point) -> None:
-        if any(message.subject.startswith(_DEAD_LETTERS) for message in messages):
+        if heard() and any(message.subject.startswith(_DEAD_LETTERS) for message in messages):
             reach(point)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from psycopg import AsyncConnection as Psycopg
+from psycopg import Error as PsycopgError
 from sqlalchemy import MetaData, event, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -181,7 +182,7 @@ class SqlStore:
         Only a quick bell: whoever listens looks by himself as well.
         """
         while self.postgres:
-            with contextlib.suppress(SQLAlchemyError, OSError):
+            with contextlib.suppress(SQLAlchemyError, PsycopgError, OSError):
                 async with self.engine.connect() as connection:
                     await connection.execution_options(isolation_level="AUTOCOMMIT")
                     raw = driver(connection)

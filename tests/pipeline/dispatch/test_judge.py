@@ -50,7 +50,7 @@ changes = st.fixed_dictionaries(
         "attributes": st.sampled_from(ODD) | st.dictionaries(st.just("a"), st.sampled_from(ODD)),
     },
 )
-endings = st.sampled_from((b"", b"", b"", b" ", b"x", b"\xff"))
+endings = st.sampled_from((b"", b"", b"", b" ", b"x", b"\xff", b" x}", b"{}", b",{}", b"],[{}", b"}"))
 messages = st.tuples(changes, endings).map(lambda drawn: json.dumps({**GOOD, **drawn[0]}).encode() + drawn[1])
 
 

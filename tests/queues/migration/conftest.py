@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from purveyor.model.errors import NoAnswer
 from purveyor.queues.address import Address
 from purveyor.queues.catalogue import Queue, Reader
 from purveyor.queues.client import Queues, connect
@@ -77,7 +78,10 @@ class Worker:
             if number in self._poison:
                 await message.nak()
                 continue
-            await message.ack(confirm=True)
+            try:
+                await message.ack(confirm=True)
+            except NoAnswer:
+                continue  # a node was killed: the message comes again
             self.done.append(number)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.model.errors import Unavailable
+from purveyor.model.errors import OutcomeUnknown, Unavailable
 from purveyor.queues.catalogue import Queue
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.config import Retention
@@ -52,7 +52,7 @@ async def _migrate(servers: Cluster, name: str, archives: Path, strategy: Strate
                 servers.kill(leader)
 
         worker = Worker(queues, stream)
-        publishing = asyncio.create_task(publish(queues, name, BACKLOG + 1, ALL))
+        publishing = asyncio.create_task(_publish(queues, stream, worker))
         working = asyncio.create_task(worker.run())
         options = Options(archives=archives, lease_seconds=2, on_step=kill)
         queues.migrations.options = options  # whoever does the step, the worker too
@@ -71,6 +71,20 @@ async def _migrate(servers: Cluster, name: str, archives: Path, strategy: Strate
         config = (await queues.streams.info(stream)).config
         assert (config.retention, config.num_replicas, config.sealed) == (Retention.INTEREST, 3, False)
         servers.start()
+
+
+async def _publish(queues: Queues, stream: str, worker: Worker) -> None:
+    """As a careful publisher does: when nobody can tell whether a message is stored, it looks before it goes on."""
+    name = stream.partition(":")[2]
+    for number in range(BACKLOG + 1, ALL + 1):
+        try:
+            await publish(queues, name, number, number)
+        except OutcomeUnknown:
+            print("in doubt:", number)
+            while (await queues.streams.info(stream)).state.messages:  # noqa: ASYNC110 - all has to be processed
+                await asyncio.sleep(0.1)
+            if number not in worker.done:
+                await publish(queues, name, number, number)
 
 
 async def _make(queues: Queues, name: str) -> str:

@@ -132,7 +132,8 @@ async def test_one_that_slept_through_its_lease_deletes_nothing(queues: Queues, 
     await publish(queues, unique, 1, 3)
     new = str((await queues.streams.raw_info(stream))["created"])
     with pytest.raises(LeaseLost):
-        await stale.delete_stream(queues._publisher, queues.streams, new)  # even if it takes the new one for the old
+        # Even if it takes the new one for the old.
+        await stale.delete_stream(queues.streams._api, queues._publisher, queues.streams, new)
     assert (await queues.streams.info(stream)).state.messages == 3
 
 
@@ -140,7 +141,7 @@ async def _takes_over(leases: Leases, queues: Queues, name: str, created: str) -
     async with leases.hold(name) as lease:
         if lease is None:
             return False
-        await lease.delete_stream(queues._publisher, queues.streams, created)
+        await lease.delete_stream(queues.streams._api, queues._publisher, queues.streams, created)
         await make_old(queues, name)
         return True
 

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 
 from purveyor.model.control import CONTROL_SUBJECT
 from purveyor.model.event import KEY_FIELDS
+from purveyor.pipeline.whole_json import given, is_whole, read_json
 
 SOURCE_COLUMNS: Final = "sequence,subject,headers,data"
 COLUMNS: Final = ("position", "subject", "headers", "data", "realm", "topic", "doubtful")
@@ -19,7 +20,7 @@ COLUMNS: Final = ("position", "subject", "headers", "data", "realm", "topic", "d
 _KEYS = ", ".join(f"{name}: string" for name in KEY_FIELDS)
 _FIELDS = (
     "realm string, topic string, key string, publisher_name string, ts string, attributes map<string,string>, "
-    f"body struct<new: struct<{_KEYS}>, old: struct<{_KEYS}>>, _corrupt_record string"
+    f"body struct<new: struct<{_KEYS}>, old: struct<{_KEYS}>>"
 )
 _STRICT = "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false')"
 # What is read as text may have been a number, true, a list or an object: whatever could be is doubtful. The four fields
@@ -35,14 +36,13 @@ _KEY = r"^(?!(?:true|false|-?[0-9][-+.eE0-9]*)$)[^\\[{]"
 _SOME_FIELD = ", ".join(f"given.body.{side}.{name}" for side in ("new", "old") for name in KEY_FIELDS)
 _CERTAIN = " and ".join(
     [
-        "given._corrupt_record is null",
+        "whole",
         f"concat_ws('\\n', given.realm, given.topic, given.publisher_name, given.ts) rlike '^{_WORD * 3}{_TIME}$'",
         "given.body.new is not null",
         "given.body.old is not null",
         f"coalesce({_SOME_FIELD}) is not null",
         f"(given.key is null or given.key rlike '{_KEY}')",
         f"(given.attributes is null or forall(map_values(given.attributes), one -> one rlike '{_KEY}'))",
-        "endswith(data, X'7D')",
     ]
 )
 
@@ -59,7 +59,10 @@ def judged(incoming: DataFrame) -> DataFrame:
         "subject",
         "headers",
         "data",
-        f"from_json(cast(data as string), '{_FIELDS}', {_STRICT}) as given",
+        f"{read_json('cast(data as string)', _FIELDS, _STRICT)} as read",
+    )
+    read = read.selectExpr(
+        "position", "subject", "headers", "data", f"{given('read')} as given", f"{is_whole('read')} as whole"
     )
     return read.selectExpr(
         "position",

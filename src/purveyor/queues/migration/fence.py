@@ -12,6 +12,7 @@ sees it unchanged for long enough by its own clock takes it over.
 
 import asyncio
 import contextlib
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -25,9 +26,11 @@ from purveyor.model.errors import (
     UnknownStream,
     WrongRevision,
 )
+from purveyor.queues.api import PREFIX as PREFIX_OF_API
 from purveyor.queues.api import Api
 from purveyor.queues.catalogue import PREFIX
 from purveyor.queues.codec import to_wire
+from purveyor.queues.connection import Subscription
 from purveyor.queues.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from purveyor.queues.keyvalue import Bucket, BucketConfig
 from purveyor.queues.migration.places import BUCKET, STREAM, deletion_key, lease_key, subject
@@ -35,8 +38,9 @@ from purveyor.queues.publisher import Expect, Publisher
 from purveyor.queues.streams import Streams
 
 _EXPECTED_ON = f"{EXPECTED_LAST_SUBJECT_SEQUENCE}-Subject"
-_LOOKS = 100
-_LOOK_SECONDS = 0.02
+_ADVISORIES = "$JS.EVENT.ADVISORY.API"
+_HEARD_SECONDS = 2.0
+_GIVE_UP_SECONDS = 60.0
 
 
 async def make_bucket(api: Api, replicas: int) -> None:
@@ -86,32 +90,46 @@ class Lease:
             with contextlib.suppress(WrongRevision, Unavailable):
                 await self._bucket.delete(lease_key(self._queue), revision=self._revision)
 
-    async def delete_stream(self, publisher: Publisher, streams: Streams, created: str) -> None:
+    async def delete_stream(self, api: Api, publisher: Publisher, streams: Streams, created: str) -> None:
         """Delete the queue's stream, if it is the one made at that time and the lease is still ours.
 
-        Returns when it is gone. Raises LeaseLost if somebody else has the lease.
+        Returns when it is gone, with its files. Raises LeaseLost if somebody else has the lease.
         """
         stream = f"{PREFIX}{self._queue}"
-        order = subject(deletion_key(stream))
-        give_up = time.monotonic() + 60
-        while await _is(streams, stream, created):
-            async with self._busy:
-                self.check()
-                guard = {
-                    EXPECTED_LAST_SUBJECT_SEQUENCE: str(self._revision),
-                    _EXPECTED_ON: subject(lease_key(self._queue)),
-                }
-                try:
-                    await publisher.publish(order, headers=guard, msg_id=uuid.uuid4().hex, expect=Expect(stream=STREAM))
-                except WrongRevision:
-                    self._lost = True
-                    self.check()
-                for _ in range(_LOOKS):
-                    if not await _is(streams, stream, created):
-                        return
-                    await asyncio.sleep(_LOOK_SECONDS)
-            if time.monotonic() > give_up:
-                raise Unavailable(f"stream {stream!r} is not deleted", fix="is the cluster complete?")
+        listening = await api.connection.subscribe(_ADVISORIES)
+        try:
+            give_up = time.monotonic() + _GIVE_UP_SECONDS
+            while await _is(streams, stream, created):
+                async with self._busy:
+                    await self._order_deletion(publisher, stream)
+                    await _heard(listening, f"{PREFIX_OF_API}STREAM.DELETE.{stream}")
+                if time.monotonic() > give_up:
+                    raise Unavailable(f"stream {stream!r} is not deleted", fix="is the cluster complete?")
+        finally:
+            await listening.close()
+
+    async def _order_deletion(self, publisher: Publisher, stream: str) -> None:
+        self.check()
+        guard = {EXPECTED_LAST_SUBJECT_SEQUENCE: str(self._revision), _EXPECTED_ON: subject(lease_key(self._queue))}
+        order, expect = subject(deletion_key(stream)), Expect(stream=STREAM)
+        try:
+            await publisher.publish(order, headers=guard, msg_id=uuid.uuid4().hex, expect=expect)
+        except WrongRevision:
+            self._lost = True
+            self.check()
+
+
+async def _heard(listening: Subscription, request: str) -> None:
+    """Return when the server tells that it has answered the request.
+
+    A stream is not found any more as soon as its deletion begins; made anew before that is through, it would meet the
+    files of the old one. Who may not listen waits for as long as that takes at the most.
+    """
+    deadline = time.monotonic() + _HEARD_SECONDS
+    while (left := deadline - time.monotonic()) > 0:
+        told = await listening.next(left)
+        if told is not None and json.loads(told.data).get("subject") == request:
+            return
 
 
 class Leases:

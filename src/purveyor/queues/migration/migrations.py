@@ -277,7 +277,7 @@ class Migrations:
                 _log.info("Sealed stream '%s' is empty, completing migration", record.stream)
             await self._wait_for_publishers(record)
             lease.check()
-            await lease.delete_stream(self._services.publisher, self._streams, record.created)
+            await lease.delete_stream(self._api, self._services.publisher, self._streams, record.created)
             self.options.on_step(Step.DELETED)
             raw = None
         if raw is None:

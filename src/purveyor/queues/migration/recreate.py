@@ -23,7 +23,9 @@ from purveyor.queues.refusals import Subject
 _log = logging.getLogger("purveyor.migration")
 _INTEREST = "interest"
 _NAME_IN_USE = (10058, 10130)
+_RESTORE_FAILED = 10062
 _ATTEMPTS = 200
+_RESTORES = 5
 _AGAIN_SECONDS = 0.1
 
 
@@ -48,11 +50,12 @@ async def in_its_place(api: Api, record: Record, make: Callable[[], Awaitable[No
 
     In a cluster the name may be taken for a moment longer than the stream is there.
     """
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         try:
             await make()
         except Refused as error:
-            if error.err_code not in _NAME_IN_USE:
+            broken = error.err_code == _RESTORE_FAILED and attempt < _RESTORES  # the archive is whole: once more
+            if error.err_code not in _NAME_IN_USE and not broken:
                 raise
             if await _is_there(api, record):
                 return

@@ -1,0 +1,201 @@
+"""The pure rules: types and JSON, lanes, delays, how many messages share a transaction."""
+
+import enum
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+import purveyor.stages
+from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName
+from purveyor.queues.stage_queues import check_endpoint, endpoint_of, endpoint_queue
+from purveyor.stages import Retry
+from purveyor.stages.codec import dump, load
+from purveyor.stages.flow import FLOW, Flow, Frame, derived_id
+from purveyor.stages.lanes import Lanes
+from purveyor.stages.source import Incoming
+from purveyor.stages.timing import Timing
+from purveyor.stages.transaction import Pace
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Model(BaseModel):
+    name: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Everything:
+    number: int
+    ratio: float
+    colour: Colour
+    when: datetime
+    day: date
+    length: timedelta
+    id: uuid.UUID
+    price: Decimal
+    raw: bytes
+    model: Model
+    pair: tuple[int, str]
+    many: tuple[int, ...] = ()
+    names: list[str] = field(default_factory=list)
+    by_name: dict[str, "Everything | None"] = field(default_factory=dict)
+    maybe: int | None = None
+    word: Literal["a", "b"] = "a"
+    flags: set[int] = field(default_factory=set)
+    anything: Any = None
+
+
+def everything(**more: Any) -> Everything:
+    moment = datetime(2026, 11, 16, 3, 0, tzinfo=UTC)
+    plain: dict[str, Any] = {"number": 1, "ratio": 0.5, "colour": Colour.RED, "when": moment, "day": moment.date()}
+    others: dict[str, Any] = {
+        "length": timedelta(seconds=1.5),
+        "id": uuid.UUID(int=7),
+        "price": Decimal("1.10"),
+        "raw": b"\xff",
+    } | more
+    return Everything(**plain, **others, model=Model(name="m", at=moment), pair=(1, "x"))
+
+
+def test_what_a_type_can_hold_travels_and_comes_back() -> None:
+    inner = everything()
+    value = everything(many=(1, 2), names=["a\n"], by_name={"x": inner, "y": None}, maybe=3, word="b", flags={1, 2})
+    assert load(Everything, dump(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        (int, b"true", "not of type int"),
+        (Colour, b'"green"', "one of"),
+        (list[int], b'["a"]', r"message\[0\]"),
+        (dict[str, int], b'{"a": "b"}', r"message\.a"),
+        (Model, b'{"name": 1}', "a Model"),
+        (tuple[int, str], b"[1]", "a list of 2"),
+    ],
+)
+def test_what_is_not_of_the_type_is_told_with_its_place(kind: Any, text: bytes, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        load(kind, text)
+
+
+def test_a_flow_travels_in_a_header_and_a_reply_goes_to_the_one_who_asked_last() -> None:
+    flow = Flow("trace\n1", {"a": "ü"}, (Frame("stage.a.1", {"s": 1}, "k"),), interactive=True)
+    header = flow.to_header()
+    assert header.isascii()
+    assert "\n" not in header
+    assert Flow.from_headers({FLOW: (header,)}, "id") == flow
+    asked = flow.asking(Frame("stage.b.1", None, None), interactive=None)
+    answered = asked.answering()
+    assert answered is not None
+    frame, going = answered
+    assert (frame.subject, going.stack) == ("stage.b.1", flow.stack)
+    assert Flow("t").answering() is None
+    with pytest.raises(InvalidInput, match="Purveyor-Flow"):
+        Flow.from_headers({FLOW: ("[]",)}, "id")
+    assert derived_id("s", "m", 0) == derived_id("s", "m", 0) != derived_id("s", "m", 1)
+
+
+def test_delays_grow_and_end() -> None:
+    retry = Retry.in_order()
+    delays = [retry.after(failures) for failures in range(1, 8)]
+    assert [delay.total_seconds() for delay in delays if delay] == [0.5, 1, 2, 4, 8, 16]
+    assert delays[-1] is None
+    assert not retry.hopeless(37)
+    assert retry.hopeless(38)
+    with pytest.raises(InvalidConfig):
+        Retry.parallel(attempts=0)
+    with pytest.raises(InvalidConfig, match="inbox"):
+        Timing(inbox_kept=timedelta(days=1))
+
+
+def test_quick_handlers_share_more_and_more_and_slow_ones_nothing() -> None:
+    pace = Pace()
+    for _ in range(10):
+        pace.went(0.001 * pace.group, pace.group, cut=False)
+    assert pace.group == 128
+    pace.went(0.5, 3, cut=True)
+    assert pace.group == 3
+    pace.fell()
+    assert pace.group == 1
+
+
+def test_endpoint_names_and_their_queues_are_one_to_one() -> None:
+    for name in ("orders.place", "a-b.c", "x"):
+        queue = endpoint_queue(check_endpoint(name), 2)
+        assert endpoint_of(queue.stream, queue.subjects) == name
+    for wrong in ("", "a_b", "a..b", ".a", "a b", "a.*", "a>", "replies", "x" * 121):
+        with pytest.raises(InvalidName):
+            check_endpoint(wrong)
+    assert endpoint_of("stream:stage-replies", ("stage-replies.>",)) is None
+
+
+def incoming(number: int, key: str | None, *, interactive: bool = False) -> Incoming:
+    return Incoming(
+        id=str(number),
+        subject="s",
+        data=b"",
+        headers={},
+        sequence=number,
+        deliveries=1,
+        stored=datetime(2026, 1, 1, tzinfo=UTC),
+        key=key,
+        interactive=interactive,
+    )
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.booleans()), max_size=60), st.data())
+def test_lanes_never_let_a_key_overtake_itself_and_lose_nothing(steps: list[Any], data: st.DataObject) -> None:
+    lanes = Lanes(ordered=True)
+    at_work: list[list[Incoming]] = []
+    done: dict[str, list[int]] = {key: [] for key in "abc"}
+    added: dict[str, list[int]] = {key: [] for key in "abc"}
+
+    def finish(group: list[Incoming], *, fails: bool) -> None:
+        if fails:
+            lanes.put_back(group)
+        else:
+            for message in group:
+                done[message.key or ""].append(message.sequence)
+        lanes.release(message.key for message in group)
+
+    for number, (key, limit, fails) in enumerate(steps):
+        lanes.add([incoming(number, key, interactive=number % 5 == 0)])
+        added[key].append(number)
+        if taken := lanes.take(limit):
+            busy = {message.key for group in at_work for message in group}
+            assert not busy & {message.key for message in taken}
+            at_work.append(taken)
+        ends: bool = data.draw(st.booleans())
+        if at_work and ends:
+            finish(at_work.pop(0), fails=fails)
+    for group in at_work:
+        finish(group, fails=False)
+    while taken := lanes.take(3):
+        finish(taken, fails=False)
+    assert done == added
+
+
+def test_in_parallel_interactive_messages_come_first() -> None:
+    lanes = Lanes(ordered=False)
+    lanes.add([incoming(1, None), incoming(2, None), incoming(3, None, interactive=True)])
+    assert [message.sequence for message in lanes.take(2)] == [3, 1]
+    lanes.put_back([incoming(1, None)])
+    assert [message.sequence for message in lanes.drain()] == [1, 2]
+    assert not lanes.available
+
+
+def test_the_public_names() -> None:
+    wanted = {"Stages", "SqlStore", "Retry", "Context", "Request", "Reply", "Next", "Goto", "Refuse"}
+    assert wanted <= set(purveyor.stages.__all__)
+    assert all(hasattr(purveyor.stages, name) for name in purveyor.stages.__all__)
