@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "publish": [],
     "subscription": ["add", "password", "list", "show", "pause", "resume", "prefill", "replay", "delete"],
     "archive": ["query", "snapshot", "compact"],
+    "stages": ["ddl", "list", "show", "replay"],
     "pub": [],
     "sub": [],
     "queues": ["list", "ensure", "plan", "apply", "migrate", "permissions"],

@@ -36,32 +36,32 @@ async def stored(queues: Queues, stream: str, subject: str) -> list[dict[str, An
 
 
 class Instances:
-    """Processes that die at the points in turn, and are replaced until all points were met."""
+    """Processes that die at the points in turn, and are replaced as long as there are points left."""
 
     def __init__(self, plan: Plan, count: int, points: Iterator[tuple[str, int]]) -> None:
         self._plan = plan
+        self._count = count
         self._points = points
-        self._running = [self._begin() for _ in range(count)]
+        self._running: list[BaseProcess] = []
         self.deaths = 0
+        self._fill()
 
-    def _begin(self) -> BaseProcess:
-        point, after = next(self._points, (None, 0))
-        return start(replace(self._plan, die_at=point, after=after))
+    def _fill(self) -> None:
+        # Nobody without a point: it could own the stage, and those that are to die would stand by for ever.
+        for point, after in itertools.islice(self._points, self._count - len(self._running)):
+            self._running.append(start(replace(self._plan, die_at=point, after=after)))
 
     def tend(self) -> None:
-        for index, process in enumerate(self._running):
-            if not process.is_alive():
-                assert process.exitcode == -9
-                self.deaths += 1
-                self._running[index] = self._begin()
+        dead = [process for process in self._running if not process.is_alive()]
+        assert all(process.exitcode == -9 for process in dead)
+        self.deaths += len(dead)
+        self._running = [process for process in self._running if process not in dead]
+        self._fill()
 
     def unarmed(self) -> None:
-        """No more deaths by themselves: everyone is replaced."""
-        self._points = iter(())
-        for index, process in enumerate(self._running):
-            process.kill()
-            process.join()
-            self._running[index] = self._begin()
+        """No more deaths: others take over."""
+        self.stop()
+        self._running = [start(self._plan) for _ in range(self._count)]
 
     def stop(self) -> None:
         for process in self._running:

@@ -104,8 +104,9 @@ async def test_the_cost_of_a_look_does_not_grow_with_the_table(postgres_url: str
     async with store.engine.begin() as connection:
         await connection.exec_driver_sql("UPDATE purveyor_outbox SET sent_ms = 1 WHERE id <= 19990")
         await connection.exec_driver_sql("ANALYZE purveyor_outbox")
-    for statement in (store.statements._unsent, store.statements._waiting):  # type: ignore[attr-defined]
-        asked = statement.replace("%s", "1000")
+    asked_for = (store.statements._unsent, store.statements._waiting, store.statements._newest)  # type: ignore[attr-defined]
+    for statement in asked_for:
+        asked = statement.replace("%s", "0", 1).replace("%s", "1000000")
         plan = "\n".join(line for (line,) in await rows(postgres_url, f"EXPLAIN {asked}"))
         assert "purveyor_outbox_unsent" in plan
         assert "Seq Scan on purveyor_outbox" not in plan

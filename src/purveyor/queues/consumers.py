@@ -1,5 +1,7 @@
 """Consumers: make, look at, change, pause, move and remove them; watch the samples of their acknowledgements."""
 
+import builtins
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from purveyor.model.errors import InvalidInput
+from purveyor.model.errors import InvalidInput, UnknownConsumer
 from purveyor.model.names import check_name
 from purveyor.queues.api import Api
 from purveyor.queues.codec import Json, format_time, from_wire, parse_time, to_wire
@@ -90,6 +92,19 @@ class Consumers:
         await self._api.ask(f"STREAM.INFO.{stream}", about=Subject(stream=stream))
         found = await self._api.ask_pages(f"CONSUMER.LIST.{stream}", "consumers")
         return sorted((from_wire(ConsumerInfo, item) for item in found), key=lambda info: info.name)
+
+    async def every(self, stream: str) -> builtins.list[ConsumerInfo]:
+        """All consumers of a stream, by name, and surely all: `list` leaves out those without a leader in a cluster.
+
+        One without a leader is waited for.
+        """
+        check_name(stream, "stream")
+        await self._api.ask(f"STREAM.INFO.{stream}", about=Subject(stream=stream))
+        found = []
+        for name in sorted(await self._api.ask_pages(f"CONSUMER.NAMES.{stream}", "consumers")):
+            with contextlib.suppress(UnknownConsumer):  # removed meanwhile
+                found.append(await self.info(stream, name))
+        return found
 
     async def remove(self, stream: str, name: str) -> None:
         """Delete it; on an interest stream what only it still wanted goes with it."""

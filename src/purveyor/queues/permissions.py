@@ -164,7 +164,7 @@ def _pipeline() -> Permissions:
             *(subject for stream in read for subject in _ask(f"{stream}.*", "CONSUMER.RESET")),
             *(subject for stream in read for subject in (f"$JS.ACK.{stream}.>", f"$JS.ACK.*.*.{stream}.>")),
             # It migrates queues: the record, the lease, and the deletion that only the lease allows, are keys.
-            *_ask("*", "CONSUMER.LIST"),
+            *_ask("*", "CONSUMER.LIST", "CONSUMER.NAMES"),
             f"$KV.{MIGRATIONS}.>",
         ),
         publish_denied=(

@@ -60,8 +60,10 @@ class Postgres:
             f"SELECT EXISTS (SELECT 1 FROM {outbox} WHERE sent_ms IS NULL AND NOT held), "
             f"EXISTS (SELECT 1 FROM {outbox} WHERE sent_ms IS NULL AND held)"
         )
+        self._newest = f"SELECT max(id) FROM {outbox} WHERE sent_ms IS NULL AND NOT held"
         self._unsent = (
-            f"SELECT {columns} FROM {outbox} WHERE sent_ms IS NULL AND NOT held AND id > %s ORDER BY id LIMIT %s"
+            f"SELECT {columns} FROM {outbox} WHERE sent_ms IS NULL AND NOT held AND id > %s AND id <= %s "
+            f"ORDER BY id LIMIT %s"
         )
         self._sent = f"UPDATE {outbox} SET sent_ms = %s, held = false WHERE id = ANY(%s::bigint[])"
         self._hold = f"UPDATE {outbox} SET held = true WHERE id = ANY(%s::bigint[])"
@@ -139,9 +141,12 @@ class Postgres:
         unsent, held = (await _rows(connection, self._waiting, ()))[0]
         return unsent, held
 
-    async def unsent(self, connection: AsyncConnection, after: int, limit: int) -> list[Row]:
+    async def newest(self, connection: AsyncConnection) -> int:
+        return int((await _rows(connection, self._newest, ()))[0][0] or 0)
+
+    async def unsent(self, connection: AsyncConnection, after: int, to: int, limit: int) -> list[Row]:
         # In the binary format: bytes come as they are, and not in hexadecimal.
-        cursor = await driver(connection).execute(self._unsent, (after, limit), binary=True)
+        cursor = await driver(connection).execute(self._unsent, (after, to, limit), binary=True)
         return [*map(Row._make, await cursor.fetchall())]
 
     async def mark_sent(self, connection: AsyncConnection, ids: Sequence[int], now: int) -> None:

@@ -122,44 +122,59 @@ class Relay:
             await callback()
 
     async def _send_all(self, connection: AsyncConnection) -> None:
+        """Everything that is committed by now, portion by portion; while one is on its way, the one before is marked.
+
+        What is committed from now on is for the next turn, also if its number is lower: of a key, all that has a number
+        up to the newest of now is committed, because a number is given out when the one before it is (`put`).
+        """
         held = await self._probe(connection)
-        while rows := await self._read(connection):
+        newest = await self._store.statements.newest(connection)
+        sent: list[int] = []
+        last = 0
+        while rows := await self._read(connection, last, newest):
+            last = rows[-1].id
             ahead = [row for row in rows if row.subject not in held] if held else rows
             if len(ahead) < len(rows):
                 await self._store.statements.hold(connection, [row.id for row in rows if row.subject in held])
-            held |= await self._send(connection, ahead)
+            sending = asyncio.create_task(self._try(ahead))
+            try:
+                await self._mark(connection, sent)
+            finally:
+                taken = await sending
+            sent = [row.id for row in ahead] if taken else []
+            if not taken:
+                held |= await self._send_by_subject(connection, ahead)
+        await self._mark(connection, sent)
 
-    async def _read(self, connection: AsyncConnection) -> list[Row]:
-        """The oldest unsent rows, of a bounded size, page by page: a row may be as large as the broker takes.
-
-        A row that is committed meanwhile with a lower number is for the next time: it has no key in common with those
-        above it.
-        """
+    async def _read(self, connection: AsyncConnection, after: int, to: int) -> list[Row]:
+        """The oldest unsent rows between two numbers, page by page, of a bounded size: rows may be large."""
         rows: list[Row] = []
         size, page = 0, _FIRST_PAGE
-        while len(rows) < _MOST_ROWS and size < _MOST_BYTES:
-            more = await self._store.statements.unsent(connection, rows[-1].id if rows else 0, page)
+        while page:
+            more = await self._store.statements.unsent(connection, rows[-1].id if rows else after, to, page)
             rows += more
             size += sum(len(row.data) for row in more)
             if len(more) < page:
                 break
-            page = max(1, min(_MOST_ROWS - len(rows), (_MOST_BYTES - size) * len(rows) // max(size, 1)))
+            page = min(_MOST_ROWS - len(rows), max(_MOST_BYTES - size, 0) * len(rows) // max(size, 1))
         return rows
 
-    async def _send(self, connection: AsyncConnection, rows: Sequence[Row]) -> set[str]:
-        """Send rows in order; the subjects that are held now because nobody took them."""
-        if not rows:
-            return set()
+    async def _try(self, rows: Sequence[Row]) -> bool:
+        """Send rows in order; False when something was refused. A broker that is away is an error."""
         try:
-            await self._publish(rows)
+            if rows:
+                await self._publish(rows)
         except Unavailable:
             raise
         except PurveyorError:
-            return await self._send_by_subject(connection, rows)
+            return False
         reach(Point.PUBLISHED)
-        await self._store.statements.mark_sent(connection, [row.id for row in rows], now_ms())
-        reach(Point.MARKED)
-        return set()
+        return True
+
+    async def _mark(self, connection: AsyncConnection, ids: Sequence[int]) -> None:
+        if ids:
+            await self._store.statements.mark_sent(connection, ids, now_ms())
+            reach(Point.MARKED)
 
     async def _send_by_subject(self, connection: AsyncConnection, rows: Sequence[Row]) -> set[str]:
         refused: set[str] = set()

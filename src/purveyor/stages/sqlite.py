@@ -39,8 +39,10 @@ class Sqlite:
             f"SELECT EXISTS (SELECT 1 FROM {outbox} WHERE sent_ms IS NULL AND held = 0), "
             f"EXISTS (SELECT 1 FROM {outbox} WHERE sent_ms IS NULL AND held = 1)"
         )
+        self._newest = f"SELECT max(id) FROM {outbox} WHERE sent_ms IS NULL AND held = 0"
         self._unsent = (
-            f"SELECT {columns} FROM {outbox} WHERE sent_ms IS NULL AND held = 0 AND id > ? ORDER BY id LIMIT ?"
+            f"SELECT {columns} FROM {outbox} WHERE sent_ms IS NULL AND held = 0 AND id > ? AND id <= ? "
+            f"ORDER BY id LIMIT ?"
         )
         self._sent = f"UPDATE {outbox} SET sent_ms = ?, held = 0 WHERE id IN (SELECT value FROM json_each(?))"
         self._hold = f"UPDATE {outbox} SET held = 1 WHERE id IN (SELECT value FROM json_each(?))"
@@ -99,8 +101,11 @@ class Sqlite:
         unsent, held = (await _rows(connection, self._waiting, ()))[0]
         return bool(unsent), bool(held)
 
-    async def unsent(self, connection: AsyncConnection, after: int, limit: int) -> list[Row]:
-        return [*map(Row._make, await _rows(connection, self._unsent, (after, limit)))]
+    async def newest(self, connection: AsyncConnection) -> int:
+        return int((await _rows(connection, self._newest, ()))[0][0] or 0)
+
+    async def unsent(self, connection: AsyncConnection, after: int, to: int, limit: int) -> list[Row]:
+        return [*map(Row._make, await _rows(connection, self._unsent, (after, to, limit)))]
 
     async def mark_sent(self, connection: AsyncConnection, ids: Sequence[int], now: int) -> None:
         await _run(connection, self._sent, (now, json.dumps(list(ids))))

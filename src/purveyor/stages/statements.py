@@ -70,8 +70,11 @@ class Statements(Protocol):
     async def waiting(self, connection: AsyncConnection) -> tuple[bool, bool]:
         """Whether there are rows to be sent, and rows held: one small question, asked once a second."""
 
-    async def unsent(self, connection: AsyncConnection, after: int, limit: int) -> list[Row]:
-        """The oldest rows that are to be sent, of those with a number above."""
+    async def newest(self, connection: AsyncConnection) -> int:
+        """The highest number of a row that is to be sent; 0 when there is none."""
+
+    async def unsent(self, connection: AsyncConnection, after: int, to: int, limit: int) -> list[Row]:
+        """The oldest rows that are to be sent, with numbers above one and up to another."""
 
     async def mark_sent(self, connection: AsyncConnection, ids: Sequence[int], now: int) -> None:
         """They are sent."""

@@ -18,7 +18,7 @@ from purveyor.stages.tables import DIALECTS
 from purveyor.stages.tables import ddl as statements
 
 app = typer.Typer(
-    help="The tables of transactional stages, and how stages are doing.", rich_markup_mode=None, add_completion=False
+    help="Transactional stages: their tables, and how they are doing.", rich_markup_mode=None, add_completion=False
 )
 T = TypeVar("T")
 
@@ -33,11 +33,17 @@ Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="The endpoint.
 
 @app.command("ddl", epilog=examples("purveyor stages ddl --dialect postgresql", "purveyor stages ddl --schema shop"))
 def ddl(
+    ctx: typer.Context,
     dialect: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(DIALECTS)}.")] = "postgresql",
     schema: Annotated[str | None, typer.Option(metavar="NAME", help="The schema of the tables.")] = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Print the statements that create the tables: inbox, outbox, failures and owners."""
-    write(statements(dialect, schema).rstrip())
+    text = statements(dialect, schema).rstrip()
+    if Cli.of(ctx, as_json).json:
+        write_json({"dialect": dialect, "statements": text.split(";\n\n")}, indent=2)
+    else:
+        write(text)
 
 
 @app.command("list", epilog=examples("purveyor stages list", "purveyor stages list --json"))

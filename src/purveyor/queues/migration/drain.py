@@ -55,7 +55,7 @@ async def shared_durable(streams: Streams, consumers: Consumers, stream: str) ->
     info = await streams.info(stream)
     if not info.config.sealed or info.config.retention is not Retention.WORK_QUEUE or not info.state.messages:
         return None
-    there = [each.name for each in await consumers.list(stream) if each.config.durable_name]
+    there = [each.name for each in await consumers.every(stream) if each.config.durable_name]
     if BY_POSITION in there:
         return None
     if there:
@@ -78,7 +78,7 @@ class Parking:
 
         A crash in between parks some again: a dead letter of the same message has the same id.
         """
-        attempts = max((each.config.max_deliver for each in await self.services.consumers.list(stream)), default=1)
+        attempts = max((each.config.max_deliver for each in await self.services.consumers.every(stream)), default=1)
         parked, at = 0, 1
         while True:
             try:
@@ -88,7 +88,7 @@ class Parking:
             await self._park(message, max(attempts, 1))
             parked, at = parked + 1, message.sequence + 1
         # Without consumers an interest stream lets go of all at once, and a work queue takes the one that removes them.
-        for each in await self.services.consumers.list(stream):
+        for each in await self.services.consumers.every(stream):
             await self.services.consumers.remove(stream, each.name)
         if (await self.services.streams.info(stream)).state.messages:
             await self.services.consumers.add(stream, ConsumerConfig(durable_name=SHARED, headers_only=True))

@@ -69,7 +69,7 @@ class Migrations:
         """A queue as the server has it; None if it is not there."""
         try:
             raw = await self._streams.raw_info(stream)
-            consumers = await self._consumers.list(stream)
+            consumers = await self._consumers.every(stream)
         except UnknownStream:
             return None
         return Live(from_wire(StreamInfo, raw), tuple(consumers), raw["config"], str(raw["created"]))
@@ -253,7 +253,7 @@ class Migrations:
         work_queue = info.config.retention is Retention.WORK_QUEUE
         if work_queue and await passed_by_all(self._bucket, record) >= info.state.first_seq:
             return True
-        consumers = await self._consumers.list(record.stream)
+        consumers = await self._consumers.every(record.stream)
         if not is_stuck(consumers):
             self._stuck.pop(record.queue, None)
             return False
@@ -314,7 +314,7 @@ class Migrations:
             if passed >= info.state.first_seq:
                 await acknowledge_up_to(self._services, record.stream, passed)
                 info = await self._streams.info(record.stream)
-        consumers = await self._consumers.list(record.stream)
+        consumers = await self._consumers.every(record.stream)
         if not info.state.messages or not is_stuck(consumers):
             return not info.state.messages
         earlier = replaced(consumers, ({"durable_name": SHARED}, *record.durables))

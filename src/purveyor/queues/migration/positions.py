@@ -34,7 +34,7 @@ async def position(bucket: Bucket, queue: str, durable: str) -> int | None:
 
 async def acknowledge_up_to(services: Services, stream: str, sequence: int) -> None:
     """Let the sealed stream go of everything up to a sequence. Only for the holder of the lease."""
-    for consumer in await services.consumers.list(stream):
+    for consumer in await services.consumers.every(stream):
         if consumer.name != BY_POSITION:
             await services.consumers.remove(stream, consumer.name)
     with contextlib.suppress(AlreadyExists):

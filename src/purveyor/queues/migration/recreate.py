@@ -13,12 +13,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from purveyor.model.errors import AlreadyExists, ConfigRefused, Refused, UnknownConsumer, UnknownStream
+from purveyor.model.errors import AlreadyExists, ConfigRefused, NoAnswer, Refused, UnknownConsumer, UnknownStream
 from purveyor.queues.api import Api
 from purveyor.queues.codec import Json
 from purveyor.queues.migration.record import CONTINUES, Record
 from purveyor.queues.migration.steps import Step
-from purveyor.queues.refusals import Subject
+from purveyor.queues.refusals import NO_SUITABLE_PEERS, Subject
 
 _log = logging.getLogger("purveyor.migration")
 _INTEREST = "interest"
@@ -55,6 +55,11 @@ async def in_its_place(api: Api, record: Record, make: Callable[[], Awaitable[No
             await make()
         except Refused as error:
             broken = error.err_code == _RESTORE_FAILED and attempt < _RESTORES  # the archive is whole: once more
+            if error.err_code == NO_SUITABLE_PEERS:
+                raise NoAnswer(
+                    f"stream {record.stream!r} cannot be made while a node is away: {error.message}",
+                    fix="bring the node back; its migration goes on by itself",
+                ) from error
             if error.err_code not in _NAME_IN_USE and not broken:
                 raise
             if await _is_there(api, record):

@@ -56,7 +56,7 @@ class Snapshots:
     async def pause(self, record: Record) -> None:
         """Step 1. Repeated, it pauses what is paused."""
         stream = record.stream
-        found = await self.consumers.list(stream)
+        found = await self.consumers.every(stream)
         for consumer in found:
             await self.consumers.pause(stream, consumer.name, datetime.now(UTC) + _PAUSE)
         await self._wait_for_hands(stream, found)
@@ -69,7 +69,7 @@ class Snapshots:
         longest = min(max((wait.total_seconds() for wait in waits), default=0.0), self.options.in_flight_seconds)
         deadline = time.monotonic() + longest
         while time.monotonic() < deadline:
-            in_hand = sum(each.num_ack_pending for each in await self.consumers.list(stream))
+            in_hand = sum(each.num_ack_pending for each in await self.consumers.every(stream))
             if not in_hand:
                 return
             self._tell(stream, f"waiting for {in_hand} messages that readers have in hand")
@@ -112,7 +112,7 @@ class Snapshots:
 
     async def resume(self, record: Record) -> None:
         """The end of step 4."""
-        for consumer in await self.consumers.list(record.stream):
+        for consumer in await self.consumers.every(record.stream):
             if consumer.paused:
                 await self.consumers.resume(record.stream, consumer.name)
 
@@ -123,7 +123,7 @@ class Snapshots:
             archive.remove_others(path.parent, record.stream, path)
 
     async def _positions(self, stream: str) -> Json:
-        found = await self.consumers.list(stream)
+        found = await self.consumers.every(stream)
         return {each.name: [each.ack_floor.stream_seq, each.num_pending, each.num_ack_pending] for each in found}
 
     def _tell(self, stream: str, what: str, done: int = 0, total: int = 0) -> None:
