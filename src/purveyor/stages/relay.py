@@ -18,9 +18,10 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from purveyor.model.errors import PurveyorError, Unavailable
-from purveyor.queues.bulk import PublishOptions
+from purveyor.queues.bulk import PublishOptions, publish_many
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
+from purveyor.stages.batches import record_batches
 from purveyor.stages.flow import Outgoing
 from purveyor.stages.points import Point, heard, reach
 from purveyor.stages.seats import Seat, wait_for
@@ -223,7 +224,7 @@ class Relay:
                 return done.result()
             together, self._outgoing = self._outgoing, []
             try:
-                await self._publish([message for part, _ in together for message in part])
+                await self._publish_now([message for part, _ in together for message in part])
             except Exception as error:  # noqa: BLE001 - told to each of them
                 for _, waiting in together:
                     waiting.set_exception(error)
@@ -232,10 +233,16 @@ class Relay:
                     waiting.set_result(None)
         return done.result()
 
-    async def _publish(self, messages: Sequence[Row | Outgoing]) -> None:
+    async def _publish_now(self, messages: Sequence[Outgoing]) -> None:
         self._note_letters(messages, Point.BEFORE_DEAD_LETTER)
         await self._queues.publish_many((message.to_publish() for message in messages), self._options())
         self._note_letters(messages, Point.AFTER_DEAD_LETTER)
+
+    async def _publish(self, rows: Sequence[Row]) -> None:
+        self._note_letters(rows, Point.BEFORE_DEAD_LETTER)
+        batches = record_batches(rows)  # made in the thread, where they are needed
+        await asyncio.to_thread(publish_many, self._queues.address, batches, self._options())
+        self._note_letters(rows, Point.AFTER_DEAD_LETTER)
 
     @staticmethod
     def _options() -> PublishOptions:

@@ -3,7 +3,6 @@
 `Statements` is what the store needs of a database. `postgres.py` and `sqlite.py` say it in their words.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -30,10 +29,6 @@ class Row(NamedTuple):
     key: str | None
     headers: str
     data: bytes
-
-    def to_publish(self) -> tuple[str, bytes, dict[str, str], str]:
-        """As the bulk path takes it."""
-        return self.subject, self.data, json.loads(self.headers), self.message_id
 
 
 @dataclass(frozen=True, slots=True)
