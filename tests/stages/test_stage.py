@@ -17,7 +17,7 @@ from purveyor.queues.dead_letters import DeadLetter, token
 from purveyor.queues.headers import MSG_ID
 from purveyor.queues.stage_queues import endpoint_queue
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages, Target
-from tests.stages.conftest import MakeStages, rows, until
+from tests.stages.conftest import QUICK, MakeStages, rows, until
 
 QUICK_RETRY = Retry.parallel(attempts=3, first_delay=timedelta(milliseconds=10))
 
@@ -311,7 +311,6 @@ async def test_slow_handlers_run_beside_each_other_up_to_the_concurrency(
         for number in range(9):
             await stages.send(endpoint, Order(number))
         await until(lambda: is_empty(queues, unique))
-    # SQLite has one place for a writer, so there handlers follow each other; no handle, no difference in the promise.
     assert most == 3
 
 
@@ -395,3 +394,26 @@ async def test_mistakes_in_declarations_are_told_at_once(stages: Stages, unique:
         stages.terminator(f"{unique}-2", message=Stages)
     with pytest.raises(InvalidConfig, match="no last stage"):
         await stages.start()
+
+
+async def test_best_effort_a_message_that_nobody_takes_does_not_make_its_neighbours_run_again(
+    stages: Stages, queues: Queues, database: str, unique: str
+) -> None:
+    to = await sink(queues, stages, unique)
+    nobody = stages.remote(f"{unique}.nobody", request=Order, reply=type(None))
+    endpoint = stages.terminator(unique, message=Order)
+
+    @endpoint.last_stage(retry=QUICK_RETRY)
+    async def handle(ctx: Context[None], order: Order, db: AsyncSession) -> None:
+        await db.execute(text("INSERT INTO effects (number) VALUES (:n)"), {"n": order.number})
+        ctx.send(nobody if order.number == 20 else to, order)
+
+    await queues.ensure(endpoint_queue(unique, 1, ack_wait=QUICK.ack_wait))
+    for number in range(30):
+        await stages.send(endpoint, Order(number))
+    async with stages:
+        await until(lambda: is_empty(queues, unique))
+    found = await effects(database)
+    assert [number for number in found if number != 20] == [number for number in range(30) if number != 20]
+    assert 20 in found
+    assert len(await letters(queues, unique)) == 1

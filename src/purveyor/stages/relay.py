@@ -78,16 +78,6 @@ class Relay:
             with contextlib.suppress(asyncio.CancelledError):
                 await listening
 
-    async def drain(self) -> None:
-        """One turn now, for the end of a process: nothing that can be sent is left behind."""
-        if self._waiting:
-            with contextlib.suppress(Exception):
-                seat = await self._store.seat("relay")
-                try:
-                    await self._turn(seat)
-                finally:
-                    await seat.close()
-
     async def _work(self) -> None:
         seat = await self._store.seat("relay")
         try:
@@ -215,23 +205,27 @@ class Relay:
     async def send_now(self, messages: list[Outgoing]) -> None:
         """Publish messages that are in no outbox; those that others hand in meanwhile go with them.
 
-        A refusal is told to all of them: each is tried again by the one whose messages they are.
+        If something is refused, each hands in his own again (their ids make that harmless), and hears of his own alone.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outgoing.append((messages, done))
         async with self._sending:
-            if done.done():
-                return done.result()
-            together, self._outgoing = self._outgoing, []
-            try:
-                await self._publish_now([message for part, _ in together for message in part])
-            except Exception as error:  # noqa: BLE001 - told to each of them
-                for _, waiting in together:
-                    waiting.set_exception(error)
-            else:
-                for _, waiting in together:
-                    waiting.set_result(None)
-        return done.result()
+            if not done.done():
+                together, self._outgoing = self._outgoing, []
+                try:
+                    await self._publish_now([message for part, _ in together for message in part])
+                except Exception as error:  # noqa: BLE001 - told to each of them
+                    for _, waiting in together:
+                        waiting.set_exception(error)
+                else:
+                    for _, waiting in together:
+                        waiting.set_result(None)
+        try:
+            done.result()
+        except Unavailable:
+            raise
+        except PurveyorError:
+            await self._publish_now(messages)
 
     async def _publish_now(self, messages: Sequence[Outgoing]) -> None:
         self._note_letters(messages, Point.BEFORE_DEAD_LETTER)

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from purveyor.model.errors import InvalidInput, PurveyorError
+from purveyor.model.errors import InvalidInput, PurveyorError, Unavailable
 from purveyor.queues import headers as header_codec
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters import DeadLetter, fitted
@@ -197,10 +197,36 @@ class Processor:
         elif self._once:
             self._relay.after_sending(lambda: self._finish(messages))  # 7, 8, 9
         else:
-            await self._relay.send_now(produced)
+            refused = await self._send_best_effort(calls)
             reach(Point.MARKED)
-            await self._finish(messages)
+            await self._finish([message for message in messages if message not in refused])
+            rest = [*refused, *rest]
         return rest
+
+    async def _send_best_effort(self, calls: Sequence[_Call]) -> list[Incoming]:
+        """Publish what is in no outbox; the messages whose own are refused, of several. They have to run again.
+
+        Their work is committed: a broker that is away is waited for rather than have all of them run again.
+        """
+        while True:
+            try:
+                await self._relay.send_now([outgoing for call in calls for outgoing in call.produced])
+            except Unavailable as error:
+                log.warning("stage %s waits with %d messages: %s", self._stage.id, len(calls), error)
+                await asyncio.sleep(_UNAVAILABLE.total_seconds())
+            except PurveyorError:
+                if len(calls) == 1:
+                    raise
+                self.pace.fell()  # alone, a refusal counts as a failure
+                return [refused for call in calls for refused in await self._refused(call)]
+            else:
+                return []
+
+    async def _refused(self, call: _Call) -> list[Incoming]:
+        try:
+            return await self._send_best_effort([call])
+        except PurveyorError:
+            return [call.message]
 
     def _begin(self) -> "AbstractAsyncContextManager[Transaction | None]":
         """A transaction, if there is anything to put into one."""
