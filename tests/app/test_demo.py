@@ -40,6 +40,7 @@ def test_what_is_doubled_or_out_of_order_is_noticed() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.first
 def test_the_demo_runs_and_finds_nothing_wrong() -> None:
     done = invoke("demo", "--people", "40", "--json")
     assert done.code == 0, (done.out, done.err)

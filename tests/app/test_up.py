@@ -162,6 +162,7 @@ def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.first
 def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tmp_path: Path) -> None:
     data = tmp_path / "data"
     up = start()

@@ -213,6 +213,7 @@ def world(own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
+@pytest.mark.first
 def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, request: pytest.FixtureRequest) -> None:
     random = chance("kill -9 of the pipeline's parts")
     here = world(random)
@@ -230,7 +231,7 @@ def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, r
         time.sleep(random.uniform(0, 1))  # wherever it is then
         killed += here.kill_something(targets[number])
         if number == KILLS // 3:
-            half = len(here.directory.expected) // 2  # so that there is something to prefill with
+            half = len(here.direct) + len(here.directory.expected) // 2  # so that a prefill finds something
             eventually(partial(lambda wanted: here.last("incoming") >= wanted, half), PATIENCE_SECONDS)
             for each in IN_THE_MIDDLE:
                 here.add(each)
@@ -245,6 +246,7 @@ def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, r
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
+@pytest.mark.first
 def test_a_stop_in_mid_batch_for_longer_than_ids_are_known_doubles_nothing(
     world: Make, request: pytest.FixtureRequest
 ) -> None:

@@ -113,6 +113,7 @@ def test_python_workers_are_killed(
 
 
 @pytest.mark.chaos
+@pytest.mark.first
 def test_executors_are_killed_and_the_package_is_sent_to_new_ones(
     broker: Broker, streams: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_executors_are_killed_and_the_package_is_sent_to_new_ones(
 
 
 @pytest.mark.chaos
+@pytest.mark.first
 def test_the_driver_is_killed_and_started_again(broker: Broker, streams: tuple[str, str], tmp_path: Path) -> None:
     random, kills, interrupted = chance("kill -9 of the driver"), pick(1, 6), 0
     for threshold in thresholds(random, kills):

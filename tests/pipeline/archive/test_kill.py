@@ -45,6 +45,7 @@ def run_until(archive: Archive, position: int, directory: Path) -> None:
 
 
 @pytest.mark.chaos
+@pytest.mark.long
 def test_a_killed_archive_goes_on_and_has_each_position_once(archive: Archive, tmp_path: Path) -> None:
     count = 200 * (KILLS + 1)
     archive.publish(*(event(str(number)) for number in range(count)))

@@ -20,10 +20,12 @@ from purveyor.queues.server import EventKind, ServerEvent
 PATIENCE_SECONDS = 60.0
 
 _SUPERVISOR = """
-import json, sys
+import json, signal, sys
 from pathlib import Path
 from purveyor.model.errors import PurveyorError
 from purveyor.queues.server import EmbeddedServer, ServerOptions
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, if whoever runs the tests ignores it
 
 server = EmbeddedServer(Path(sys.argv[1]), ServerOptions(sync="2m"))
 if "ready" in sys.argv:
