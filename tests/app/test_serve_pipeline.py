@@ -53,7 +53,8 @@ def test_mistakes_are_told_before_anything_starts(server: EmbeddedServer, monkey
     assert not Path("xdg").exists()
 
 
-@pytest.mark.first
+@pytest.mark.long
+@pytest.mark.chaos
 def test_it_runs_says_so_and_hands_over_when_its_engine_dies(start: Start, server: EmbeddedServer) -> None:
     """One story, because every start of Spark costs seconds."""
     broker = Broker(server.address)

@@ -69,7 +69,8 @@ EXPECTED = {
 }
 
 
-@pytest.mark.first
+@pytest.mark.long
+@pytest.mark.chaos
 def test_spark_submit_with_the_package_as_a_file(orders: Broker, tmp_path: Path) -> None:
     """The package is installed for the driver, and sent along for the workers."""
     arguments = ["--servers", orders.url, "--checkpoint", str(tmp_path / "cp")]
