@@ -10,11 +10,11 @@ from psycopg import AsyncConnection as Psycopg
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+from purveyor.delivery.dead_letters import Choice, DeadLetters
 from purveyor.model.errors import InvalidConfig, SetupError
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters import DeadLetter, token
-from purveyor.queues.headers import MSG_ID
 from purveyor.queues.stage_queues import endpoint_queue
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages, Target
 from tests.stages.conftest import QUICK, MakeStages, rows, until
@@ -183,7 +183,7 @@ async def test_a_refused_message_and_one_that_is_no_message_are_dead_letters_at_
     assert found[0].attempts == 1
 
 
-async def test_a_dead_letter_published_again_under_a_new_id_is_processed(
+async def test_a_dead_letter_that_is_put_back_is_processed_once(
     stages: Stages, queues: Queues, database: str, unique: str
 ) -> None:
     endpoint = stages.terminator(unique, message=Order)
@@ -200,9 +200,11 @@ async def test_a_dead_letter_published_again_under_a_new_id_is_processed(
         await until(lambda: is_empty(queues, unique))
         (letter,) = await letters(queues, unique)
         works = True
-        headers = {name: values for name, values in letter.headers.items() if name != MSG_ID}
-        await queues.publish(letter.subject, letter.data, headers=headers, msg_id=f"retry-{letter.id}")
-        await until(lambda: is_empty(queues, unique))
+        async with DeadLetters(queues) as dead:
+            chosen = Choice(origin=letter.origin)
+            assert (await dead.retry(chosen)).targets == {f"stage.{unique}.0": 1}
+            await until(lambda: is_empty(queues, unique))
+            assert (await dead.retry(chosen)).chosen == 0
     assert await effects(database) == [1]
 
 

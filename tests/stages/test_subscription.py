@@ -7,12 +7,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.app.stage_feed import SubscriptionSource
+from purveyor.delivery.dead_letters import Choice, DeadLetters
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.event import Event
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.headers import POSITION
+from purveyor.queues.headers import POSITION, first
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
 from tests.stages.conftest import QUICK, rows, until
 
@@ -34,6 +35,7 @@ async def test_events_of_a_subscription_go_through_a_stage_once_and_in_order(
     name = unique[-24:]
     await Subscriptions(queues).add(Subscription(name=name, realms_topics=(RealmTopic("udm", "users/user"),)))
     calls: list[int] = []
+    known = False
 
     def application() -> tuple[Stages, SubscriptionSource]:
         stages = Stages(queues, store=SqlStore(database), app="test", timing=QUICK)
@@ -48,7 +50,7 @@ async def test_events_of_a_subscription_go_through_a_stage_once_and_in_order(
             await db.execute(text("INSERT INTO effects (number, note) VALUES (:n, :k)"), values)
             if number == 3 and calls.count(3) < 3:
                 raise ValueError("not yet")
-            if number == 5:
+            if number == 5 and not known:
                 raise Refuse("nobody of that name")
 
         return stages, source
@@ -69,6 +71,17 @@ async def test_events_of_a_subscription_go_through_a_stage_once_and_in_order(
     assert [number for number, note in found if note == "user-1"] == [1, 3, 7, 9, 11, 13]
     subject = f"dead-letters.stage-{name}-accounts-0"
     assert (await queues.streams.subjects(DEAD_LETTERS.stream, subject)) == {subject: 1}
+
+    known = True
+    async with DeadLetters(queues) as letters:
+        assert (await letters.retry(Choice(origin=f"stage:{name}.accounts.0"))).targets == {f"{name}.retry": 1}
+    [back] = [await queues.streams.get_last(f"stream:{name}", f"{name}.retry")]
+    assert first(back.headers, POSITION) == "7"
+    stages, source = application()
+    async with stages:
+        await until(lambda: _is_empty(queues, name))
+    await source.close()
+    assert await rows(database, "SELECT number, note FROM effects ORDER BY id DESC LIMIT 1") == [(5, "user-1")]
 
 
 async def _is_empty(queues: Queues, name: str) -> bool:

@@ -9,6 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 
+from purveyor.model import tracing
 from purveyor.model.errors import AlreadyExists, InvalidConfig, PublishRefused
 from purveyor.queues.catalogue import DEAD_LETTERS, Queue
 from purveyor.queues.client import Queues
@@ -168,7 +169,7 @@ class Stages:
 
     def _opening(self, sent: Sent, given: str | None, trace: str | None) -> Outgoing:
         message_id = given or new_id()
-        opening = beginning(sent, message_id, trace or message_id)
+        opening = beginning(sent, message_id, trace or message_id).traced(tracing.current() or tracing.NONE)
         if len(opening.data) > self.queues.connection.max_payload:
             raise PublishRefused(
                 f"a message of {len(opening.data)} bytes is more than the server takes", fix="send less"

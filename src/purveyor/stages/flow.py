@@ -18,6 +18,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from purveyor.model.errors import InvalidInput
+from purveyor.model.tracing import Carrier
 from purveyor.queues.headers import MSG_ID, Headers, first
 
 KEY: Final = "Purveyor-Key"
@@ -92,6 +93,10 @@ class Outgoing:
     data: bytes
     headers: Mapping[str, str]
     key: str | None = None
+
+    def traced(self, trace: Carrier) -> "Outgoing":
+        """The same, as a part of a trace; itself if there is none."""
+        return replace(self, headers={**self.headers, **trace}) if trace else self
 
     def to_publish(self) -> tuple[str, bytes, Mapping[str, str], str]:
         """As the bulk path takes it."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from purveyor.model import figures
 from purveyor.model.errors import PurveyorError, Unavailable
 from purveyor.queues.client import Queues
 from purveyor.stages.endpoint import Stage
@@ -163,6 +164,7 @@ class Runner:
                 again = await self._processor.process(messages)
             finally:
                 self._begun.remove(began)
+            figures.STAGE_SECONDS.add(time.monotonic() - began, self.stage.id)
             await self._after(messages, again, group)
 
     async def _next_group(self) -> list[Incoming]:
@@ -187,6 +189,9 @@ class Runner:
 
     async def _after(self, messages: Sequence[Incoming], again: Sequence[Again], group: asyncio.TaskGroup) -> None:
         blocked: set[str | None] = set()
+        failed = sum(1 for item in again if item.delay is not None)
+        if failed:
+            figures.STAGE_MESSAGES.add(self.stage.id, "again", by=failed)
         if self._ordered:
             self._lanes.put_back([item.message for item in again])
             for item in again:
@@ -216,6 +221,7 @@ class Runner:
 
     async def _finish(self, messages: Sequence[Incoming]) -> None:
         """Acknowledge (9), and make room for as many."""
+        figures.STAGE_MESSAGES.add(self.stage.id, "finished", by=len(messages))
         by_source: dict[int, tuple[Source, list[Incoming]]] = {}
         for message in messages:
             held = self._drop(message)

@@ -39,6 +39,25 @@ class Failures:
     first_ms: int
 
 
+class Cleaned(NamedTuple):
+    """How many rows went, and how far that was: a number of the outbox, or a time of the inbox."""
+
+    rows: int
+    up_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Of what may go: up to `limit` rows older than `before` (milliseconds), from where the last portion ended.
+
+    What went before lies in the way, until the database has tidied up: it is not walked through again and again.
+    """
+
+    before: int
+    limit: int
+    begin: int = 0
+
+
 class Statements(Protocol):
     """All on a connection that the caller gives, in the transaction that is on it."""
 
@@ -86,11 +105,11 @@ class Statements(Protocol):
     async def replay(self, connection: AsyncConnection, since: int) -> int:
         """Make rows sent since then unsent again; how many."""
 
-    async def clean_outbox(self, connection: AsyncConnection, before: int, limit: int) -> int:
-        """Remove up to so many rows sent before then, oldest first; how many."""
+    async def clean_outbox(self, connection: AsyncConnection, portion: Portion) -> Cleaned:
+        """Remove rows that were sent, oldest first."""
 
-    async def clean_inbox(self, connection: AsyncConnection, stage: str, before: int, floor: int, limit: int) -> int:
-        """Remove up to so many messages of a stage processed before then that lie at or below a sequence; how many."""
+    async def clean_inbox(self, connection: AsyncConnection, stage: str, floor: int, portion: Portion) -> Cleaned:
+        """Remove messages of a stage that were processed and lie at or below a sequence, oldest first."""
 
     async def take_over(self, connection: AsyncConnection, stage: str, owner: str) -> tuple[int, str]:
         """Become the owner of a stage: the new epoch, and who owned it before.

@@ -112,6 +112,6 @@ async def _stage(queues: Queues, endpoint: str, number: int, letters: dict[str, 
 
 async def _dead_letters(queues: Queues) -> dict[str, int]:
     try:
-        return await queues.streams.subjects(DEAD_LETTERS.stream, "dead-letters.>")
+        return await queues.streams.subjects(DEAD_LETTERS.stream, "dead-letters.*")
     except UnknownStream:
         return {}

@@ -40,7 +40,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
+from purveyor.model import tracing
 from purveyor.model.errors import InvalidInput, PurveyorError, Unavailable
+from purveyor.model.figures import STAGE_MESSAGES
 from purveyor.queues import headers as header_codec
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters import DeadLetter, fitted
@@ -106,6 +108,15 @@ class _Call:
     message: Incoming
     produced: list[Outgoing]
     callbacks: list[AfterCommit]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a handler is called with, and the trace it belongs to."""
+
+    state: Any
+    body: Any
+    trace: tracing.Carrier
 
 
 class Processor:
@@ -250,8 +261,13 @@ class Processor:
             state = stage.state() if flow.state is None else from_json(stage.state, flow.state)
         except InvalidInput as error:
             raise Refuse(f"not a message for stage {stage.id}: {error}") from error
+        with tracing.span("stage", tracing.of_headers(message.headers), stage=stage.id, message=message.id) as onward:
+            return await self._handle(transaction, message, flow, _Given(state, body, onward))
+
+    async def _handle(self, transaction: Transaction | None, message: Incoming, flow: Flow, given: "_Given") -> _Call:
+        stage = self._stage
         context: Context[Any] = Context(
-            state=state,
+            state=given.state,
             endpoint=stage.endpoint,
             stage=stage.number,
             message_id=message.id,
@@ -259,13 +275,14 @@ class Processor:
             key=message.key,
             interactive=flow.interactive,
             attempt=message.deliveries,
+            trace=given.trace,
         )
         if transaction is None or stage.handle is Handle.NONE:
-            result = await stage.handler(context, body)
+            result = await stage.handler(context, given.body)
         else:
             async with transaction.handle(stage.handle) as database:
-                result = await stage.handler(context, body, database)
-        produced = messages_of(stage, flow, context, result)
+                result = await stage.handler(context, given.body, database)
+        produced = [outgoing.traced(given.trace) for outgoing in messages_of(stage, flow, context, result)]
         largest = max((_size(outgoing) for outgoing in produced), default=0)
         if largest > self._queues.connection.max_payload:
             raise Refuse(f"stage {stage.id} would send a message of {largest} bytes, more than the server takes")
@@ -315,6 +332,7 @@ class Processor:
                     await transaction.put([outgoing])
             await transaction.forget_failures(self._stage.id, [message.id])
         self._failing.discard(message.id)
+        STAGE_MESSAGES.add(self._stage.id, "dead_letter")
         log.error("stage %s: message %s is a dead letter now: %s", self._stage.id, message.id, letter.reason)
         if not fresh:
             await self._finish([message])

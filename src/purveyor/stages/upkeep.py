@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
 from purveyor.stages.source import Source
+from purveyor.stages.statements import Portion
 from purveyor.stages.store import SqlStore, now_ms
 from purveyor.stages.timing import Timing
 
@@ -47,16 +49,18 @@ class Upkeep:
         try:
             if not await seat.take():
                 return 0, 0
-            ask, now = self._store.statements, now_ms()
-            while gone := await ask.clean_outbox(seat.connection, now - _ms(self._timing.outbox_kept), _PORTION):
-                outbox += gone
+            ask, now, connection = self._store.statements, now_ms(), seat.connection
+            portion = Portion(now - _ms(self._timing.outbox_kept), _PORTION)
+            while (gone := await ask.clean_outbox(connection, portion)).rows:
+                outbox += gone.rows
+                portion = replace(portion, begin=gone.up_to)
                 await asyncio.sleep(_PAUSE_SECONDS)
             for stage, source in self._sources.items():
                 floor = await source.floor()
-                while gone := await ask.clean_inbox(
-                    seat.connection, stage, now - _ms(self._timing.inbox_kept), floor, _PORTION
-                ):
-                    inbox += gone
+                portion = Portion(now - _ms(self._timing.inbox_kept), _PORTION)
+                while (gone := await ask.clean_inbox(connection, stage, floor, portion)).rows:
+                    inbox += gone.rows
+                    portion = replace(portion, begin=gone.up_to)
                     await asyncio.sleep(_PAUSE_SECONDS)
         finally:
             with contextlib.suppress(Exception):

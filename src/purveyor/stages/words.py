@@ -3,7 +3,7 @@
 A returned value says what the flow does next; nothing is sent before the handler's transaction is committed.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -105,6 +105,8 @@ class Context(Generic[S]):
     interactive: bool = False
     attempt: int = 1
     """1 at the first delivery; more after a failure, a crash, or a stop."""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """The headers `traceparent` and `tracestate` of this call, for requests to others; empty without a trace."""
     sends: list[Sent] = field(default_factory=list, repr=False)
     callbacks: list[AfterCommit] = field(default_factory=list, repr=False)
 
