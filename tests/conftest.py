@@ -1,5 +1,6 @@
 """What tests share: a real nats-server per worker, servers of one's own, fresh names, and a way to cut the wire."""
 
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ from purveyor.queues.address import Address
 from purveyor.queues.server import EmbeddedServer, ServerEvent, ServerOptions
 from tests.proxy import TcpProxy
 from tests.scale import LONG
+
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+"""A JVM of a test lives for seconds: what it spends on optimising its code is lost, and takes a core from its tests."""
 
 FAST = ServerOptions(sync="2m")
 """For tests that do not lose power: no sync of each write."""

@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from purveyor.delivery.dead_letters import Choice, DeadLetters
 from purveyor.delivery.pull import Pull
 from purveyor.model.errors import UnknownSubscription
 from purveyor.model.policy import Delivery
@@ -155,6 +157,47 @@ async def test_ordered_acknowledgements_and_rejects_add_up(bench: Bench, dispatc
     assert account.clean
     counts = (account.expected, account.delivered, account.queued, account.dead_lettered, account.written_twice)
     assert counts == (10, 4, 5, 1, 0)
+
+
+async def test_letters_that_are_put_back_or_discarded_stay_accounted_for(bench: Bench, dispatched: Dispatched) -> None:
+    wanted, name, queues = positions(dispatched), dispatched.name, bench.queues
+    await dispatched.put(*wanted[:8])
+    for position in wanted[8:]:  # these were too large: they never came to the queue
+        headers = {"Nats-Msg-Id": (str(position),)}
+        now = dispatched.record.created
+        large = DeadLetter(
+            reason="too large", origin=name, subject="incoming", data=b"{}", headers=headers,
+            failed_first=now, failed_last=now, position=position,
+        )  # fmt: skip
+        await park(queues, large)
+
+    def counts(account: Account) -> tuple[int, ...]:
+        assert account.clean, account
+        return (
+            account.expected, account.delivered, account.queued, account.dead_lettered, account.discarded,
+            account.expired,
+        )  # fmt: skip
+
+    async with Pull(queues) as pull, DeadLetters(queues) as letters:
+        for message in await pull.lease(name, max=5):
+            await pull.reject(name, message.sequence, f"no {message.position}")
+        parked = (await letters.list(Choice(origin=name))).letters
+        [one] = [each.id for each in parked if each.letter is not None and each.letter.position == wanted[8]]
+        await letters.discard(Choice(ids=(one,)))
+        await letters.discard(Choice(reason=f"no {wanted[0]}"))
+        assert (await letters.retry(Choice(subscription=name))).done == 5
+        back = await pull.lease(name, max=5)
+        assert [message.position for message in back] == [*wanted[1:5], wanted[9]]
+        for message in back[:2]:
+            await pull.acknowledge(name, message.sequence)
+        await pull.reject(name, back[4].sequence, "no again")  # it was too large at first
+        assert counts(await dispatched.account()) == (10, 2, 5, 1, 2, 0)
+
+        await letters.discard(Choice(subscription=name))
+        await bench.subscriptions.redefine(name, lambda now: replace(now, retention_seconds=60))
+    async with Pull(queues, clock=lambda: time.time() + 120) as pull:
+        assert await pull.expire(name) == 5
+    assert counts(await dispatched.account()) == (10, 7, 0, 0, 3, 5)
 
 
 async def test_every_kind_of_difference_is_found(dispatched: Dispatched) -> None:

@@ -2,14 +2,17 @@
 
 A directory changes at random and is imported as its LDIF file grows; other events are published beside it;
 subscriptions come and go. Meanwhile Python workers, the driver with its JVM, and nats-server are killed. In the end two
-checks must be empty: the audit, and one that knows nothing of the pipeline (see `ledger`).
+checks must be empty: the audit, and one that knows nothing of the pipeline (see `ledger`). One of the runs begins on
+the queue of an older system, with a backlog and a publisher that does not stop.
 """
 
 import json
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -17,6 +20,7 @@ from random import Random
 import pytest
 from pyspark.sql import SparkSession
 
+from purveyor.model.errors import Unavailable
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
 from purveyor.pipeline.archive.layout import archived_until
 from purveyor.pipeline.archive.read import ArchiveSource
@@ -62,12 +66,20 @@ AT_THE_START = (WIDE, EXACT, *pick((), MORE[:2]))
 IN_THE_MIDDLE = (SALES, *pick((), (EARLY_PREFILL, EUROPE, *MORE[2:])))
 PASSING = Subscription(name="passing", realms_topics=(USERS,))
 """Added, deleted, and added again."""
+OLDER_BACKLOG = 40
+TAKEN_OVER = (
+    "Stream 'stream:incoming' sealed for migration",
+    "Stream 'stream:incoming' sealed with ",
+    "Sealed stream 'stream:incoming' is empty, completing migration",
+    "Migration completed for 'stream:incoming'",
+    "Stream migration completed, resuming normal operation",
+)
 
 
 class World:
     """A data directory with its server, the sources that write, and the pipeline that is killed and started again."""
 
-    def __init__(self, server: EmbeddedServer, data: Path, random: Random) -> None:
+    def __init__(self, server: EmbeddedServer, data: Path, random: Random, *, older: bool) -> None:
         self.server, self.data, self.random = server, data, random
         self.broker = Broker(server.address)
         self.directory = Directory(random)
@@ -81,6 +93,8 @@ class World:
             stderr=subprocess.DEVNULL,
             env=environment(),
         )
+        if older:
+            self.make_older_queue()
         self.start()
 
     @property
@@ -130,6 +144,43 @@ class World:
             "body": {"old": obj, "new": {}} if self.random.random() < 0.2 else {"old": {}, "new": obj},
         }
         return json.dumps(event)
+
+    def make_older_queue(self) -> None:
+        """`incoming` as the older system made it: a work queue of one subject with one durable, and a backlog."""
+        self.broker.make("stream:incoming", subjects=["incoming"], retention="workqueue", allow_direct=False)
+        self.broker.durable("stream:incoming", "durable_name:incoming", max_ack_pending=1)
+        for _ in range(OLDER_BACKLOG):
+            self.publish_as_before(threading.Event())
+
+    def publish_as_before(self, stop: threading.Event) -> None:
+        """One event, by one who knows nothing of us: it tries until it is stored, or told to stop."""
+        event = {"publisher_name": "older", "ts": "2026-01-01T00:00:00Z", **json.loads(self._event())}
+        identity = event.pop("id")
+        message = ("incoming", json.dumps(event).encode(), None, identity)
+        while True:
+            try:
+                self.broker.add("incoming", [message])
+            except Unavailable:
+                assert not stop.is_set(), "the queue takes no messages"
+            else:
+                return
+
+    @contextmanager
+    def older_publisher(self) -> Iterator[None]:
+        """Publishes, one after the other, for the length of a block."""
+        stop = threading.Event()
+
+        def publish() -> None:
+            while not stop.wait(0.05):
+                self.publish_as_before(stop)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
     def last(self, stream: str) -> int:
         return int(self.broker.state(f"stream:{stream}")["last_seq"])
@@ -191,7 +242,7 @@ class World:
         assert int(self.broker.state("stream:dead-letters")["messages"]) == 0
 
 
-Make = Callable[[Random], World]
+Make = Callable[..., World]
 
 
 @pytest.fixture
@@ -200,10 +251,10 @@ def world(own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("PURVEYOR_NATS_URL", raising=False)
     made: list[World] = []
 
-    def make(random: Random) -> World:
+    def make(random: Random, *, older: bool = False) -> World:
         data = tmp_path / "data"
         data.mkdir()
-        made.append(World(own_server(SAFE, directory=data / "nats"), data, random))
+        made.append(World(own_server(SAFE, directory=data / "nats"), data, random, older=older))
         return made[-1]
 
     yield make
@@ -247,14 +298,26 @@ def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, r
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
 @pytest.mark.first
-def test_a_stop_in_mid_batch_for_longer_than_ids_are_known_doubles_nothing(
+def test_an_older_queue_is_taken_over_in_place_and_a_stop_longer_than_ids_are_known_doubles_nothing(
     world: Make, request: pytest.FixtureRequest
 ) -> None:
-    """A year's downtime in small: the server recognises an id for one second, and the pipeline is away for two."""
-    here = world(chance("a long downtime"))
-    here.add(WIDE)
-    here.add(EXACT)
-    here.pipeline.says("ready")
+    """Two promises in one story, because every start of Spark costs seconds.
+
+    A deployment is upgraded in place: the work queue of the older system has a backlog, and its publisher goes on.
+    Then a year's downtime in small: the server recognises an id for one second, and the pipeline is away for two.
+    """
+    here = world(chance("a long downtime"), older=True)
+    with here.older_publisher():
+        here.pipeline.says(f"migration: {TAKEN_OVER[-1]}")
+        here.add(WIDE)
+        here.add(EXACT)
+        here.pipeline.says("ready")
+    told = [line.removeprefix("migration: ") for line in here.pipeline.lines if line.startswith("migration: ")]
+    assert [line for line in told if "remaining" not in line] == [line for line in TAKEN_OVER if "with" not in line]
+    assert told[1].startswith(TAKEN_OVER[1])
+    config = here.broker.ask("STREAM.INFO.stream:incoming")["config"]
+    assert (config["retention"], bool(config.get("sealed"))) == ("interest", False)
+    assert here.broker.consumers("stream:incoming") == ["archive", "dispatcher", "transform-receipts"]
     for queue in ("ldif", "incoming", "dead-letters", WIDE.name, EXACT.name):
         here.broker.update(f"stream:{queue}", duplicate_window=ONE_SECOND)
     for _ in range(pick(1, 5)):

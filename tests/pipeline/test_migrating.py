@@ -33,3 +33,24 @@ def test_it_looks_until_all_is_ready_and_tells_each_thing_once() -> None:
         ("migration", "Stream migration completed, resuming normal operation"),
     ]
     assert (LOGGER.level, LOGGER.propagate, LOGGER.handlers) == (level, propagate, [])
+
+
+def test_it_tells_what_a_query_has_completed() -> None:
+    said: list[str] = []
+    answers = iter((False, True))
+
+    def ensure() -> bool:
+        ready = next(answers)
+        if not ready:
+            LOGGER.info("Stream '%s' sealed with %d messages remaining to drain", "stream:x", 5)
+        return ready
+
+    with MigrationWatch(ensure, lambda _, text: said.append(text)) as watch:
+        watch.ensure()
+        watch.ensure()
+    assert said == [
+        "Stream 'stream:x' sealed with 5 messages remaining to drain",
+        "Sealed stream 'stream:x' is empty, completing migration",
+        "Migration completed for 'stream:x'",
+        "Stream migration completed, resuming normal operation",
+    ]

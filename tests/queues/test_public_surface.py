@@ -22,6 +22,8 @@ def test_importing_the_queues_loads_neither_client_nor_arrow() -> None:
 
 
 def test_an_executor_that_reads_ranges_does_not_load_the_async_client() -> None:
-    code = "from purveyor.queues import read_range, publish_many; import sys; print('nats' in sys.modules)"
+    code = (
+        "from purveyor.queues import read_range, publish_many; import purveyor.spark, sys; print('nats' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -11,7 +11,7 @@ import pytest
 from purveyor.model.errors import AlreadyExists, UnknownSubscription, WrongRevision
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.address import Address
-from purveyor.queues.client import Queues
+from purveyor.queues.client import Queues, connect
 from purveyor.queues.registry import (
     ACKNOWLEDGED,
     SUBSCRIPTIONS,
@@ -25,6 +25,7 @@ from purveyor.queues.registry import (
     Suspension,
     changed_since,
     read_subscriptions,
+    refresh,
     settle_begin,
     update_definition,
     update_dispatch,
@@ -65,6 +66,31 @@ async def test_what_one_side_writes_the_other_reads(registry: Registry, address:
     assert (seen.next, seen.suspended) == (9, full.suspended)
     assert (await registry.list()).subscriptions[unique] == seen
     assert read_subscriptions(address).subscriptions[unique] == seen
+
+
+async def test_who_looks_again_and_again_reads_only_what_changed(own_server: OwnServer) -> None:
+    async with connect(own_server().address, patience_seconds=20) as queues:
+        registry = await Registry.open(queues)
+
+        async def looked(before: Snapshot) -> Snapshot:
+            last = (await queues.streams.info(f"KV_{SUBSCRIPTIONS}")).state.last_seq
+            now = await refresh(queues, before, last)
+            assert now.subscriptions == (await registry.list()).subscriptions
+            return now
+
+        assert (await refresh(queues, Snapshot(), 0)) == Snapshot()
+        for number in range(700):  # more than a page
+            await registry.create(new_record(f"s{number}"))
+        first = await looked(Snapshot())
+        assert len(first.subscriptions) == 700
+        assert await looked(first) is first
+        changed = dataclasses.replace(first.subscriptions["s5"].record, paused=True)
+        await registry.put_record(changed, first.subscriptions["s5"].revision)
+        await registry.remove(first.subscriptions["s6"])
+        second = await looked(first)
+        assert second.subscriptions["s5"].record.paused
+        assert "s6" not in second.subscriptions
+        assert second.subscriptions["s7"] is first.subscriptions["s7"]
 
 
 async def test_a_write_on_an_old_revision_is_refused_on_both_sides(

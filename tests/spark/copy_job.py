@@ -4,6 +4,7 @@ Its arguments are one JSON object. It says which package its executors run, and 
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -17,6 +18,7 @@ QUIET = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
 }
 
 

@@ -4,11 +4,14 @@ import os
 import signal
 from pathlib import Path
 
+JVM_OPTIONS = "SPARK_SUBMIT_OPTS"
+
 
 def environment(**more: str) -> dict[str, str]:
-    """As in a fresh shell: a session in this process has set variables for itself."""
+    """As in a fresh shell: a session in this process has set variables for itself. A JVM is quick there too."""
     ours = ("SPARK_", "PYSPARK_", "JAVA_HOME")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
+    theirs = {name: value for name, value in os.environ.items() if not name.startswith(ours) or name == JVM_OPTIONS}
+    return theirs | more
 
 
 def descendants(root: int, word: str) -> list[int]:

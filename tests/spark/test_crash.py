@@ -22,7 +22,7 @@ from tests.spark.conftest import Read
 from tests.spark.copy_job import recipe
 from tests.spark.processes import descendants, environment, kill, python_workers
 
-BATCHES, BATCH = pick(12, 50), pick(200, 500)
+BATCHES, BATCH = pick(8, 50), pick(100, 500)
 ALL = [str(number) for number in range(1, BATCHES * BATCH + 1)]
 ROOT = Path(__file__).parents[2]
 TEN_MINUTES = 600_000_000_000

@@ -15,7 +15,7 @@ from tests.spark.broker import eventually
 from tests.spark.processes import environment
 
 ROOT = Path(__file__).parents[3]
-KILLS = pick(1, 10)
+KILLS, BETWEEN = pick(1, 10), pick(100, 200)
 
 
 def run_until(archive: Archive, position: int, directory: Path) -> None:
@@ -45,12 +45,12 @@ def run_until(archive: Archive, position: int, directory: Path) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.long
+@pytest.mark.first
 def test_a_killed_archive_goes_on_and_has_each_position_once(archive: Archive, tmp_path: Path) -> None:
-    count = 200 * (KILLS + 1)
+    count = BETWEEN * (KILLS + 1)
     archive.publish(*(event(str(number)) for number in range(count)))
     for number in range(1, KILLS + 1):
-        run_until(archive, number * 150, tmp_path)
+        run_until(archive, number * BETWEEN * 3 // 4, tmp_path)
         assert archive.positions() == list(range(1, count + 1))
     archive.catch_up()
     assert archive.positions() == archive.lying() == list(range(1, count + 1))

@@ -1,7 +1,8 @@
-"""A cluster of three with three replicas, and one node killed in the middle of a drain."""
+"""A cluster of three with three replicas, and one node killed in the middle of a migration."""
 
 import asyncio
-import dataclasses
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,53 +11,86 @@ from purveyor.model.errors import OutcomeUnknown, Unavailable
 from purveyor.queues.catalogue import Queue
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.config import Retention
+from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.status import QueueStatus
-from purveyor.queues.migration.steps import Options, Step
+from purveyor.queues.migration.steps import Options, Progress, Step
 from tests.queues.migration.cluster import Cluster, cluster
 from tests.queues.migration.conftest import Worker, declared, make_old, publish
-from tests.scale import LONG, chance
+from tests.scale import LONG, chance, pick
 
-STEPS = (Step.SEALED, Step.DRAINED, Step.DELETED, Step.CREATED)
+TO_DISK, FROM_DISK = "to disk", "from disk"
+MOMENTS = [
+    *((Strategy.DRAIN, step) for step in (Step.SEALED, Step.DRAINED, Step.DELETED, Step.CREATED)),
+    *((Strategy.SNAPSHOT, step) for step in (Step.SEALED, Step.ARCHIVED, Step.DELETED, Step.CREATED)),
+    *((Strategy.SNAPSHOT, part) for part in (TO_DISK, FROM_DISK)),
+]
 BACKLOG, ALL = 30, 60
-_AWAY_SECONDS = 5.0
+PAD_BYTES = 30_000
+"""So that a snapshot goes to disk and comes back in many parts."""
+_AWAY_SECONDS = pick(1.0, 5.0)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to kill, and whom: the leader of the old stream, or one of the others."""
+
+    strategy: Strategy
+    step: Step | str
+    leader: bool
 
 
 @pytest.mark.chaos
-def test_a_node_killed_in_mid_drain_costs_no_message(tmp_path: Path) -> None:
-    steps = STEPS if LONG else [chance("node killed in mid-migration").choice(STEPS)]
+def test_a_node_killed_in_mid_migration_costs_no_message(tmp_path: Path) -> None:
+    random = chance("node killed in mid-migration")
+    moments = [Moment(*each, leader) for each in MOMENTS for leader in (True, False)]
     with cluster(tmp_path) as servers:
-        for number, step in enumerate(steps):
-            print(step)
-            asyncio.run(_migrate(servers, f"queue-{number}", step))
+        for number, moment in enumerate(moments if LONG else [random.choice(moments)]):
+            print(moment)
+            asyncio.run(_migrate(servers, f"queue-{number}", moment, tmp_path / "archives"))
 
 
-async def _migrate(servers: Cluster, name: str, step: Step) -> None:
+async def _migrate(servers: Cluster, name: str, moment: Moment, archives: Path) -> None:
     queue = declared(name, Retention.INTEREST)
     async with connect(servers.address, patience_seconds=60) as queues:
         stream = await _make(queues, name)
-        await publish(queues, name, 1, BACKLOG)
-        leader = (await queues.streams.raw_info(stream))["cluster"]["leader"]
+        for number in range(1, BACKLOG + 1):
+            pad = {"pad": os.urandom(PAD_BYTES).hex()}
+            await queues.publish(name, b"%d" % number, msg_id=f"{name}-{number}", headers=pad)
+        nodes = (await queues.streams.raw_info(stream))["cluster"]
+        victim = nodes["leader"] if moment.leader else nodes["replicas"][0]["name"]
         killed = False
 
-        def kill(now: Step) -> None:
+        def kill(now: Step | str) -> None:
             nonlocal killed
-            if now is step and not killed:
+            if now == moment.step and not killed:
                 killed = True
-                servers.kill(leader)
+                servers.kill(victim)
                 # A stream with three replicas is not made while one of three nodes is known to be away.
                 asyncio.get_running_loop().call_later(_AWAY_SECONDS, servers.start)
 
+        def kill_at(progress: Progress) -> None:
+            kill(progress.what)
+
         worker = Worker(queues, stream)
         publishing = asyncio.create_task(_publish(queues, stream, worker))
-        working = asyncio.create_task(worker.run())
-        options = Options(lease_seconds=2, on_step=kill)
+        begin = asyncio.Event()
+        working = asyncio.create_task(_work(worker, begin))
+        if moment.strategy is Strategy.DRAIN:
+            begin.set()  # else the backlog is there when the snapshot is taken
+        options = Options(archives=archives, lease_seconds=2, on_step=kill, on_progress=kill_at)
         queues.migrations.options = options  # whoever does the step, the worker too
-        async with asyncio.timeout(180):
-            await _see_through(queues, queue, options)
-            assert killed
-            await publishing
-            while len(set(worker.done)) < ALL:  # noqa: ASYNC110 - what a worker does
-                await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(180):
+                await _see_through(queues, queue, options, moment.strategy)
+                assert killed
+                begin.set()
+                await publishing
+                while len(set(worker.done)) < ALL and not working.done():  # noqa: ASYNC110 - what a worker does
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            print(moment, worker.done, await queues.streams.raw_info(stream), await queues.consumers.every(stream))
+            raise
+        assert not working.done(), working.exception()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         once = list(dict.fromkeys(worker.done))
@@ -66,6 +100,11 @@ async def _migrate(servers: Cluster, name: str, step: Step) -> None:
         config = (await queues.streams.info(stream)).config
         assert (config.retention, config.num_replicas, config.sealed) == (Retention.INTEREST, 3, False)
         servers.start()
+
+
+async def _work(worker: Worker, begin: asyncio.Event) -> None:
+    await begin.wait()
+    await worker.run()
 
 
 async def _publish(queues: Queues, stream: str, worker: Worker) -> None:
@@ -92,11 +131,11 @@ async def _make(queues: Queues, name: str) -> str:
                 await asyncio.sleep(0.2)
 
 
-async def _see_through(queues: Queues, queue: Queue, options: Options) -> None:
-    migrations = queues.migrations.with_options(dataclasses.replace(options))
+async def _see_through(queues: Queues, queue: Queue, options: Options, strategy: Strategy) -> None:
+    migrations = queues.migrations.with_options(replace(options))
     while True:
         try:
-            if await migrations.begin(queue, replicas=3) is QueueStatus.READY:
+            if await migrations.begin(queue, replicas=3, strategy=strategy) is QueueStatus.READY:
                 return
         except Unavailable:
             pass  # the killed node was the leader of something: another instance would come by

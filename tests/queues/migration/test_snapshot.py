@@ -10,8 +10,10 @@ from purveyor.model.errors import DataLost, MigrationNeeded
 from purveyor.queues.client import Queues
 from purveyor.queues.config import ConsumerConfig, Retention, Storage
 from purveyor.queues.ensure import Ensurer
+from purveyor.queues.migration import recreate
 from purveyor.queues.migration.migrations import Migrations
 from purveyor.queues.migration.plan import Strategy
+from purveyor.queues.migration.snapshot import enough_replicas
 from purveyor.queues.migration.status import QueueStatus
 from purveyor.queues.migration.steps import Step
 from tests.queues.migration.conftest import Worker, declared, eventually, make_old, publish, running, see_through
@@ -115,6 +117,40 @@ async def test_a_damaged_archive_is_never_restored(queues: Queues, quick: Migrat
         while (await ensurer.ensure(declared(unique))).status is not QueueStatus.READY:  # noqa: ASYNC110 - a lease
             await asyncio.sleep(0.1)
     assert (await queues.streams.info(stream)).state.messages == 3
+
+
+async def test_a_restore_that_came_out_empty_is_done_again_and_nobody_could_write_to_it(
+    queues: Queues, quick: Migrations, unique: str
+) -> None:
+    """What a cluster was seen to leave behind when a node died: the stream, in its place, without its messages."""
+    stream = await make_old(queues, unique)
+    await publish(queues, unique, 1, 3)
+
+    class Crash(BaseException):
+        pass
+
+    def crash(step: Step) -> None:
+        if step is Step.DELETED:
+            raise Crash
+
+    crashing = quick.with_options(dataclasses.replace(quick.options, on_step=crash))
+    with pytest.raises(Crash):
+        await crashing.begin(declared(unique), strategy=Strategy.SNAPSHOT)
+    record = await quick.record(unique)
+    assert record is not None
+    await queues.streams._api.ask(f"STREAM.CREATE.{stream}", recreate.parked_config(record))
+    publishing = asyncio.create_task(publish(queues, unique, 4, 5))
+    await see_through(quick, declared(unique))
+    await publishing
+    assert [each.sequence for each in await _all(queues, stream)] == [1, 2, 3, 4, 5]
+    assert (await queues.streams.info(stream)).config.subjects == (unique, f"{unique}.>")
+
+
+def test_a_majority_of_replicas_is_enough() -> None:
+    good, behind, away = {"current": True}, {"current": False}, {"current": True, "offline": True}
+    assert enough_replicas({})
+    assert enough_replicas({"cluster": {"leader": "a", "replicas": [good, away]}})
+    assert not enough_replicas({"cluster": {"leader": "a", "replicas": [behind, away]}})
 
 
 async def test_scheduled_messages_and_those_that_expire_are_carried_over(

@@ -18,14 +18,14 @@ from typing import Final
 from purveyor.model.errors import DataLost, NoAnswer, Refused
 from purveyor.queues.api import Api
 from purveyor.queues.codec import Json
-from purveyor.queues.connection import Subscription
+from purveyor.queues.connection import Answer, Subscription
 from purveyor.queues.refusals import Subject, translate
 
 _DATA: Final = "stream.tar.s2"
 _MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 128 << 10
-_SILENCE_SECONDS: Final = 30.0
-_TAKE_IN_SECONDS: Final = 600.0  # the server reads all of it before it says that it is done
+_SILENCE_SECONDS: Final = 10.0
+_SLOWEST_BYTES: Final = 2 << 20  # a second: the server reads all of it before it says that it is done
 _END: Final = 204
 _AHEAD: Final = 8
 """So many chunks are sent before the answer to the first is waited for."""
@@ -138,26 +138,36 @@ async def upload(api: Api, config: Json, path: Path, manifest: Manifest, told: T
     state = manifest.state
     answer = await api.ask(f"STREAM.RESTORE.{manifest.stream}", {"config": config, "state": state}, about=about)
     to = answer["deliver_subject"]
-    waiting: list[asyncio.Task[object]] = []
+    waiting: list[asyncio.Task[Answer]] = []
     sent = 0
-    with (path / _DATA).open("rb") as data:
-        while chunk := data.read(_CHUNK):
-            waiting.append(asyncio.create_task(api.connection.request(to, chunk, timeout_seconds=_SILENCE_SECONDS)))
-            await asyncio.sleep(0)  # chunks go out in the order in which their tasks begin
-            sent += len(chunk)
-            if len(waiting) >= _AHEAD:
-                await waiting.pop(0)
-                told(sent)
-    for each in waiting:
-        await each
-    end = await api.connection.request(to, b"", timeout_seconds=_TAKE_IN_SECONDS)
-    if end.status == 503:
-        raise NoAnswer(f"the restore of stream {manifest.stream!r} was broken off", fix="try again")
+    try:
+        with (path / _DATA).open("rb") as data:
+            while chunk := data.read(_CHUNK):
+                waiting.append(asyncio.create_task(api.connection.request(to, chunk, timeout_seconds=_SILENCE_SECONDS)))
+                await asyncio.sleep(0)  # chunks go out in the order in which their tasks begin
+                sent += len(chunk)
+                if len(waiting) >= _AHEAD:
+                    _taken(await waiting.pop(0), manifest)
+                    told(sent)
+        while waiting:
+            _taken(await waiting.pop(0), manifest)
+    finally:
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    patience = _SILENCE_SECONDS + manifest.bytes / _SLOWEST_BYTES
+    end = _taken(await api.connection.request(to, b"", timeout_seconds=patience), manifest)
     made: Json = json.loads(end.data)
     if "error" in made:
         raise translate(made["error"], about)
     restored: Json = made["state"]
     return restored
+
+
+def _taken(answer: Answer, manifest: Manifest) -> Answer:
+    if answer.status == 503:  # the node that took it in is gone
+        raise NoAnswer(f"the restore of stream {manifest.stream!r} was broken off", fix="try again")
+    return answer
 
 
 def remove_others(archives: Path, stream: str, keep: Path) -> None:

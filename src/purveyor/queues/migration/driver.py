@@ -1,15 +1,21 @@
-"""Taking part in a migration from a program without an event loop: the driver of a Spark query, say."""
+"""Taking part in a migration from a program without an event loop: the driver of a Spark query, say.
+
+The async client is loaded when there is a migration: half a dozen processes of every query come by here, and hardly
+ever is there one.
+"""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from purveyor.queues.address import Address
 from purveyor.queues.catalogue import PREFIX
-from purveyor.queues.client import connect
 from purveyor.queues.codec import Json
-from purveyor.queues.migration.migrations import Migrations
 from purveyor.queues.migration.status import QueueStatus
+
+if TYPE_CHECKING:
+    from purveyor.queues.migration.migrations import Migrations
 
 _log = logging.getLogger("purveyor.migration")
 
@@ -35,7 +41,9 @@ def advance(address: Address, stream: str, patience_seconds: float) -> bool:
     return ready
 
 
-def _run(address: Address, patience_seconds: float, work: Callable[[Migrations], Awaitable[object]]) -> object:
+def _run(address: Address, patience_seconds: float, work: "Callable[[Migrations], Awaitable[object]]") -> object:
+    from purveyor.queues.client import connect  # noqa: PLC0415 - see the module
+
     async def connected() -> object:
         async with connect(address, name="purveyor-migration", patience_seconds=patience_seconds) as queues:
             return await work(queues.migrations)

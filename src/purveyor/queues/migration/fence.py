@@ -108,6 +108,17 @@ class Lease:
         finally:
             await listening.close()
 
+    async def clear(self, api: Api, publisher: Publisher) -> None:
+        """Delete whatever has the name of the queue's stream, though it may not show: a restore that was broken off."""
+        stream = f"{PREFIX}{self._queue}"
+        listening = await api.connection.subscribe(_ADVISORIES)
+        try:
+            async with self._busy:
+                await self._order_deletion(publisher, stream)
+                await _heard(listening, f"{PREFIX_OF_API}STREAM.DELETE.{stream}")
+        finally:
+            await listening.close()
+
     async def _order_deletion(self, publisher: Publisher, stream: str) -> None:
         self.check()
         guard = {EXPECTED_LAST_SUBJECT_SEQUENCE: str(self._revision), _EXPECTED_ON: subject(lease_key(self._queue))}

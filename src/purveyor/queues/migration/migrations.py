@@ -280,8 +280,8 @@ class Migrations:
             await lease.delete_stream(self._api, self._services.publisher, self._streams, record.created)
             self.options.on_step(Step.DELETED)
             raw = None
-        if raw is None:
-            await self._make(record)
+        if raw is None or recreate.is_parked(raw["config"], record):
+            await self._make(record, lease)
             self.options.on_step(Step.CREATED)
         await recreate.finish(self._api, record, self.options.on_step)
         if record.strategy is Strategy.SNAPSHOT:
@@ -295,11 +295,15 @@ class Migrations:
         await self._snapshots.take(record, path)
         self.options.on_step(Step.ARCHIVED)
 
-    async def _make(self, record: Record) -> None:
+    async def _make(self, record: Record, lease: Lease) -> None:
         if record.strategy is Strategy.DRAIN:
             await recreate.create(self._api, record)
             return
-        await self._snapshots.restore(record, self._archive_path(record))
+
+        async def clear() -> None:
+            await lease.clear(self._api, self._services.publisher)
+
+        await self._snapshots.bring_back(record, self._archive_path(record), clear)
 
     def _archive_path(self, record: Record) -> Path:
         path = self._snapshots.here(record)

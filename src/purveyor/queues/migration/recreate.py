@@ -22,11 +22,21 @@ from purveyor.queues.refusals import NO_SUITABLE_PEERS, Subject
 
 _log = logging.getLogger("purveyor.migration")
 _INTEREST = "interest"
-_NAME_IN_USE = (10058, 10130)
+NAME_IN_USE = (10058, 10130)
 _RESTORE_FAILED = 10062
 _ATTEMPTS = 200
 _RESTORES = 5
 _AGAIN_SECONDS = 0.1
+
+
+def parked_config(record: Record) -> Json:
+    """How a stream is brought back from disk: under a subject of its own, so that nobody writes to it. Pure."""
+    return first_config(record) | {"subjects": [f"_purveyor.migrating.{record.queue}"]}
+
+
+def is_parked(config: Json, record: Record) -> bool:
+    """Whether a stream has not been seen to hold everything yet. Pure."""
+    return bool(list(config.get("subjects") or ()) == parked_config(record)["subjects"])
 
 
 def first_config(record: Record) -> Json:
@@ -60,7 +70,7 @@ async def in_its_place(api: Api, record: Record, make: Callable[[], Awaitable[No
                     f"stream {record.stream!r} cannot be made while a node is away: {error.message}",
                     fix="bring the node back; its migration goes on by itself",
                 ) from error
-            if error.err_code not in _NAME_IN_USE and not broken:
+            if error.err_code not in NAME_IN_USE and not broken:
                 raise
             if await _is_there(api, record):
                 return

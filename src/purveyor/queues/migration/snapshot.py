@@ -5,17 +5,20 @@
 2. The snapshot is taken and checked. If anything was acknowledged meanwhile, it is taken again.
 3. The stream is deleted. From here on the archive is the only place that has the messages, and the journal: the record
    tells where it is, and whoever finds both, goes on.
-4. It is restored, compared with what it was, and its consumers are let go on.
+4. It is restored under a subject of its own, to which nobody writes, and compared with what it was. In a cluster that
+   loses a node halfway it may come to be without its messages, or be there in name only: then it is deleted, and
+   restored again. When enough replicas hold everything it gets its subjects, and its consumers are let go on.
 """
 
 import asyncio
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from purveyor.model.errors import DataLost, Unavailable
+from purveyor.model.errors import DataLost, NoAnswer, Refused, Unavailable, UnknownStream
 from purveyor.queues.api import Api
 from purveyor.queues.codec import Json
 from purveyor.queues.config import ConsumerInfo, Retention
@@ -30,6 +33,9 @@ from purveyor.queues.streams import Streams
 _PAUSE = timedelta(days=1)
 _LOOK_SECONDS = 0.05
 _TRIES = 10
+_SETTLE_SECONDS = 30.0
+_WRONG_SECONDS = 2.0
+"""What is missing for so long after a restore does not come any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +96,74 @@ class Snapshots:
             f"stream {record.stream!r} changes faster than it can be written to disk", fix="stop its readers"
         )
 
-    async def restore(self, record: Record, path: Path) -> None:
-        """Step 4, with the comparison: DataLost if the restored stream does not hold what was archived."""
+    async def bring_back(self, record: Record, path: Path, clear: Callable[[], Awaitable[None]]) -> None:
+        """Step 4. `clear` deletes a stream that was not restored whole; nobody has written to it.
+
+        NoAnswer if the cluster does not get it done now: the archive has everything, and the next one tries again.
+        """
         manifest = _complete(path, record)
         await archive.check(path, manifest)
+        wrong = None
+        for _ in range(_TRIES):
+            if await self._find(record.stream) is None:
+                await self._restore(record, path, manifest, clear)
+            wrong = await self._settle(record, manifest)
+            if wrong is None:
+                await self.streams.update(record.stream, {"subjects": record.subjects})
+                return
+            self._tell(record.stream, f"restored again, because {wrong}")
+            await clear()
+        raise NoAnswer(
+            f"stream {record.stream!r} is not restored: {wrong}",
+            fix=f"is every node up? Then apply again: its archive {path} has everything",
+        )
 
+    async def _restore(
+        self, record: Record, path: Path, manifest: Manifest, clear: Callable[[], Awaitable[None]]
+    ) -> None:
         async def upload() -> None:
-            state = await archive.upload(
+            await archive.upload(
                 self.api,
-                recreate.first_config(record),
+                recreate.parked_config(record),
                 path,
                 manifest,
                 lambda done: self._tell(record.stream, "from disk", done, manifest.bytes),
             )
-            # As it was when it came into being: from then on publishers add to it, and readers remove from it.
-            lost = lost_in_restore(manifest.state, state, record.target)
-            if lost:
-                raise DataLost(f"stream {record.stream!r} after its restore: {lost}", fix=f"keep the archive {path}")
 
-        await recreate.in_its_place(self.api, record, upload)
+        try:
+            await recreate.in_its_place(self.api, record, upload)
+        except Refused as error:
+            if error.err_code not in recreate.NAME_IN_USE:
+                raise
+            await clear()  # a restore that was broken off: its name is taken, and nobody finds it
+
+    async def _settle(self, record: Record, manifest: Manifest) -> str | None:
+        """Wait until so many replicas hold all of it that one may die; what is wrong, if that does not come about."""
+        began = time.monotonic()
+        wrong_since: float | None = None
+        while True:
+            raw = await self._find(record.stream)
+            wrong = "it is gone" if raw is None else lost_in_restore(manifest.state, raw["state"], record.target)
+            now = time.monotonic()
+            if raw is not None and wrong is None and enough_replicas(raw) and await self._has_readers(record, manifest):
+                return None
+            wrong_since = None if wrong is None else wrong_since or now
+            if wrong_since is not None and now - wrong_since > _WRONG_SECONDS:
+                return wrong
+            if now - began > _SETTLE_SECONDS:
+                return wrong or "too few replicas hold it, or readers are missing"
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _has_readers(self, record: Record, manifest: Manifest) -> bool:
+        """Whether the durables are back: in a cluster they come after the stream, and one by one."""
+        wanted = {each["durable_name"] for each in record.durables} & set(manifest.consumers)
+        return wanted <= {each.name for each in await self.consumers.every(record.stream)}
+
+    async def _find(self, stream: str) -> Json | None:
+        try:
+            return await self.streams.raw_info(stream)
+        except UnknownStream:
+            return None
 
     async def resume(self, record: Record) -> None:
         """The end of step 4."""
@@ -128,6 +183,13 @@ class Snapshots:
 
     def _tell(self, stream: str, what: str, done: int = 0, total: int = 0) -> None:
         self.options.on_progress(Progress(stream.partition(":")[2], what, done, total))
+
+
+def enough_replicas(raw: Json) -> bool:
+    """Whether a majority of a stream's replicas has all of it; pure. A single server has no others."""
+    others = (raw.get("cluster") or {}).get("replicas") or []
+    current = sum(bool(each.get("current")) and not each.get("offline") for each in others)
+    return 2 * (1 + current) > 1 + len(others)
 
 
 def lost_in_restore(was: Json, is_: Json, target: Json) -> str | None:
