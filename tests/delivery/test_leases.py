@@ -63,7 +63,7 @@ class Machine(RuleBasedStateMachine):
         for kind in Kind:
             found = sorted(each for each, message in self.queue.items() if message.kind is kind)
             found = [each for each in found if each not in self.removed]
-            seen = found if kind is Kind.PREFILL else found[: max(len(found) - lag, 0)]
+            seen = found[: max(len(found) - lag, 0)] if kind is Kind.MAIN else found
             process.there[kind] = [each for each in seen if each not in process.book.done(kind)]
             process.to[kind] = max(seen, default=0)
 
@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
 
     def in_order(self) -> list[Pending]:
         left = [message for sequence, message in sorted(self.queue.items()) if sequence not in self.acked]
-        return sorted(left, key=lambda message: message.kind is Kind.MAIN)
+        return sorted(left, key=lambda message: list(Kind).index(message.kind))
 
     def note(self, sequences: set[int], book: Book) -> None:
         self.acked |= sequences
@@ -98,13 +98,16 @@ class Machine(RuleBasedStateMachine):
 
     # what happens
 
-    @rule(kind=st.sampled_from([Kind.MAIN, Kind.MAIN, Kind.PREFILL]), key=st.sampled_from(["x", "y", "z", None]))
+    @rule(
+        kind=st.sampled_from([Kind.MAIN, Kind.MAIN, Kind.PREFILL, Kind.RETRY]),
+        key=st.sampled_from(["x", "y", "z", None]),
+    )
     def append(self, kind: Kind, key: str | None) -> None:
         sequence = len(self.queue) + 1
         self.queue[sequence] = Pending(sequence, kind, key)
         if kind is Kind.MAIN:
             self.positions[sequence] = 10 * sequence
-        else:  # more prefill comes only with a change of the registry, which all processes see
+        else:  # more of the others comes only with a change of the registry or the book, which all processes see
             for process in self.processes:
                 process.forget()
 
@@ -162,8 +165,10 @@ class Machine(RuleBasedStateMachine):
                 assert key is None or (same[0] == sequence and not out) or self.overtaken_by_prefill(same, sequence)
 
     def overtaken_by_prefill(self, same: list[int], sequence: int) -> bool:
-        """More prefill may come while a live message of that key is out; then that one goes first."""
-        return sequence not in same[:1] and self.queue[sequence].kind is Kind.MAIN and sequence < same[0]
+        """More that goes before it may come while a message of that key is out; then that one goes first."""
+        order = list(Kind)
+        later = order.index(self.queue[sequence].kind) > order.index(self.queue[same[0]].kind)
+        return sequence not in same[:1] and later and sequence < same[0]
 
     def word(self, sequence: int) -> Acked:
         return Acked(sequence, self.queue[sequence].kind, self.positions.get(sequence, 0))

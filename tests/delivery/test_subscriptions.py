@@ -46,7 +46,7 @@ async def test_a_subscription_begins_at_its_control_event(queues: Queues, subscr
         }
     ]
     info = await queues.streams.info(OX)
-    assert (owner_of(info), set(info.config.subjects)) == (record.incarnation, {"ox.main", "ox.prefill"})
+    assert (owner_of(info), set(info.config.subjects)) == (record.incarnation, {"ox.main", "ox.prefill", "ox.retry"})
     found = await subscriptions.get("ox")
     assert (found.record, found.prefill, found.next) == (record, None, 2)
     assert await bodies(queues, PREFILL) == []

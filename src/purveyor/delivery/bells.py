@@ -26,8 +26,10 @@ class Bell:
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
-        # Not `<name>.*`: who is allowed that for any name is allowed `$JS.>` too.
-        self._subjects: dict[str, tuple[float, ...]] = {f"{name}.{kind.value}": _ECHOES for kind in Kind}
+        # Not `<name>.*`: who is allowed that for any name is allowed `$JS.>` too. Who puts back dead letters writes
+        # so in the book.
+        kinds = (Kind.PREFILL, Kind.MAIN)
+        self._subjects: dict[str, tuple[float, ...]] = {f"{name}.{kind.value}": _ECHOES for kind in kinds}
         self._subjects[f"$KV.{ACKNOWLEDGED}.{name}"] = (_BOOK_SECONDS,)
         self._listening: dict[str, Subscription] = {}
         self._timers: set[asyncio.TimerHandle] = set()
@@ -50,7 +52,10 @@ class Bell:
         self._listening.pop(subject, None)
         self._timers = {timer for timer in self._timers if not timer.cancelled() and timer.when() > self._now()}
         for delay in delays:
-            self._timers.add(asyncio.get_running_loop().call_later(delay, self.ring))
+            if delay:
+                self._timers.add(asyncio.get_running_loop().call_later(delay, self.ring))
+            else:  # not a timer: uvloop gives a handle that has no time
+                asyncio.get_running_loop().call_soon(self.ring)
 
     def ring(self) -> None:
         """Wake all who wait."""

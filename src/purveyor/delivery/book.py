@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from purveyor.delivery.done import Done, numbers, runs
-from purveyor.delivery.leases import Book, Lease, Wait
+from purveyor.delivery.words import Book, Lease, Wait
 from purveyor.model import jsontext
+from purveyor.model.done import Expired
 from purveyor.model.errors import InvalidInput
 from purveyor.model.jsontext import Json
 
@@ -26,6 +27,12 @@ def encode(book: Book) -> bytes:
         "main": book.main.to_json(),
         "granted": book.granted,
     }
+    if book.retry_to or book.retry.last:
+        value["retry"], value["retry_to"] = book.retry.to_json(), book.retry_to
+    if book.putting:
+        value["putting"] = {str(letter): done for letter, done in book.putting.items()}
+    if book.expired.count:
+        value["expired"] = book.expired.to_json()
     if book.leases:
         value["leases"] = [_lease(lease) for lease in book.leases]
     if book.tries:
@@ -42,12 +49,16 @@ def decode(data: bytes) -> Book:
         return Book(
             incarnation=jsontext.text(value, "incarnation", _WHAT),
             position=jsontext.whole(value, "position", _WHAT),
+            retry=Done.from_json(value.get("retry")),
             prefill=Done.from_json(value.get("prefill")),
             main=Done.from_json(value.get("main")),
             leases=tuple(_read_lease(lease) for lease in value.get("leases") or ()),
             tries={int(sequence): int(count) for sequence, count in (value.get("tries") or {}).items()},
             waits={int(key): Wait(int(until), int(length)) for key, (until, length) in _pairs(value.get("waits"))},
             granted=int(value.get("granted") or 0),
+            retry_to=int(value.get("retry_to") or 0),
+            putting={int(letter): bool(done) for letter, done in (value.get("putting") or {}).items()},
+            expired=Expired.from_json(value.get("expired")),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"the {_WHAT} cannot be read: {error!r}", fix="who else writes to it?") from error
@@ -59,9 +70,14 @@ def _lease(lease: Lease) -> Json:
         "instance": lease.instance,
         "until": lease.until,
         "length": lease.length,
-        **{name: runs(found) for name, found in (("prefill", lease.prefill), ("main", lease.main)) if found},
+        **{name: runs(found) for name, found in _subjects(lease) if found},
         **({"keys": {str(sequence): key for sequence, key in lease.keys.items()}} if lease.keys else {}),
+        **({"ahead": True} if lease.ahead else {}),
     }
+
+
+def _subjects(lease: Lease) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return ("retry", lease.retry), ("prefill", lease.prefill), ("main", lease.main)
 
 
 def _read_lease(data: Mapping[str, Any]) -> Lease:
@@ -70,9 +86,11 @@ def _read_lease(data: Mapping[str, Any]) -> Lease:
         instance=str(data["instance"]),
         until=int(data["until"]),
         length=int(data["length"]),
+        retry=numbers(data.get("retry") or ()),
         prefill=numbers(data.get("prefill") or ()),
         main=numbers(data.get("main") or ()),
         keys={int(sequence): str(key) for sequence, key in (data.get("keys") or {}).items()},
+        ahead=bool(data.get("ahead")),
     )
 
 

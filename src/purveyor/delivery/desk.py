@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 from purveyor.delivery import book as book_json
+from purveyor.delivery import leases
+from purveyor.delivery.ahead import Ahead
 from purveyor.delivery.gate import Gate
 from purveyor.delivery.leases import Acked, Book, Kind
 from purveyor.delivery.window import Memory, Window
@@ -108,6 +110,7 @@ class Desk:
         self._tidied = False
         self._tidied_at = float("-inf")
         self._tidying: asyncio.Task[None] | None = None
+        self.ahead = Ahead(self._give_back)
 
     def update(self, found: Registered) -> None:
         """The registry says something new: the order may be another, or the prefill have changed the queue."""
@@ -128,6 +131,11 @@ class Desk:
         return self._found.record.definition
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether the server was away since we knew it: what we know of it has to be read again."""
+        return self._office.queues.connection.generation != self._generation
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is under way, so that it may be forgotten."""
         return (self._working is None or self._working.done()) and (self._tidying is None or self._tidying.done())
@@ -139,14 +147,22 @@ class Desk:
         """
         request = _Request(decide, asyncio.get_running_loop().create_future(), alike)
         self._requests.append(request)
-        if self._working is None or self._working.done():
-            self._working = asyncio.create_task(self._work())
+        self._work_soon()
         answer: _V = await request.answer
         return answer
 
     async def look(self) -> Book:
         """The book as it is now."""
         return await self.decide(lambda book: Step(value=book, empty=True))
+
+    def _give_back(self, lease_id: str) -> None:
+        """Nobody has asked for what was kept."""
+        self._requests.append(_Request(_undone(lambda book: leases.give_back(book, lease_id)), _nobody()))
+        self._work_soon()
+
+    def _work_soon(self) -> None:
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
 
     async def _work(self) -> None:
         while self._requests:
@@ -170,6 +186,8 @@ class Desk:
                 await self._load()
                 fresh = True
             assert self._book is not None
+            if self.window.is_behind(self._book):
+                await self._catch_up(self._book)
             steps, book = self._decide_all(requests, self._book)
             missing = sum(step.missing for step in steps if isinstance(step, Step))
             if missing and more:
@@ -228,9 +246,8 @@ class Desk:
 
     def _forget_if_reconnected(self) -> None:
         """A server that was away may have come back without its last moments: what we know of it is read again."""
-        generation = self._office.queues.connection.generation
-        if generation != self._generation:
-            self._generation, self._book = generation, None
+        if self.in_doubt:
+            self._generation, self._book = self._office.queues.connection.generation, None
             self.window.clear()
 
     async def _load(self) -> None:
@@ -257,8 +274,16 @@ class Desk:
         except UnknownStream:
             return False  # the next writer makes the queue again; until then it is empty
         finally:
-            for kind, sequences in self.window.take_leftover().items():
-                self._to_remove[kind] |= sequences
+            self._take_leftover()
+
+    async def _catch_up(self, book: Book) -> None:
+        with contextlib.suppress(UnknownStream):
+            await self.window.catch_up(book)
+        self._take_leftover()
+
+    def _take_leftover(self) -> None:
+        for kind, sequences in self.window.take_leftover().items():
+            self._to_remove[kind] |= sequences
 
     async def _write(self, book: Book) -> bool:
         """Whether the book is written; if not, somebody else has changed it.
@@ -281,7 +306,10 @@ class Desk:
         return True
 
     def _tidy_soon(self) -> None:
-        if (any(self._to_remove.values()) or not self._tidied) and (self._tidying is None or self._tidying.done()):
+        # Where nothing was ever acknowledged nothing can be left: thousands that are only looked at ask nothing.
+        left = self._book is not None and any(self._book.done(kind).last for kind in Kind)
+        wanted = any(self._to_remove.values()) or (left and not self._tidied)
+        if wanted and (self._tidying is None or self._tidying.done()):
             self._tidying = asyncio.create_task(self._tidy())
 
     async def _tidy(self) -> None:
@@ -326,6 +354,8 @@ class Desk:
 
     async def close(self) -> None:
         """Return when nothing is under way any more; what takes too long, because the server is away, is given up."""
+        if (kept := self.ahead.close()) is not None:
+            self._give_back(kept)
         tasks = {task for task in (self._working, self._tidying) if task is not None and not task.done()}
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)

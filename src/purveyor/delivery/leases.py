@@ -13,153 +13,43 @@ not make a lease or a pause longer than it was meant to be, counted from when so
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Final, TypeVar, assert_never
+from dataclasses import replace
+from typing import Final, assert_never
 
-from purveyor.delivery.done import Done, Seen
+from purveyor.delivery.done import Seen
+from purveyor.delivery.words import Acked, Again, Ask, Book, Kind, Lease, Pending, Rules, Taken, Wait, less
+from purveyor.model.done import Expired
 from purveyor.model.errors import LeaseLost
 from purveyor.model.policy import OrderBy
 
 MOST_IN_FLIGHT: Final = 5000
 """So many messages of a subscription may be leased or put off at a time: it bounds the size of the book."""
 _MOST_EXHAUSTED: Final = 100
-_V = TypeVar("_V")
 
-
-class Kind(Enum):
-    """The two subjects of a queue, in the order in which they are delivered."""
-
-    PREFILL = "prefill"
-    MAIN = "main"
-
-    __hash__ = object.__hash__  # there is one of each; by its name, as enums do it, takes a call in Python
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A message that lies in the queue and is not acknowledged."""
-
-    sequence: int
-    kind: Kind
-    key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Acked:
-    """A message to acknowledge; the position of a live one is noted."""
-
-    sequence: int
-    kind: Kind
-    position: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Messages in the hands of an instance until a time. `length` is for how long it was given."""
-
-    id: str
-    instance: str
-    until: int
-    length: int
-    prefill: tuple[int, ...] = ()
-    main: tuple[int, ...] = ()
-    keys: Mapping[int, str] = field(default_factory=dict)
-    """The keys of its messages, where the order is kept by key."""
-
-    @property
-    def sequences(self) -> tuple[int, ...]:
-        """All its messages, in the order of delivery."""
-        return self.prefill + self.main
-
-    def without(self, sequences: frozenset[int]) -> "Lease":
-        """With some of its messages taken out."""
-        return replace(
-            self,
-            prefill=tuple(sequence for sequence in self.prefill if sequence not in sequences),
-            main=tuple(sequence for sequence in self.main if sequence not in sequences),
-            keys=_less(self.keys, sequences),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A message is not handed out before `until`; `length` is for how long it was put off."""
-
-    until: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Book:
-    """All that is known about the delivery of one subscription."""
-
-    incarnation: str
-    position: int = 0
-    """The highest position acknowledged; 0 if none was. Everything up to it was written to the queue once."""
-    prefill: Done = field(default_factory=Done)
-    main: Done = field(default_factory=Done)
-    leases: tuple[Lease, ...] = ()
-    tries: Mapping[int, int] = field(default_factory=dict)
-    """How often a message was delivered before the lease it is in; one that was never is not in it."""
-    waits: Mapping[int, Wait] = field(default_factory=dict)
-    granted: int = 0
-    """How many leases were given; their ids are these numbers."""
-
-    def done(self, kind: Kind) -> Done:
-        """What is acknowledged of a subject."""
-        return self.prefill if kind is Kind.PREFILL else self.main
-
-    def lease_of(self, sequence: int) -> Lease | None:
-        """The lease that a message is in."""
-        return next((lease for lease in self.leases if sequence in lease.sequences), None)
-
-    def deliveries(self, sequence: int) -> int:
-        """How often a message was delivered."""
-        return self.tries.get(sequence, 0) + (self.lease_of(sequence) is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What a subscription asked for."""
-
-    order_by: OrderBy | None = OrderBy.POSITION
-    max_attempts: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """An instance asks for messages."""
-
-    instance: str
-    now: int
-    length: int
-    most: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
-    """An instance wants a message to be given again, after a delay."""
-
-    instance: str
-    now: int
-    delay: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """The answer: what it got, or when to look again."""
-
-    book: Book
-    lease: Lease | None = None
-    deliveries: tuple[int, ...] = ()
-    """Of each message of the lease, this one counted."""
-    exhausted: tuple[Pending, ...] = ()
-    """Messages that were delivered too often; they become dead letters, then asking again goes on behind them."""
-    again_at: int | None = None
-    """When time alone may change a refusal."""
-    wants_more: bool = False
-    """Whether more messages of the queue, if there are any, could have been given."""
+__all__ = [
+    "MOST_IN_FLIGHT",
+    "Acked",
+    "Again",
+    "Ask",
+    "Book",
+    "Kind",
+    "Lease",
+    "Pending",
+    "Rules",
+    "Taken",
+    "Wait",
+    "acknowledge",
+    "expire",
+    "extend",
+    "give_back",
+    "handed_out",
+    "held",
+    "in_hand",
+    "lapse",
+    "may_give_up",
+    "retry",
+    "take",
+]
 
 
 def expire(book: Book, now: int) -> Book:
@@ -207,7 +97,8 @@ def _take_oldest(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules)
     theirs = [lease.until for lease in book.leases if lease.instance != ask.instance]
     if theirs:
         return Taken(book=book, again_at=max(theirs))
-    free = replace(book, leases=(), tries=_tried(book.tries, book.leases)) if book.leases else book
+    had = [lease for lease in book.leases if not lease.ahead]
+    free = replace(book, leases=(), tries=_tried(book.tries, had)) if book.leases else book
     given: list[Pending] = []
     for message in pending:
         if message.sequence in book.waits:
@@ -268,6 +159,7 @@ def _grant(
         instance=ask.instance,
         until=ask.now + ask.length,
         length=ask.length,
+        retry=tuple(message.sequence for message in given if message.kind is Kind.RETRY),
         prefill=tuple(message.sequence for message in given if message.kind is Kind.PREFILL),
         main=tuple(message.sequence for message in given if message.kind is Kind.MAIN),
         keys=keys or {},
@@ -293,10 +185,48 @@ def acknowledge(book: Book, messages: Iterable[Acked], seen: Mapping[Kind, Seen]
         book,
         leases=_without(book.leases, sequences),
         position=max([book.position, *(message.position for message in acked if message.kind is Kind.MAIN)]),
+        retry=done[Kind.RETRY],
         prefill=done[Kind.PREFILL],
         main=done[Kind.MAIN],
-        tries=_less(book.tries, sequences),
-        waits=_less(book.waits, sequences),
+        putting=_put(book.putting, acked),
+        tries=less(book.tries, sequences),
+        waits=less(book.waits, sequences),
+    )
+
+
+def keep_next(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) -> tuple[Book, Lease] | None:
+    """Lease the oldest message to one who will ask for it in a moment; None if it cannot have it."""
+    if rules.order_by is not OrderBy.POSITION or book.leases:
+        return None
+    taken = take(book, pending, ask, rules)
+    if taken.lease is None:
+        return None
+    lease = replace(taken.lease, ahead=True)
+    return replace(taken.book, leases=(lease,)), lease
+
+
+def handed_over(book: Book, lease: Lease) -> Book:
+    """A lease that was given ahead has been handed out."""
+    told = replace(lease, ahead=False)
+    return replace(book, leases=tuple(told if each is lease else each for each in book.leases))
+
+
+def lapse(book: Book, messages: Sequence[Acked], now: int, seen: Mapping[Kind, Seen] | None = None) -> Book:
+    """The messages waited for longer than the subscription keeps them: never given again, and counted."""
+    before = book.expired
+    position = max([before.position, *(message.position for message in messages if message.kind is Kind.MAIN)])
+    counted = Expired(before.count + len(messages), position, now)
+    return replace(acknowledge(book, messages, seen), expired=counted)
+
+
+def in_hand(book: Book, instance: str | None, rules: Rules) -> frozenset[int]:
+    """What somebody has, and may still acknowledge. In ordered delivery, who asks again has given up what it had."""
+    given_up = instance if rules.order_by is OrderBy.POSITION else None
+    return frozenset(
+        sequence
+        for lease in book.leases
+        if given_up is None or lease.instance != given_up
+        for sequence in lease.sequences
     )
 
 
@@ -403,7 +333,6 @@ def _without(leases: Sequence[Lease], sequences: frozenset[int]) -> tuple[Lease,
     )
 
 
-def _less(found: Mapping[int, _V], sequences: frozenset[int]) -> Mapping[int, _V]:
-    if sequences.isdisjoint(found):
-        return found
-    return {sequence: value for sequence, value in found.items() if sequence not in sequences}
+def _put(putting: Mapping[int, bool], acked: Iterable[Acked]) -> Mapping[int, bool]:
+    letters = {message.letter for message in acked if message.letter in putting} if putting else ()
+    return {letter: done or letter in letters for letter, done in putting.items()} if letters else putting

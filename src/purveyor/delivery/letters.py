@@ -1,12 +1,16 @@
 """Messages that a subscription gives up become dead letters: rejected by a consumer, or delivered too often."""
 
+import contextlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from purveyor.delivery.desk import Desk
 from purveyor.delivery.window import position_of
+from purveyor.model.figures import DEAD_LETTERS as PARKED
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters import DeadLetter, park, subscription_origin
+from purveyor.queues.dead_letters import DeadLetter, Detail, park, subscription_origin
+from purveyor.queues.headers import FAILED_FIRST, RETRIES, Headers, first
 from purveyor.queues.streams import StoredMessage
 
 
@@ -23,8 +27,15 @@ class Parking:
         self._replicas = replicas
         self._ready = False
 
-    async def park(self, desk: Desk, message: StoredMessage, reason: str, attempts: int) -> None:
-        """Store a dead letter. Its id tells where the message came from: parked again soon, it is the same one."""
+    async def park(
+        self,
+        desk: Desk,
+        message: StoredMessage,
+        reason: str,
+        attempts: int,
+        details: Mapping[str, Detail] | None = None,
+    ) -> int:
+        """Store a dead letter; its sequence. Its id tells where the message came from: parked again, it is the same."""
         if not self._ready:
             (await self._queues.ensure(DEAD_LETTERS, replicas=self._replicas)).require_usable()
             self._ready = True
@@ -34,7 +45,7 @@ class Parking:
             origin=dead_letter_origin(desk.name),
             subject=message.subject,
             data=message.data,
-            failed_first=now,
+            failed_first=_failed_first(message.headers, now),
             failed_last=now,
             headers=message.headers,
             position=message.sequence,
@@ -43,6 +54,24 @@ class Parking:
                 "subscription": desk.name,
                 "incarnation": desk.incarnation,
                 "position": position_of(message.headers),
+                **_retries(message.headers),
+                **(details or {}),
             },
         )
-        await park(self._queues, letter)
+        receipt = await park(self._queues, letter)
+        PARKED.add(letter.origin)
+        return receipt.sequence
+
+
+def _failed_first(headers: Headers, now: datetime) -> datetime:
+    """Of a message that was put back, when it was given up for the first time."""
+    with contextlib.suppress(ValueError):
+        told = datetime.fromisoformat(first(headers, FAILED_FIRST) or "")
+        if told.tzinfo is not None:
+            return min(told, now)
+    return now
+
+
+def _retries(headers: Headers) -> dict[str, Detail]:
+    text = first(headers, RETRIES)
+    return {"retries": int(text)} if text is not None and text.isdecimal() else {}

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+from purveyor.model.done import Expired
 from purveyor.model.errors import UnknownMessage, UnknownStream
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
@@ -21,21 +22,27 @@ class Overview:
     """How many live events wait in its queue; None when there is no queue."""
     prefill: int | None
     """How many messages of its prefill wait."""
+    retry: int | None
+    """How many dead letters that were put back wait."""
+    expired: Expired
+    """What nobody acknowledged in time."""
 
 
 async def look(queues: Queues, registry: Registry, found: Registered) -> Overview:
     """How one subscription stands."""
     queue = subscription_queue(found.name)
-    main, prefill = queue.subjects
-    acknowledged, newest, waiting = await asyncio.gather(
-        registry.acknowledged(found), _newest(queues, queue.stream, main), _waiting(queues, queue.stream)
+    main, prefill, retry = queue.subjects
+    book, newest, waiting = await asyncio.gather(
+        registry.book(found), _newest(queues, queue.stream, main), _waiting(queues, queue.stream)
     )
-    positions = [position for position in (acknowledged, newest) if position is not None]
+    positions = [position for position in (book.position if book else 0, newest) if position]
     return Overview(
         registered=found,
         position=max(positions, default=None),
         main=None if waiting is None else waiting.get(main, 0),
         prefill=None if waiting is None else waiting.get(prefill, 0),
+        retry=None if waiting is None else waiting.get(retry, 0),
+        expired=book.expired if book else Expired(),
     )
 
 

@@ -26,6 +26,7 @@ from purveyor.model.control import (
 from purveyor.model.errors import (
     AlreadyExists,
     InvalidInput,
+    InvalidName,
     Refused,
     Unavailable,
     UnknownSubscription,
@@ -105,6 +106,13 @@ class Subscriptions:
             raise UnknownSubscription(f"subscription {name!r} is being deleted", fix="delete it again if that ended")
         return found
 
+    async def find(self, name: str) -> Subscription | None:
+        """What the subscription of a name asks for; None if there is none."""
+        try:
+            return (await (await self.registry()).get(name)).record.definition
+        except (UnknownSubscription, InvalidName):
+            return None
+
     async def list(self) -> Snapshot:
         """All subscriptions, those too that are not registered or deleted to the end."""
         return await (await self.registry()).list()
@@ -121,15 +129,15 @@ class Subscriptions:
         found = await (await self.registry()).get(name)
         await self._end(found)
 
-    async def pause(self, name: str) -> Record:
-        """Hand out nothing until `resume`; the queue goes on filling."""
+    async def pause(self, name: str, reason: str | None = None) -> Record:
+        """Hand out nothing until `resume`; the queue goes on filling. Who is no person gives a reason."""
         found = await self._ready(name)
-        return await self._change(found.record, lambda now: dataclasses.replace(now, paused=True))
+        return await self._change(found.record, lambda now: dataclasses.replace(now, paused=True, pause_reason=reason))
 
     async def resume(self, name: str) -> Record:
         """Hand out again, and if its queue refused messages, ask for those to be written now."""
         found = await self._ready(name)
-        record = await self._change(found.record, lambda now: dataclasses.replace(now, paused=False))
+        record = await self._change(found.record, lambda now: dataclasses.replace(now, paused=False, pause_reason=None))
         if found.suspended is not None:
             # Asking twice is one job; when writing has stopped again since, or a catch-up has failed, it is another.
             job = job_id(record.incarnation, JobKind.CATCH_UP, found.dispatch_revision)

@@ -2,7 +2,8 @@
 
 Messages are read a page at a time and kept until they are acknowledged or memory is needed for others; nothing here is
 state that would be missed. Prefill comes first: the live subject is looked at only when the leader of the stream has
-said that there is no more of the prefill, because a replica that lags could not know.
+said that there is no more of the prefill, because a replica that lags could not know. Dead letters that were put back
+come before both, the oldest position first; that there are any, and up to which sequence, is told by the book.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -10,14 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from purveyor.delivery.done import Seen
-from purveyor.delivery.leases import Book, Kind, Pending
+from purveyor.delivery.words import Acked, Book, Kind, Pending
 from purveyor.model import jsontext
 from purveyor.model.errors import InvalidInput, UnknownMessage
 from purveyor.model.event import event_key
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
 from purveyor.queues.direct import Wanted, read_page
-from purveyor.queues.headers import POSITION, Headers, first
+from purveyor.queues.headers import CAME_ON, LETTER, POSITION, Headers, first
 from purveyor.queues.streams import StoredMessage
 
 _PAGE: Final = 64
@@ -47,6 +48,8 @@ class Window:
         self._read_to = dict.fromkeys(Kind, 0)
         self._key_of: dict[int, str | None] = {}
         self._position_of: dict[int, int] = {}
+        self._letter_of: dict[int, int] = {}
+        self._stored_at: dict[int, int] = {}
         self._bodies: dict[int, StoredMessage] = {}
         self._leftover: dict[Kind, set[int]] = {kind: set() for kind in Kind}
         self.size = 0
@@ -55,9 +58,24 @@ class Window:
         """All that is known and not acknowledged in a book, in the order of delivery."""
         for kind, sequences in self._there.items():
             done = book.done(kind)
-            for sequence in sequences:
+            for sequence in self._by_position(sequences) if kind is Kind.RETRY else sequences:
                 if sequence not in done:
                     yield Pending(sequence, kind, self._key_of.get(sequence))
+
+    def _by_position(self, sequences: list[int]) -> list[int]:
+        return sorted(sequences, key=lambda sequence: (self._position_of[sequence], sequence))
+
+    def lapsed(self, book: Book, before: int, in_hand: Collection[int], most: int) -> list[Acked]:
+        """Messages at hand that were stored before a time, in milliseconds, and that nobody has; so many at most."""
+        found: list[Acked] = []
+        for kind, sequences in self._there.items():
+            done = book.done(kind)
+            for sequence in sequences:
+                if self._stored_at.get(sequence, before) >= before or len(found) == most:
+                    break
+                if sequence not in in_hand and sequence not in done:
+                    found.append(self._acked(sequence, kind))
+        return found
 
     def seen(self) -> dict[Kind, Seen]:
         """How far each subject was looked at, and what is there."""
@@ -67,12 +85,33 @@ class Window:
         """The message, if it is at hand."""
         return self._bodies.get(sequence)
 
-    def find(self, sequence: int) -> tuple[Kind, int] | None:
-        """The subject and the position of a message that is known."""
+    def find(self, sequence: int) -> Acked | None:
+        """A message that is known, as one to acknowledge."""
         if sequence not in self._position_of:
             return None
-        kind = Kind.PREFILL if sequence in self._there[Kind.PREFILL] else Kind.MAIN
-        return kind, self._position_of[sequence]
+        kinds = (kind for kind in (Kind.RETRY, Kind.PREFILL) if sequence in self._there[kind])
+        return self._acked(sequence, next(kinds, Kind.MAIN))
+
+    def _acked(self, sequence: int, kind: Kind) -> Acked:
+        return Acked(sequence, kind, self._position_of[sequence], self._letter_of.get(sequence, 0))
+
+    def is_behind(self, book: Book) -> bool:
+        """Whether dead letters were put back that were not looked at."""
+        return book.retry_to > max(self._read_to[Kind.RETRY], book.retry.floor)
+
+    async def catch_up(self, book: Book) -> None:
+        """Read what was put back."""
+        while self.is_behind(book) and len(self._position_of) < _MOST:
+            if await self._read(book, Kind.RETRY, _PAGE) or not self.is_behind(book):
+                continue
+            try:  # acknowledged and gone, or a replica that lags was asked: the leader knows
+                found = await self._queues.streams.get_next(
+                    self._stream, self._begin(book, Kind.RETRY), f"{self._name}.{Kind.RETRY.value}"
+                )
+            except UnknownMessage:
+                self._read_to[Kind.RETRY] = book.retry_to
+            else:
+                self._add(book, Kind.RETRY, [found])
 
     async def read_on(self, book: Book, count: int) -> bool:
         """Read about so many more messages; whether there may be still more."""
@@ -116,7 +155,11 @@ class Window:
                 self._leftover[kind].add(message.sequence)
                 continue
             self._there[kind].append(message.sequence)
-            self._position_of[message.sequence] = position_of(message.headers) or 0
+            self._position_of[message.sequence] = place_of(kind, message.headers)
+            if message.timestamp is not None:
+                self._stored_at[message.sequence] = int(message.timestamp.timestamp() * 1000)
+            if kind is Kind.RETRY:
+                self._letter_of[message.sequence] = letter_of(message.headers)
             if self._keys:
                 self._key_of[message.sequence] = key_of(message)
             self._keep(message)
@@ -150,7 +193,8 @@ class Window:
         self._there[kind] = [sequence for sequence in self._there[kind] if sequence not in sequences]
         self.drop_bodies(sequences)
         for sequence in sequences:
-            self._position_of.pop(sequence, None)
+            for known in (self._position_of, self._letter_of, self._stored_at):
+                known.pop(sequence, None)
             self._key_of.pop(sequence, None)
 
     def clear(self) -> None:
@@ -159,7 +203,8 @@ class Window:
         self._read_to = dict.fromkeys(Kind, 0)
         self._prefill_over = False
         self._key_of.clear()
-        self._position_of.clear()
+        for known in (self._position_of, self._letter_of, self._stored_at):
+            known.clear()
         self._bodies.clear()
         self._grow(-self.size)
 
@@ -174,9 +219,22 @@ def position_of(headers: Headers) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
+def place_of(kind: Kind, headers: Headers) -> int:
+    """By what messages of a subject are ordered: their position. What was prefilled comes before what is live."""
+    put_back = kind is Kind.RETRY and first(headers, CAME_ON) == Kind.PREFILL.value
+    return 0 if put_back else position_of(headers) or 0
+
+
 def kind_of(message: StoredMessage) -> Kind:
     """The subject that a message lies on."""
-    return Kind.PREFILL if message.subject.endswith(f".{Kind.PREFILL.value}") else Kind.MAIN
+    last = message.subject.rpartition(".")[2]
+    return next((kind for kind in (Kind.RETRY, Kind.PREFILL) if kind.value == last), Kind.MAIN)
+
+
+def letter_of(headers: Headers) -> int:
+    """The dead letter that a message was before it was put back; 0 if that is not said."""
+    text = first(headers, LETTER)
+    return int(text) if text is not None and text.isdecimal() else 0
 
 
 def key_of(message: StoredMessage) -> str | None:

@@ -11,9 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from purveyor.model import tracing
 from purveyor.model.errors import InvalidInput, UnknownStream
 from purveyor.model.event import SUBJECT, Event
+from purveyor.model.figures import PUBLISHED
 from purveyor.model.names import check_header
+from purveyor.model.tracing import Carrier
 from purveyor.queues.catalogue import incoming
 from purveyor.queues.client import Queues
 from purveyor.queues.headers import MSG_ID
@@ -57,18 +60,20 @@ class EventIntake:
         self._ready_on = 0
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="purveyor-intake")
 
-    async def store(self, given: Incoming, login: str) -> Receipt:
-        """Store one event; where it is."""
-        data = self._encode(given)
+    async def store(self, given: Incoming, login: str, trace: Carrier = tracing.NONE) -> Receipt:
+        """Store one event; where it is. It carries the trace on, or the one among its attributes."""
+        data, headers = self._encode(given), {LOGIN: login, **(trace or trace_of(given))}
         await self.ensure()
         try:
-            return await self._publish(given.id, data, login)
+            receipt = await self._publish(given.id, data, headers)
         except UnknownStream:  # somebody removed the queue: it is made again, with its readers
             self._ready_on = 0
             await self.ensure()
-            return await self._publish(given.id, data, login)
+            receipt = await self._publish(given.id, data, headers)
+        PUBLISHED.add("duplicate" if receipt.duplicate else "stored")
+        return receipt
 
-    async def store_all(self, given: Sequence[Incoming], login: str) -> Stored:
+    async def store_all(self, given: Sequence[Incoming], login: str, trace: Carrier = tracing.NONE) -> Stored:
         """Store up to 1000 events behind one another, all or none.
 
         If some of them were stored before, a repetition say, the rest follow one by one; cut off in the middle, the
@@ -79,12 +84,17 @@ class EventIntake:
         if len({each.id for each in given}) < len(given):
             raise InvalidInput("two of the events have the same id", fix="give each its own")
         if len(given) == 1:
-            receipt = await self.store(given[0], login)
+            receipt = await self.store(given[0], login, trace_of(given[0]) or trace)
             return Stored(int(not receipt.duplicate), int(receipt.duplicate), receipt.sequence)
-        messages = [(SUBJECT, self._encode(each), {LOGIN: login}, each.id) for each in given]
+        messages = [
+            (SUBJECT, self._encode(each), {LOGIN: login, **(trace_of(each) or trace)}, each.id) for each in given
+        ]
         await self.ensure()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._publish_all, messages)
+        stored = await loop.run_in_executor(self._threads, self._publish_all, messages)
+        PUBLISHED.add("stored", by=stored.stored)
+        PUBLISHED.add("duplicate", by=stored.duplicates)
+        return stored
 
     async def ensure(self) -> None:
         """The queue and its readers are there: one without readers would keep nothing."""
@@ -104,9 +114,9 @@ class EventIntake:
             raise TooLarge(f"an event of {len(data)} bytes; the server takes {largest}", fix="send less")
         return data
 
-    async def _publish(self, identity: str, data: bytes, login: str) -> Receipt:
+    async def _publish(self, identity: str, data: bytes, headers: dict[str, str]) -> Receipt:
         expect = Expect(stream=incoming().stream)
-        return await self._queues.publish(SUBJECT, data, headers={LOGIN: login}, msg_id=identity, expect=expect)
+        return await self._queues.publish(SUBJECT, data, headers=headers, msg_id=identity, expect=expect)
 
     def _publish_all(self, messages: "list[tuple[str, bytes, dict[str, str], str]]") -> Stored:
         from purveyor.queues import bulk  # noqa: PLC0415 - Arrow, for those who send many
@@ -123,6 +133,11 @@ class EventIntake:
             self._queues.address, bulk.outgoing(messages, rows=MOST_AT_ONCE, size=size + 1), options
         )
         return Stored(report.stored, report.duplicates, report.last_sequences.get(stream, 0))
+
+
+def trace_of(given: Incoming) -> Carrier:
+    """The trace that an event says it belongs to."""
+    return tracing.carrier(given.event.attributes.get) if given.event.attributes else tracing.NONE
 
 
 def check_id(identity: object) -> str:

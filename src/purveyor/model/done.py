@@ -9,10 +9,12 @@ Delivery writes the book; of what others read there `Acknowledged` is the shape.
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from purveyor.model import jsontext
 from purveyor.model.errors import InvalidInput
+
+_SUBJECTS: Final = ("retry", "prefill", "main")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,34 @@ class Done:
             raise InvalidInput(f"{data!r} does not tell what is acknowledged: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Messages that waited for longer than their subscription keeps them: how many ever, and the last of them."""
+
+    count: int = 0
+    position: int = 0
+    """The highest position of a live one; 0 if none was."""
+    at: int = 0
+    """When the last of them went, in milliseconds of the wall clock; 0 if none did."""
+
+    @classmethod
+    def from_json(cls, data: object) -> "Expired":
+        """From `[count, position, at]`; nothing at all is none."""
+        if data is None:
+            return cls()
+        try:
+            if not isinstance(data, list):
+                raise TypeError("not a list")
+            count, position, at = map(int, data)
+            return cls(count, position, at)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"{data!r} does not tell what has expired: {error}") from None
+
+    def to_json(self) -> list[int]:
+        """As it lies in the book."""
+        return [self.count, self.position, self.at]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
     """What those who do not deliver need to know of a book: the value of a key in the bucket `acknowledged`."""
@@ -95,6 +125,11 @@ class Acknowledged:
     """The highest position acknowledged; 0 if none is."""
     main: Done | None = None
     """Which live messages are; None in a value that does not tell."""
+    retry: Done = Done()
+    """Which of the dead letters that were put back are."""
+    retry_to: int = 0
+    """The sequence up to which some were put back; 0 if none ever was."""
+    expired: Expired = Expired()
     last_sequence: int = 0
     """The highest sequence that it speaks of: acknowledged, leased or put off."""
 
@@ -102,19 +137,23 @@ class Acknowledged:
     def from_json(cls, data: object) -> "Acknowledged":
         """Checked; InvalidInput tells what is wrong."""
         given = jsontext.mapping(data, "acknowledged position")
-        main, prefill = Done.from_json(given.get("main")), Done.from_json(given.get("prefill"))
+        main, prefill, retry = (Done.from_json(given.get(part)) for part in ("main", "prefill", "retry"))
         try:
             named = [int(sequence) for part in ("tries", "waits") for sequence in given.get(part) or {}]
             leases = [lease for lease in given.get("leases") or () if isinstance(lease, Mapping)]
-            runs = [run for lease in leases for part in ("prefill", "main") for run in lease.get(part) or ()]
+            runs = [run for lease in leases for part in _SUBJECTS for run in lease.get(part) or ()]
             named += [int(end) for _, end in runs]
+            retry_to = int(given.get("retry_to") or 0)
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"what is acknowledged cannot be read: {error}", fix="who else writes it?") from None
         return cls(
             incarnation=jsontext.text(given, "incarnation", "acknowledged position"),
             position=jsontext.whole(given, "position", "acknowledged position"),
             main=main if "main" in given else None,
-            last_sequence=max([main.last, prefill.last, *named]),
+            retry=retry,
+            retry_to=retry_to,
+            expired=Expired.from_json(given.get("expired")),
+            last_sequence=max([main.last, prefill.last, retry.last, retry_to, *named]),
         )
 
 

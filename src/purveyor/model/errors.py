@@ -5,18 +5,22 @@
     │   ├── InvalidName
     │   ├── InvalidSubject
     │   ├── InvalidHeader
+    │   ├── SchemaMismatch
     │   └── InvalidConfig
     ├── NotFound
     │   ├── UnknownStream
     │   ├── UnknownConsumer
     │   ├── UnknownMessage
     │   ├── UnknownKey
+    │   ├── UnknownTopic
+    │   ├── UnknownSchema
     │   └── UnknownSubscription
     ├── Refused                 the server understood and said no
     │   ├── PublishRefused
     │   ├── ConfigRefused
     │   ├── AlreadyExists
     │   ├── WrongRevision
+    │   ├── Incompatible
     │   ├── LeaseLost
     │   ├── PrefillFailed
     │   └── PermissionDenied
@@ -82,6 +86,14 @@ class InvalidHeader(InvalidInput):
     """A header name or value that the protocol cannot carry."""
 
 
+class SchemaMismatch(InvalidInput):
+    """An event that does not fit the schema of its topic. `mistakes` are places in it, and what is wrong there."""
+
+    def __init__(self, message: str, *, fix: str | None = None, mistakes: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message, fix=fix)
+        self.mistakes = mistakes
+
+
 class InvalidConfig(InvalidInput):
     """A setting, or a combination of settings, that makes no sense."""
 
@@ -104,6 +116,14 @@ class UnknownMessage(NotFound):
 
 class UnknownKey(NotFound):
     """No such key in the bucket, or it was deleted."""
+
+
+class UnknownTopic(NotFound):
+    """No topic of that name was declared or seen."""
+
+
+class UnknownSchema(NotFound):
+    """No schema of that name, or it has no such revision."""
 
 
 class UnknownSubscription(NotFound):
@@ -139,6 +159,10 @@ class AlreadyExists(Refused):
 
 class WrongRevision(Refused):
     """A compare-and-set lost: somebody else wrote in between."""
+
+
+class Incompatible(Refused):
+    """A revision of a schema that does not keep what the last one promised."""
 
 
 class LeaseLost(Refused):

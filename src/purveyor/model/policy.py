@@ -16,6 +16,8 @@ from purveyor.model.jsontext import Json
 DEFAULT_LEASE_SECONDS: Final = 30.0
 LONGEST_LEASE_SECONDS: Final = 12 * 3600.0
 LONGEST_DELAY_SECONDS: Final = 7 * 24 * 3600.0
+SHORTEST_RETENTION_SECONDS: Final = 1.0
+LONGEST_RETENTION_SECONDS: Final = 100 * 365 * 24 * 3600.0
 
 DEFAULT_HIDDEN: Final = (
     *("password", "pwhistory", "userPassword", "authPassword", "pwdHistory", "unicodePwd", "userPKCS12"),
@@ -32,6 +34,8 @@ class Delivery(Enum):
     """One consumer at a time, the oldest message until it is acknowledged."""
     PARALLEL = "parallel"
     """Many consumers, each with messages of its own."""
+    PUSH = "push"
+    """Nobody asks: messages are sent to endpoints."""
 
 
 class OrderBy(Enum):
@@ -105,6 +109,23 @@ def check_lease_seconds(value: float) -> float:
     return value
 
 
+def read_retention(data: Mapping[str, Any]) -> float | None:
+    """The field `retention_seconds`; without one, messages wait for ever."""
+    if data.get("retention_seconds") is None:
+        return None
+    return check_retention(seconds(data, "retention_seconds", "subscription"))
+
+
+def check_retention(value: float | None) -> float | None:
+    """A time after which a message that nobody acknowledged expires."""
+    if value is not None and not SHORTEST_RETENTION_SECONDS <= value <= LONGEST_RETENTION_SECONDS:
+        raise InvalidInput(
+            f"a retention of {value:g} seconds",
+            fix=f"give {SHORTEST_RETENTION_SECONDS:g} to {LONGEST_RETENTION_SECONDS:g}, or null for no end",
+        )
+    return value
+
+
 def read_order(data: Mapping[str, Any]) -> tuple[Delivery, OrderBy | None]:
     """The fields `delivery` and `order_by`, which belong together."""
     delivery = jsontext.member(Delivery, {"delivery": data.get("delivery") or "ordered"}, "delivery", "subscription")
@@ -119,8 +140,8 @@ def default_order(delivery: Delivery) -> OrderBy | None:
 
 
 def check_order(delivery: Delivery, order_by: OrderBy | None) -> None:
-    """Refuse what contradicts itself."""
-    if (delivery is Delivery.ORDERED) != (order_by is OrderBy.POSITION):
+    """Refuse what contradicts itself. Push can keep any order."""
+    if delivery is not Delivery.PUSH and (delivery is Delivery.ORDERED) != (order_by is OrderBy.POSITION):
         kept = "nothing" if order_by is None else order_by.value
         raise InvalidInput(
             f"{delivery.value} delivery cannot keep the order by {kept}",

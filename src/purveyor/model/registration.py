@@ -33,6 +33,8 @@ class Record:
     begin: int | None = None
     state: RecordState = RecordState.REGISTERING
     paused: bool = False
+    pause_reason: str | None = None
+    """Why, if it was not a person who paused it."""
     created: datetime
 
     @property
@@ -49,6 +51,7 @@ class Record:
             "state": self.state.value,
             "paused": self.paused,
             "created": self.created.isoformat(),
+            **({} if self.pause_reason is None else {"pause_reason": self.pause_reason}),
         }
 
     @classmethod
@@ -61,6 +64,7 @@ class Record:
             begin=_optional(given, "begin", "subscription record"),
             state=jsontext.member(RecordState, given, "state", "subscription record"),
             paused=jsontext.flag(given, "paused", "subscription record"),
+            pause_reason=given.get("pause_reason") if isinstance(given.get("pause_reason"), str) else None,
             created=jsontext.moment(given, "created", "subscription record"),
         )
 

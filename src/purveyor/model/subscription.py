@@ -22,11 +22,14 @@ from purveyor.model.policy import (
     RetryPolicy,
     check_lease_seconds,
     check_order,
+    check_retention,
     default_order,
     read_hidden,
     read_lease_seconds,
     read_order,
+    read_retention,
 )
+from purveyor.model.push import AfterDeadLetter, Push
 from purveyor.model.topics import check_topic, topic_matches
 
 Scalar: TypeAlias = str | int | float | bool
@@ -42,7 +45,9 @@ _FIELDS: Final = (
     "order_by",
     "lease_seconds",
     "retry",
+    "retention_seconds",
     "hidden_fields",
+    "push",
 )
 
 
@@ -136,16 +141,32 @@ class Subscription:
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     """For how long a consumer has a message before another may get it."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    retention_seconds: float | None = None
+    """After so long in its queue a message that is not acknowledged expires; None: it waits for ever."""
     hidden_fields: tuple[str, ...] = DEFAULT_HIDDEN
     """Fields of the object that it never sees (see `censor`); none at all if it is empty."""
+    push: Push | None = None
+    """Where and how it is pushed, if it is."""
 
     def __post_init__(self) -> None:
         check_subscription_name(self.name)
         check_order(self.delivery, self.order_by)
         check_lease_seconds(self.lease_seconds)
+        self._check_push()
+        check_retention(self.retention_seconds)
         if not self.realms_topics:
             raise InvalidInput(f"subscription {self.name!r} has no topic", fix="give at least one realm and topic")
         self._check_hidden()
+
+    def _check_push(self) -> None:
+        if (self.delivery is Delivery.PUSH) != (self.push is not None):
+            raise InvalidInput(
+                f"{self.delivery.value} delivery {'without' if self.push is None else 'with'} push settings",
+                fix="push delivery has push settings with an endpoint, and no other has",
+            )
+        parks = self.push is not None and self.push.after_dead_letter is AfterDeadLetter.PARK_KEY
+        if parks and self.order_by is not OrderBy.KEY:
+            raise InvalidInput("messages are parked by key without an order by key", fix="set order_by to key")
 
     def _check_hidden(self) -> None:
         """Refuse a filter that would tell what is hidden by what comes, and an order by a key that nobody can see."""
@@ -178,7 +199,9 @@ class Subscription:
             order_by=order_by,
             lease_seconds=read_lease_seconds(given),
             retry=RetryPolicy.from_json(given.get("retry")),
+            retention_seconds=read_retention(given),
             hidden_fields=read_hidden(given),
+            push=None if given.get("push") is None else Push.from_json(given["push"]),
         )
 
     def to_json(self) -> Json:
@@ -198,8 +221,19 @@ class Subscription:
             given["lease_seconds"] = float(self.lease_seconds)
         if self.retry != RetryPolicy():
             given["retry"] = self.retry.to_json()
+        if self.retention_seconds is not None:
+            given["retention_seconds"] = float(self.retention_seconds)
         if self.hidden_fields != DEFAULT_HIDDEN:
             given["hidden_fields"] = list(self.hidden_fields)
+        if self.push is not None:
+            given["push"] = self.push.to_json()
+        return given
+
+    def shown(self) -> Json:
+        """The same for people and programs that ask: without secrets."""
+        given = self.to_json()
+        if self.push is not None:
+            given["push"] = self.push.shown()
         return given
 
     def same_as(self, other: "Subscription") -> bool:

@@ -82,8 +82,8 @@ def _quiet(request: object, client_address: object) -> None:
     """Say nothing."""
 
 
-def start_engine(master: str, data_dir: Path) -> Engine:
-    """A session for the pipeline. SetupError says why there is none."""
+def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
+    """A session for the pipeline, with Spark's own web pages if wanted. SetupError says why there is none."""
     logs, scratch = data_dir / "logs", _scratch(data_dir / "spark")
     logs.mkdir(parents=True, exist_ok=True)
     _log_to(logs / "pipeline-driver.log")
@@ -97,7 +97,7 @@ def start_engine(master: str, data_dir: Path) -> Engine:
         "spark.sql.streaming.stopTimeout": f"{int(STOP_SECONDS)}s",
         # The parts share the cores evenly: a prefill of millions must not hold up the next batch of dispatch.
         "spark.scheduler.mode": "FAIR",
-        "spark.ui.enabled": "false",
+        "spark.ui.enabled": "true" if ui else "false",
     }
     if master.startswith("local"):
         options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

@@ -22,6 +22,7 @@ from purveyor.pipeline.engine import start_engine
 from purveyor.pipeline.keeper import Keeper, Part
 from purveyor.pipeline.locks import EngineLocks, Locks
 from purveyor.pipeline.migrating import MigrationWatch
+from purveyor.pipeline.posting import Posting
 from purveyor.pipeline.status import PartStatus, State, remove_status, status_path, write_status
 from purveyor.queues.address import Address
 from purveyor.queues.catalogue import DEFAULT_GROUP, internal_queues
@@ -133,6 +134,8 @@ class Service:
         self._reporter = reporter
         self._start_engine = start_engine
         self._migrations = MigrationWatch(lambda: ensure_queues(settings), reporter.say)
+        self._posting = Posting(settings.find_address, settings.label, replicas=settings.replicas)
+        self._spark_ui: str | None = None
         self._status_at = 0.0
         self._written: list[PartStatus] | None = None
 
@@ -184,11 +187,13 @@ class Service:
             lambda name: self._reporter.say("waiting", f"for an earlier engine to let go of {name}"),
         ):
             return
+        self._spark_ui = engine.spark.sparkContext.uiWebUrl
         keepers = [Keeper(part) for part in self._make_parts(self._settings, engine.spark)]
         for keeper in keepers:
             keeper.start()
         try:
-            self._watch(engine, keepers, stop)
+            with self._posting:
+                self._watch(engine, keepers, stop)
         finally:
             self._reporter.say("stopping", "after the batches that are under way")
             for keeper in keepers:
@@ -216,6 +221,7 @@ class Service:
         if parts != self._written or time.monotonic() >= self._status_at + _STATUS_SECONDS:
             about = {"group": self._settings.group, "at": datetime.now(UTC).isoformat(timespec="milliseconds")}
             write_status(self._status_path, about, parts)
+            self._posting.show({**about, "spark_ui": self._spark_ui}, parts)
             self._status_at, self._written = time.monotonic(), parts
 
     @property

@@ -159,9 +159,9 @@ def subscription_queue(name: str, incarnation: str | None = None) -> Queue:
     return Queue(
         name=name,
         purpose=f"What subscription {name} has not acknowledged yet.",
-        subjects=(f"{name}.main", f"{name}.prefill"),
+        subjects=(f"{name}.main", f"{name}.prefill", f"{name}.retry"),
         retention=Retention.LIMITS,
-        writer="pipeline: dispatch, prefill, replay",
+        writer="pipeline: dispatch, prefill, replay; whoever puts back a dead letter",
         people="the API, push",
         incarnation=incarnation,
     )

@@ -27,10 +27,10 @@ from purveyor.model.errors import InvalidInput
 from purveyor.queues import headers as header_codec
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.headers import MSG_ID, Headers
-from purveyor.queues.publisher import Expect, Receipt
 
 if TYPE_CHECKING:
     from purveyor.queues.client import Queues
+    from purveyor.queues.publisher import Receipt
 
 Detail: TypeAlias = str | int | float | bool | None
 
@@ -109,9 +109,11 @@ class DeadLetter:
             raise InvalidInput(f"not a dead letter: {error}", fix="who else writes to dead-letters.>?") from error
 
 
-async def park(queues: "Queues", letter: DeadLetter) -> Receipt:
+async def park(queues: "Queues", letter: DeadLetter) -> "Receipt":
     """Store a dead letter; the queue has been ensured. Parked again within its window it is recognised as the same."""
     subject, data, headers = fitted(letter, queues.connection.max_payload)
+    from purveyor.queues.publisher import Expect  # noqa: PLC0415 - an executor that writes letters in bulk needs no client
+
     expect = Expect(stream=DEAD_LETTERS.stream)
     return await queues.publish(subject, data, headers=dict(headers), msg_id=letter.id, expect=expect)
 

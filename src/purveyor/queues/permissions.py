@@ -17,6 +17,7 @@ from typing import Final
 from purveyor.model.control import CONTROL_SUBJECT, JOB_SUBJECT
 from purveyor.model.event import LDIF_SUBJECT, SUBJECT
 from purveyor.queues.address import DEFAULT_INBOX
+from purveyor.queues.board import STATUS
 from purveyor.queues.catalogue import (
     DEAD_LETTERS,
     LDIF,
@@ -35,15 +36,21 @@ IMPORTS: Final = "imports"
 CREDENTIALS: Final = "credentials"
 """The bucket of passwords and tokens."""
 
+TOPICS: Final = "topics"
+"""The bucket of topics and schemas."""
 MIGRATIONS: Final = "migrations"
 """The bucket with the state of migrations."""
+
+PUSH_ATTEMPTS: Final = "push-attempts"
+"""The bucket of what failed attempts to push a message came to."""
 
 INTAKE: Final = "intake"
 PIPELINE: Final = "pipeline"
 API: Final = "api"
+PUSH: Final = "push"
 
 _API: Final = "$JS.API."
-_BUCKETS: Final = (SUBSCRIPTIONS, ACKNOWLEDGED, CREDENTIALS, IMPORTS, MIGRATIONS)
+_BUCKETS: Final = (SUBSCRIPTIONS, ACKNOWLEDGED, CREDENTIALS, IMPORTS, MIGRATIONS, STATUS, TOPICS, PUSH_ATTEMPTS)
 _LOOKING: Final = (
     f"{_API}STREAM.NAMES",
     *(f"{_API}{question}.KV_{MIGRATIONS}" for question in ("STREAM.INFO", "STREAM.MSG.GET")),
@@ -87,7 +94,7 @@ class Permissions:
 
 def components() -> tuple[Permissions, ...]:
     """The users of the parts that every deployment has."""
-    return (_intake(), _pipeline(), _api())
+    return (_intake(), _pipeline(), _api(), _push())
 
 
 def subscription_user(name: str) -> Permissions:
@@ -105,7 +112,7 @@ def subscription_user(name: str) -> Permissions:
             *_ask(DEAD_LETTERS.stream, "STREAM.INFO"),
             f"dead-letters.{token(f'subscription:{name}')}",
         ),
-        listen=(*queue.subjects, f"$KV.{ACKNOWLEDGED}.{name}"),
+        listen=(f"{name}.main", f"{name}.prefill", f"$KV.{ACKNOWLEDGED}.{name}"),
     )
 
 
@@ -156,6 +163,7 @@ def _pipeline() -> Permissions:
             *PREFILL_FAILURES.subjects,
             f"$KV.{SUBSCRIPTIONS}.*.*",
             f"$KV.{ACKNOWLEDGED}.*",
+            f"$KV.{STATUS}.>",
             *_LOOKING,
             # Queues of subscriptions have any name; what must not be touched is denied.
             *_ask("*", *_READING, "STREAM.CREATE", "STREAM.DELETE", "STREAM.PURGE"),
@@ -185,18 +193,26 @@ def _api() -> Permissions:
             CONTROL_SUBJECT,
             JOB_SUBJECT,
             "dead-letters.>",
+            # Where an administrator may put back what was given up.
+            "*.retry",
+            *LDIF.subjects,
+            "stage.>",
             f"$KV.{SUBSCRIPTIONS}.*.*",
             f"$KV.{ACKNOWLEDGED}.*",
             f"$KV.{CREDENTIALS}.*.*",
+            f"$KV.{TOPICS}.*.*",
             *_LOOKING,
             *(subject for queue in (incoming(), PREFILL, DEAD_LETTERS) for subject in _ensure(queue)),
             *(
                 subject
-                for name in (SUBSCRIPTIONS, ACKNOWLEDGED, CREDENTIALS)
+                for name in (SUBSCRIPTIONS, ACKNOWLEDGED, CREDENTIALS, TOPICS)
                 for subject in _ask(f"{_bucket(name)}.*", *_CONSUMING)
             ),
             *_ask("*", *_READING, "STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.PURGE"),
             *_ask("*", "STREAM.MSG.DELETE"),
+            # How full every queue is, and how far its readers are: what the console shows.
+            f"{_API}STREAM.LIST",
+            *_ask("*", "CONSUMER.LIST"),
         ),
         publish_denied=(
             *_kept_whole(),
@@ -207,6 +223,37 @@ def _api() -> Permissions:
         # It waits for messages of any subscription. Not `*.*`: the server takes `$JS.>` for one of those.
         listen=("*.main", "*.prefill", f"$KV.{ACKNOWLEDGED}.*"),
     )
+
+
+def _push() -> Permissions:
+    unread = tuple(queue.stream for queue in internal_queues() if queue.stream != DEAD_LETTERS.stream)
+    return Permissions(
+        user=PUSH,
+        purpose="pushes the messages of subscriptions to their endpoints",
+        publish=(
+            f"$KV.{SUBSCRIPTIONS}.*.definition",  # it pauses one whose endpoint is gone
+            f"$KV.{ACKNOWLEDGED}.*",
+            f"$KV.{PUSH_ATTEMPTS}.*.*",
+            "dead-letters.>",
+            *_LOOKING,
+            *_ensure(DEAD_LETTERS),
+            *(subject for name in (SUBSCRIPTIONS, ACKNOWLEDGED, PUSH_ATTEMPTS) for subject in _bucket_user(name)),
+            *_ask(f"{_bucket(SUBSCRIPTIONS)}.*", *_CONSUMING),
+            *_ask("*", *_READING, "STREAM.PURGE", "STREAM.MSG.DELETE"),
+        ),
+        publish_denied=(
+            *_kept_whole(),
+            *(subject for stream in unread for subject in _ask(stream, "STREAM.MSG.GET", "DIRECT.GET")),
+            *(subject for stream in unread for subject in _ask(stream, "STREAM.MSG.DELETE")),
+            *(subject for name in (CREDENTIALS, IMPORTS, TOPICS) for subject in _closed(_bucket(name))),
+        ),
+        listen=("*.main", "*.prefill", f"$KV.{ACKNOWLEDGED}.*"),
+    )
+
+
+def _bucket_user(name: str) -> tuple[str, ...]:
+    """What opening and reading a bucket takes."""
+    return _ask(_bucket(name), "STREAM.CREATE", "STREAM.INFO", "STREAM.MSG.GET")
 
 
 def _ask(tail: str, *questions: str) -> tuple[str, ...]:
@@ -260,6 +307,9 @@ __all__ = [
     "INTAKE",
     "MIGRATIONS",
     "PIPELINE",
+    "PUSH",
+    "PUSH_ATTEMPTS",
+    "TOPICS",
     "Permissions",
     "components",
     "render_users",

@@ -19,8 +19,10 @@ from purveyor.model.errors import (
     UnknownMessage,
     UnknownStream,
 )
+from purveyor.model.figures import MIGRATION_WAITS
 from purveyor.model.names import check_header, check_subject
 from purveyor.queues import headers as header_names
+from purveyor.queues.catalogue import PREFIX
 from purveyor.queues.connection import Connection
 from purveyor.queues.headers import HeadersIn, normalise
 from purveyor.queues.migration import watch
@@ -96,13 +98,21 @@ class Publisher:
                 fix="send less, or raise max_payload on the server",
                 code=400,
             )
+        waiting = _Waiting()
+        try:
+            return await self._store(_Letter(subject, data, block, msg_id, expect), waiting)
+        finally:
+            waiting.end()
+
+    async def _store(self, letter: "_Letter", waiting: "_Waiting") -> Receipt:
+        subject, msg_id, expect = letter.subject, letter.msg_id, letter.expect
         give_up = time.monotonic() + self._connection.patience_seconds
         pause = 0.05
         in_doubt = False
         while True:
             await self._connection.wait_connected(max(give_up - time.monotonic(), 0.1))
             try:
-                answer = await self._connection.request(subject, data, headers=block)
+                answer = await self._connection.request(subject, letter.data, headers=letter.headers)
             except NoAnswer as error:
                 if msg_id is None and expect is None:
                     raise OutcomeUnknown(
@@ -122,6 +132,7 @@ class Publisher:
                     stream = await self._sealed(subject, expect, error, give_up)
                 if in_doubt:
                     return await self._stored_before(stream, subject, msg_id)
+                waiting.begin(stream)
                 longest = _SEALED_PAUSE_SECONDS  # soon over, as a rule
             else:
                 await self._explain_silence(subject, give_up)
@@ -182,6 +193,35 @@ class Publisher:
                 raise
         if time.monotonic() > give_up:
             raise ServerUnavailable(f"the stream for {subject!r} does not answer", fix="is its cluster complete?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """A message as it goes out."""
+
+    subject: str
+    data: bytes
+    headers: bytes
+    msg_id: str | None
+    expect: Expect | None
+
+
+class _Waiting:
+    """Whether this publisher waits for a queue that is being migrated, for those who watch."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def begin(self, stream: str) -> None:
+        if self._number is None:
+            self._number = MIGRATION_WAITS.begin(stream.removeprefix(PREFIX))
+
+    def end(self) -> None:
+        if self._number is not None:
+            MIGRATION_WAITS.end(self._number)
+            self._number = None
 
 
 def _receipt(payload: bytes, subject: str) -> Receipt:

@@ -49,6 +49,7 @@ read of it is `model.done.Acknowledged`."""
 _STREAM: Final = f"KV_{SUBSCRIPTIONS}"
 _PREFIX: Final = f"$KV.{SUBSCRIPTIONS}."
 _STALE_SECONDS: Final = 30.0
+_PAGE: Final = 500
 
 _Value: TypeAlias = tuple[int, bytes | None]
 """A revision and what was written; None for a deletion."""
@@ -176,13 +177,18 @@ class Registry:
 
     async def acknowledged(self, found: Registered) -> int | None:
         """The position last acknowledged in its queue, if any was."""
+        value = await self.book(found)
+        # 0 stands in the value while messages were handed out and none is acknowledged.
+        return value.position or None if value is not None else None
+
+    async def book(self, found: Registered) -> Acknowledged | None:
+        """What is acknowledged in its queue, and what has expired there; None while nothing was handed out."""
         try:
             entry = await self._acknowledged.get(found.name)
         except UnknownKey:
             return None
         value = Acknowledged.from_json(jsontext.parse(entry.value, "acknowledged position"))
-        # 0 stands in the value while messages were handed out and none is acknowledged.
-        return value.position or None if value.incarnation == found.incarnation else None
+        return value if value.incarnation == found.incarnation else None
 
     async def _part(self, name: str, part: str) -> _Value:
         entry = await self._subscriptions.newest(f"{name}.{part}")
@@ -215,6 +221,27 @@ def read_subscriptions(address: Address, previous: Snapshot | None = None) -> Sn
             raise NoAnswer(f"the registry of subscriptions cannot be read up to {last}", fix="is the cluster complete?")
         else:
             time.sleep(0.02)
+    return snapshot
+
+
+async def refresh(queues: "Queues", previous: Snapshot, last_sequence: int) -> Snapshot:
+    """The same for a program that has an event loop and no use for Arrow: what was written up to a sequence.
+
+    A replica that lags behind gives fewer values, never others; the rest comes with the next call.
+    """
+    from purveyor.queues.direct import Wanted, read_page  # noqa: PLC0415 - it stands on the client
+
+    snapshot = previous if previous.last_sequence <= last_sequence else Snapshot()
+    while snapshot.last_sequence < last_sequence:
+        wanted = Wanted(subject=f"{_PREFIX}>", from_sequence=snapshot.last_sequence + 1, count=_PAGE)
+        page = await read_page(queues, _STREAM, wanted)
+        if not page.messages:
+            break
+        values: dict[str, _Value] = {}
+        for message in page.messages:
+            value = None if OPERATION in message.headers else message.data
+            values[message.subject.removeprefix(_PREFIX)] = message.sequence, value
+        snapshot = _merge(snapshot, values)
     return snapshot
 
 
@@ -365,6 +392,7 @@ __all__ = [
     "Suspension",
     "changed_since",
     "read_subscriptions",
+    "refresh",
     "settle_begin",
     "update_definition",
     "update_dispatch",

@@ -3,6 +3,7 @@
 python -m purveyor.spark.training        # takes about a minute
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -125,7 +126,10 @@ def warm_up(cache: Path | None = None) -> Path:
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         draft = Path(scratch) / "classes.jsa"
         command = [sys.executable, "-m", "purveyor.spark.training", str(draft), str(cache)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        # Which classes are loaded is what counts: no time to optimise them.
+        options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -XX:TieredStopAtLevel=1"
+        environment = {**os.environ, "SPARK_SUBMIT_OPTS": options.strip()}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=environment)
         if done.returncode or not draft.is_file():
             last = "\n".join(done.stderr.strip().splitlines()[-5:])
             raise SetupError(f"the archive of Spark's classes was not made: {last}", fix="Spark works without it")

@@ -6,6 +6,9 @@ what the queues hold, which is read by the executors, a queue at a time.
 Of what is no longer in a queue only sequences are known: delivery's account of which are acknowledged, in any order. A
 position that is gone lay between its neighbours that are still there; so many sequences as are acknowledged between
 those two were delivered, and the others that should have been there are missing.
+
+A dead letter that was put back or discarded has left a receipt. What was put back lies in the queue once more, on a
+subject of its own; what was discarded stays accounted for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as f
 
-from purveyor.model.done import Acknowledged
+from purveyor.model.done import Acknowledged, Done
 from purveyor.model.errors import InvalidConfig, UnknownStream
 from purveyor.pipeline.archive.read import ArchiveSource, events
 from purveyor.pipeline.audit.report import Account, Difference, Findings, Place, Report
@@ -26,18 +29,21 @@ from purveyor.queues.address import Address
 from purveyor.queues.bulk import ReadOptions, read_range
 from purveyor.queues.catalogue import DEAD_LETTERS, subscription_queue
 from purveyor.queues.dead_letters import subscription_origin, token
-from purveyor.queues.headers import POSITION
+from purveyor.queues.headers import CAME_ON, POSITION
+from purveyor.queues.letter_box import FATE, LETTERS, SETTLED
 from purveyor.spark.arrow import map_in_arrow
 
 _SHOWN: Final = 20
 _EVERYTHING: Final = 2**62
-_ORIGINAL_POSITION: Final = f"Purveyor-Original-{POSITION}"
+_ORIGINAL: Final = "Purveyor-Original-"
 _HEADERS: Final = "map<string,array<string>>"
 _KEY: Final = ["subscription", "position"]
 _LIMITS: Final = (
     "subscription string, begin long, reached long, dispatched long, acknowledged long, "
-    "done array<struct<begin: long, end: long>>"
+    "done array<struct<begin: long, end: long>>, retry_done array<struct<begin: long, end: long>>, retry_to long, "
+    "expired long"
 )
+_NEVER_THERE: Final = "none"
 
 
 def audit(
@@ -81,38 +87,53 @@ class _Reading:
 
 
 def _held(spark: SparkSession, address: Address, chosen: Sequence[Scope]) -> DataFrame:
-    """What the queues and the dead letters hold: subscription, what, sequence, position.
+    """What the queues and the dead letters hold: subscription, what, sequence, position, never_there.
 
-    What is `main` for a message of the queue, `dead` for one that never came there, because it was too large, and
-    `rejected` for one that was there. A letter about a prefilled or replayed message says nothing of the live one.
+    What is `main` for a message of the queue, `retry` for a letter that was put back, `dead` for a letter, and
+    `retried` or `discarded` for the receipt of one. Letters about what never came to the queue, because it was too
+    large, are marked. What is about a prefilled or replayed message says nothing of the live one.
     """
-    parked = letters(address, DEAD_LETTERS.stream)
+    parked = letters(address, DEAD_LETTERS.stream, LETTERS)
+    settled = {subject.rpartition(".")[0] for subject in letters(address, DEAD_LETTERS.stream, f"{SETTLED}.>")}
     readings = [
-        _Reading(each.name, "main", subscription_queue(each.name).stream, f"{each.name}.main") for each in chosen
-    ]
-    readings += [
-        _Reading(each.name, "dead", DEAD_LETTERS.stream, subject)
+        _Reading(each.name, kind, subscription_queue(each.name).stream, f"{each.name}.{kind}")
         for each in chosen
-        for origin in (each.name, subscription_origin(each.name))
-        if (subject := f"dead-letters.{token(origin)}") in parked
+        for kind in ("main", "retry")
     ]
+    for each in chosen:
+        for word in (token(each.name), token(subscription_origin(each.name))):
+            if f"dead-letters.{word}" in parked:
+                readings.append(_Reading(each.name, "dead", DEAD_LETTERS.stream, f"dead-letters.{word}"))
+            if f"{SETTLED}.{word}" in settled:
+                readings.append(_Reading(each.name, "settled", DEAD_LETTERS.stream, f"{SETTLED}.{word}.*"))
     rows = [(each.subscription, each.what, each.stream, each.subject) for each in readings]
     todo = spark.createDataFrame(rows, "subscription string, what string, stream string, subject string")
     schema = f"subscription string, what string, sequence long, headers {_HEADERS}"
     spread = todo.repartition(min(len(rows), spark.sparkContext.defaultParallelism))
     read = map_in_arrow(spread, _reader(address), schema)
-    name, header = f.col("subscription"), f.col("headers")
+    return read.select("subscription", *_meaning(), "sequence")
+
+
+def _meaning() -> tuple[Column, ...]:
+    """What a row says, from its headers; what is of another origin, or about a copy, says nothing."""
+    name, header, place = f.col("subscription"), f.col("headers"), f.col("what")
     origin, came_on = header["Purveyor-Origin"][0], header["Purveyor-Subject"][0]
-    given = f.when(origin.startswith(subscription_origin("")), header[_ORIGINAL_POSITION][0]).otherwise(
-        header[POSITION][0]
+    rejected = origin == f.concat(f.lit(subscription_origin("")), name)
+    in_queue = place.isin("main", "retry")
+    given = f.when(in_queue | ~rejected, header[POSITION][0]).otherwise(header[f"{_ORIGINAL}{POSITION}"][0])
+    lay = (
+        f.when(place == "retry", header[CAME_ON][0])
+        .when(in_queue, "main")
+        .when(came_on == f.concat(name, f.lit(".prefill")), "prefill")
+        .when(rejected, f.coalesce(header[f"{_ORIGINAL}{CAME_ON}"][0], f.lit("main")))
+        .when(origin == name, _NEVER_THERE)
     )
-    what = (
-        f.when(f.col("what") == "main", "main")
-        .when(came_on == f.concat(name, f.lit(".prefill")), None)
-        .when(origin == name, "dead")
-        .when(origin == f.concat(f.lit(subscription_origin("")), name), "rejected")
+    what = f.when(place == "settled", header[FATE][0]).otherwise(place)
+    return (
+        f.when(lay.isin("main", _NEVER_THERE), what).alias("what"),
+        given.try_cast("long").alias("position"),
+        (lay == _NEVER_THERE).alias("never_there"),
     )
-    return read.select("subscription", what.alias("what"), "sequence", given.try_cast("long").alias("position"))
 
 
 def _reader(address: Address) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -158,9 +179,7 @@ def _judged(
         .where(f.col("position") > f.col("begin"))
         .drop("begin")
     )
-    parked = held.where("what in ('dead', 'rejected')").groupBy(*_KEY)
-    dead = parked.agg(f.lit(True).alias("dead"), f.max(f.col("what") == "rejected").alias("rejected"))
-    found = wanted.join(_queued(held), _KEY, "full").join(dead, _KEY, "left")
+    found = wanted.join(_queued(held), _KEY, "full").join(_letters(held, limits), _KEY, "left")
     newest = _queued(held).groupBy("subscription").agg(f.max("position").alias("newest"))
     limits = limits.join(f.broadcast(newest), "subscription", "left").withColumn(
         "reached",
@@ -169,18 +188,45 @@ def _judged(
     return (
         _gone(found.join(f.broadcast(limits), "subscription"))
         .withColumn("state", _state(range_))
-        .select("subscription", "position", "sequence", "state", "copies", "disordered", "expected", "rejected")
+        .select(
+            *("subscription", "position", "sequence", "state", "copies", "disordered", "expected", "rejected"),
+            *("never_there", "waiting", "retry_to", "expired"),
+        )
+    )
+
+
+def _letters(held: DataFrame, limits: DataFrame) -> DataFrame:
+    """For a position: whether a letter is parked, what became of the last that was, whether one is back and waits."""
+    never, what = f.col("never_there"), f.col("what")
+    done = f.coalesce(f.expr("exists(retry_done, run -> sequence between run.begin and run.end)"), f.lit(False))
+    settled = f.when(what.isin("retried", "discarded"), f.col("sequence"))
+    return (
+        held.where("what != 'main'")
+        .join(f.broadcast(limits.select("subscription", "retry_done")), "subscription")
+        .groupBy(*_KEY)
+        .agg(
+            f.max(what == "dead").alias("dead"),
+            f.max((what == "dead") & ~never).alias("rejected"),
+            (f.max_by(what, settled) == "discarded").alias("discarded"),
+            f.max(settled.isNotNull() & never).alias("never_there"),
+            f.max((what == "retry") & ~done).alias("waiting"),
+        )
     )
 
 
 def _limits(scope: Scope, acked: Acknowledged | None) -> tuple[object, ...]:
     """A row of `_LIMITS`. Sequences that the queue never had are in no range of those that are done."""
-    done = None
-    if acked is not None and acked.main is not None:
-        ranges = [(scope.first_sequence, acked.main.floor), *acked.main.ranges]
-        done = [(max(begin, scope.first_sequence), end) for begin, end in ranges if end >= scope.first_sequence]
-    position = acked.position if acked is not None else 0
-    return scope.name, scope.begin, scope.reached, scope.dispatched, position, done
+    about = scope.name, scope.begin, scope.reached, scope.dispatched
+    if acked is None:
+        return *about, 0, None, None, 0, 0
+    main = None if acked.main is None else _ranges(acked.main, scope.first_sequence)
+    retry = _ranges(acked.retry, scope.first_sequence)
+    return *about, acked.position, main, retry, acked.retry_to, acked.expired.count
+
+
+def _ranges(done: Done, first: int) -> list[tuple[int, int]]:
+    ranges = [(first, done.floor), *done.ranges]
+    return [(max(begin, first), end) for begin, end in ranges if end >= first]
 
 
 def _gone(found: DataFrame) -> DataFrame:
@@ -193,7 +239,8 @@ def _gone(found: DataFrame) -> DataFrame:
     before = Window.partitionBy("subscription").orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
     between = Window.partitionBy("subscription", "low")  # up to the next that is there, and with it
     so_far = between.orderBy("position").rowsBetween(Window.unboundedPreceding, 0)
-    gone = f.col("expected") & f.col("copies").isNull() & (f.col("dead").isNull() | f.col("rejected"))
+    in_queue = f.when(f.col("dead"), f.col("rejected")).otherwise(~f.coalesce("never_there", f.lit(False)))
+    gone = f.col("expected") & f.col("copies").isNull() & in_queue
     length = "greatest(0L, least(run.end, high - 1) - greatest(run.begin, low + 1) + 1)"
     room = f"aggregate(done, 0L, (sum, run) -> sum + {length})"
     return (
@@ -222,11 +269,14 @@ def _queued(held: DataFrame) -> DataFrame:
 def _state(range_: tuple[int, int]) -> Column:
     position = f.col("position")
     inside = position.isNull() | position.between(*range_)
+    left = f.col("copies").isNull() | f.col("done_itself")
     return (
         f.when(f.col("expected").isNull() & inside, "unexpected")
         .when(f.col("expected").isNull(), "outside")
-        .when(f.col("dead") & (f.col("copies").isNull() | f.col("done_itself")), "dead")
-        .when(f.col("done_itself"), "delivered")
+        .when(f.col("dead") & left, "dead")
+        .when(f.col("waiting") & left, "queued")
+        .when(f.col("discarded") & left, "discarded")
+        .when(f.col("done_itself") | (f.col("never_there") & left), "delivered")
         .when(f.col("copies") > 0, "queued")
         .when(
             (position <= f.col("acknowledged")) & (f.col("done").isNull() | (f.col("place") <= f.col("room"))),
@@ -246,7 +296,8 @@ _DIFFERS: Final = {
 
 
 def _accounts(judged: DataFrame, chosen: Sequence[Scope], range_: tuple[int, int]) -> tuple[Account, ...]:
-    counted = [f.count_if(f.col("state") == state).alias(state) for state in ("queued", "dead", "delivered", "pending")]
+    states = ("queued", "dead", "discarded", "delivered", "pending")
+    counted = [f.count_if(f.col("state") == state).alias(state) for state in states]
     differ = [f.count_if(f.expr(rule)).alias(kind.name) for kind, rule in _DIFFERS.items()]
     totals = {
         row.subscription: row
@@ -254,7 +305,14 @@ def _accounts(judged: DataFrame, chosen: Sequence[Scope], range_: tuple[int, int
         .agg(
             f.count_if(f.col("expected")).alias("expected"),
             f.coalesce(f.sum("copies"), f.lit(0)).alias("copies"),
-            f.count_if(f.expr("copies is null and (rejected or state in ('delivered', 'missing'))")).alias("gone"),
+            f.count_if(
+                f.expr(
+                    "copies is null and not coalesce(never_there, false) "
+                    "and (rejected or state in ('delivered', 'discarded', 'missing'))"
+                )
+            ).alias("gone"),
+            f.max(f.greatest("retry_to", f.col("waiting").cast("long"))).alias("retried"),
+            f.max("expired").alias("expired"),
             *counted,
             *differ,
         )
@@ -300,6 +358,8 @@ def _account(
         delivered=row.delivered,
         queued=row.queued,
         dead_lettered=row.dead,
+        discarded=row.discarded,
+        expired=row.expired,
         pending=row.pending,
         written_twice=_written_twice(scope, row, range_),
         differences={
@@ -316,7 +376,7 @@ def _written_twice(scope: Scope, row: Row, range_: tuple[int, int]) -> int | Non
     Known only when nothing but live events was ever written there, and all of them are in the range.
     """
     whole = range_[0] <= scope.begin + 1 and range_[1] >= scope.reached
-    if scope.ever_written is None or scope.registered.prefill is not None or not whole:
+    if scope.ever_written is None or scope.registered.prefill is not None or row.retried or not whole:
         return None
     accounted: int = row.copies + row.gone
     return max(scope.ever_written - accounted, 0)

@@ -49,6 +49,10 @@ class Account:
     delivered: int = 0
     queued: int = 0
     dead_lettered: int = 0
+    discarded: int = 0
+    """Dead letters that somebody took out for good."""
+    expired: int = 0
+    """Messages that nobody acknowledged in time, ever: the audit sees those of the range as delivered."""
     pending: int = 0
     written_twice: int | None = None
     """How many more messages its queue ever took than there are events; None when that cannot be known."""
@@ -75,6 +79,8 @@ class Account:
             "delivered": self.delivered,
             "queued": self.queued,
             "dead_lettered": self.dead_lettered,
+            "discarded": self.discarded,
+            "expired": self.expired,
             "pending": self.pending,
             "written_twice": self.written_twice,
             "clean": self.clean,

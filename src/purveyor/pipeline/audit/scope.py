@@ -114,12 +114,12 @@ def acknowledged(address: Address) -> Mapping[tuple[str, str], Acknowledged]:
     return found
 
 
-def letters(address: Address, stream: str) -> Mapping[str, int]:
+def letters(address: Address, stream: str, pattern: str) -> Mapping[str, int]:
     """How many dead letters there are, by subject."""
     found: dict[str, int] = {}
     try:
         while True:
-            answer = ask(address, f"STREAM.INFO.{stream}", {"subjects_filter": ">", "offset": len(found)})
+            answer = ask(address, f"STREAM.INFO.{stream}", {"subjects_filter": pattern, "offset": len(found)})
             page = answer["state"].get("subjects") or {}
             found |= page
             if not page or len(found) >= int(answer.get("total", 0)):

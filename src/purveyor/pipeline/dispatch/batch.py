@@ -12,6 +12,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
+from purveyor.model import figures, tracing
 from purveyor.model.subscription import Subscription
 from purveyor.pipeline.dispatch.deliver import RESULT, Place, Task
 from purveyor.pipeline.dispatch.judge import COLUMNS
@@ -38,6 +39,8 @@ class Report:
     invalid: int = 0
     refusals: tuple[tuple[Seat, Refusal], ...] = ()
     topics: frozenset[Pair] = frozenset()
+    traces: tuple[str, ...] = ()
+    """Traces that events of the batch belong to, if somebody wants to know."""
 
 
 class Deliverer:
@@ -82,7 +85,8 @@ class Deliverer:
         if writers > 1 or not in_order:
             rows = rows.sortWithinPartitions("position")
         told = tuple(Place(seat.name, seat.incarnation, seat.floor, seat.hidden) for seat in seats)
-        task = Task(address=self._address, seats=told, writers=writers, options=self._options)
+        wanted = tracing.enabled()
+        task = Task(address=self._address, seats=told, writers=writers, options=self._options, traces=wanted)
         return _report(map_in_arrow(rows, task, RESULT).collect(), seats)
 
 
@@ -92,6 +96,10 @@ def _same(wanted: Sequence[Subscription], known: Sequence[Subscription]) -> bool
 
 def _report(results: Sequence[Any], seats: Sequence[Seat]) -> Report:
     written = [row for row in results if row.target is not None and row.target != INVALID]
+    for row in results:
+        figures.MIGRATION_WAITS.put(row.waits)
+    for row in written:
+        figures.DISPATCHED.add(seats[row.target].name, by=row.stored)
     return Report(
         stored=sum(row.stored for row in written),
         skipped=sum(row.skipped for row in written),
@@ -102,4 +110,5 @@ def _report(results: Sequence[Any], seats: Sequence[Seat]) -> Report:
             if row.refused_at is not None
         ),
         topics=frozenset((row.realm, row.topic) for row in results if row.topic is not None),
+        traces=tuple(row.trace for row in results if row.trace is not None),
     )

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from purveyor.model import figures, tracing
 from purveyor.model.censor import censor
 from purveyor.model.errors import PublishRefused
 from purveyor.pipeline.dispatch.messages import (
@@ -25,6 +26,7 @@ from purveyor.pipeline.dispatch.messages import (
     letters,
     messages,
     parts,
+    traces,
     why_invalid,
     without_hidden,
 )
@@ -38,9 +40,10 @@ from purveyor.spark.ahead import read_ahead
 
 RESULT: Final = (
     "target int, stored bigint, skipped bigint, refused_at bigint, kind string, code int, reason string, "
-    "realm string, topic string"
+    "realm string, topic string, trace string, waits string"
 )
-"""One row for each target written; and, without a target, one for each topic that was not known."""
+"""One row for each target written; and, without a target, one for each topic that was not known, each trace
+that was met, and one if it had to wait for queues that were being migrated."""
 _RESULT_ARROW: Final = pa.schema(
     [
         ("target", pa.int32()),
@@ -52,6 +55,8 @@ _RESULT_ARROW: Final = pa.schema(
         ("reason", pa.string()),
         ("realm", pa.string()),
         ("topic", pa.string()),
+        ("trace", pa.string()),
+        ("waits", pa.string()),
     ]
 )
 
@@ -73,6 +78,8 @@ class Task:
     seats: tuple[Place, ...]
     writers: int = 1
     options: AppendOptions = field(default_factory=AppendOptions)
+    traces: bool = False
+    """Whether somebody wants to know which traces the events belong to."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of one partition; columns as `batch.deliver` makes them."""
@@ -124,9 +131,12 @@ class _Run:
         self._task = task
         self._accounts: dict[int, _Account] = {}
         self._topics: set[tuple[str, str]] = set()
+        self._traces: set[str] = set()
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._note_topics(batch)
+        if self._task.traces and len(self._traces) < tracing.MOST_LINKS:
+            self._traces |= traces(batch)
         writer = batch.column("writer")[0].as_py() if self._task.writers > 1 else None
         open_ = [part for part in parts(batch, writer, self._task.writers) if not self._is_closed(part)]
         if not open_:
@@ -206,6 +216,9 @@ class _Run:
 
     def results(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [{"realm": realm, "topic": topic} for realm, topic in sorted(self._topics)]
+        waits = figures.MIGRATION_WAITS.take()
+        rows += [{"waits": waits}] if waits is not None else []
+        rows += [{"trace": trace} for trace in sorted(self._traces)[: tracing.MOST_LINKS]]
         for number, account in self._accounts.items():
             row: dict[str, Any] = {"target": number, "stored": account.stored, "skipped": account.skipped}
             no = account.refused

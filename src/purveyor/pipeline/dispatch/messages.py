@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import Event
+from purveyor.model.tracing import TRACEPARENT
+from purveyor.model.tracing import valid as valid_trace
 from purveyor.pipeline.censoring import censored
 from purveyor.queues.bulk.headers import TYPE as HEADERS
 from purveyor.queues.dead_letters import DeadLetter
@@ -74,6 +76,16 @@ def _renamed(name: str) -> str | None:
     return None if name.lower().startswith(_LEFT_BEHIND) else name
 
 
+def traces(batch: pa.RecordBatch) -> set[str]:
+    """The traces that the events of a batch belong to, as their headers tell."""
+    flat = batch.column("headers")
+    names, lists = flat.keys, flat.items
+    if len(names) == 0:
+        return set()
+    mine = pc.equal(names, TRACEPARENT)
+    return {trace for found in lists.filter(mine).to_pylist() for trace in found or () if valid_trace(trace)}
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """The rows of one target, as indices of the batch, ascending."""
@@ -98,9 +110,10 @@ def parts(batch: pa.RecordBatch, writer: int | None, writers: int) -> Iterator[P
     rows, flat = rows[mine], flat[mine]
     order = np.argsort(flat, kind="stable")
     rows, flat = rows[order], flat[order]
-    firsts = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1]))) if len(flat) else np.zeros(0, np.int64)
-    for first, last in zip(firsts, np.append(firsts[1:], len(flat)), strict=True):
-        yield Part(int(flat[first]), rows[first:last])
+    if len(flat):  # not all are poison, or another writer's
+        firsts = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1])))
+        for first, last in zip(firsts, np.append(firsts[1:], len(flat)), strict=True):
+            yield Part(int(flat[first]), rows[first:last])
     if not good.all() and writer in (None, INVALID_WRITER):
         yield Part(INVALID, np.flatnonzero(~good))
 

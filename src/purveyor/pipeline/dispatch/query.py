@@ -14,6 +14,7 @@ is. So do two groups, each of which gets all of `incoming` and writes the same q
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +23,17 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from purveyor.model import tracing
 from purveyor.model.errors import InvalidConfig, InvalidInput, WrongRevision
 from purveyor.model.event import Event
+from purveyor.model.figures import DEAD_LETTERS
 from purveyor.model.registration import DispatchState
+from purveyor.model.tracing import Value
 from purveyor.pipeline.archive.checkpoint import batch_end
 from purveyor.pipeline.archive.read import ArchiveSource, events
 from purveyor.pipeline.dispatch.batch import Deliverer, Report
 from purveyor.pipeline.dispatch.judge import SOURCE_COLUMNS, archived, judged
+from purveyor.pipeline.dispatch.messages import ORIGIN
 from purveyor.pipeline.dispatch.refusals import Refusals
 from purveyor.pipeline.dispatch.registrations import STREAM, Registrations
 from purveyor.pipeline.dispatch.roster import Seat, Span, call, note_due
@@ -114,6 +119,7 @@ class Dispatcher:
         """One batch."""
         if self._done is None:  # the session of this query alone
             frame.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", PORTION)
+        began = time.monotonic()
         batch = self._span(number)
         roster = call(self._registrations.look(), self._covered, batch)
         seats = roster.seats
@@ -126,10 +132,24 @@ class Dispatcher:
         self._deliverer.learn(report.topics)
         self._account(seats, stopped, batch.last)
         self._done = batch.last
+        self._tell(batch, report, time.monotonic() - began)
         if report.invalid:
+            DEAD_LETTERS.add(ORIGIN, by=report.invalid)
             _log.warning(
                 "%d messages in %s to %s are no events and were parked", report.invalid, batch.first, batch.last
             )
+
+    def _tell(self, batch: Span, report: Report, seconds: float) -> None:
+        """For those who watch: a span that is linked to the traces of its events, and a line."""
+        told: dict[str, Value] = {
+            "first": batch.first,
+            "last": batch.last,
+            "stored": report.stored,
+            "group": self._settings.group,
+        }
+        links = [{tracing.TRACEPARENT: trace} for trace in report.traces[: tracing.MOST_LINKS]]
+        tracing.record("dispatch", seconds, tracing.NONE, links=links, **told)
+        _log.debug("dispatched %d to %d in %.3f s", batch.first, batch.last, seconds, extra=told)
 
     def _span(self, number: int) -> Span:
         """The positions of a batch, from Spark's own log: no job, and the same when it is run again."""

@@ -13,9 +13,10 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from purveyor.model import figures
 from purveyor.model.errors import InvalidConfig
 from purveyor.pipeline.transform.chunks import PACKED, pack
-from purveyor.pipeline.transform.events import Rules
+from purveyor.pipeline.transform.events import ORIGIN, Rules
 from purveyor.pipeline.transform.mapping_file import load_mapping
 from purveyor.pipeline.transform.processor import OUTPUT_ROW, DirectoryProcessor
 from purveyor.pipeline.transform.stateful import STATE_OPTIONS, transform_with_state
@@ -108,7 +109,11 @@ def write_batch(settings: TransformSettings) -> Write:
 
     def write(outputs: DataFrame, batch: int) -> None:
         del batch
-        map_in_arrow(outputs.repartition(1), writer, WRITTEN).collect()
+        for row in map_in_arrow(outputs.repartition(1), writer, WRITTEN).collect():
+            figures.PUBLISHED.add("stored", by=row.events)
+            if row.letters:
+                figures.DEAD_LETTERS.add(ORIGIN, by=row.letters)
+            figures.MIGRATION_WAITS.put(row.waits)
         settle_receipts(settings.address)
 
     return write

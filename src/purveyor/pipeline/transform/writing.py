@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 
 from purveyor.model.errors import InvalidConfig, PublishRefused, UnknownConsumer, UnknownMessage
 from purveyor.model.event import LDIF_SUBJECT
+from purveyor.model.figures import MIGRATION_WAITS
 from purveyor.pipeline.transform.chunks import OUTPUT, read_chunk
 from purveyor.pipeline.transform.events import ORIGIN, POSITION_BITS
 from purveyor.queues.address import Address
@@ -45,8 +46,8 @@ from purveyor.queues.codec import to_wire
 ORIGIN_POSITION: Final = "Purveyor-Origin-Position"
 EVENTS: Final = Target(subject=LDIF_SUBJECT, stream=incoming().stream, position_header=ORIGIN_POSITION)
 LETTERS: Final = Target(subject=f"dead-letters.{ORIGIN}", stream=DEAD_LETTERS.stream, position_header=ORIGIN_POSITION)
-WRITTEN: Final = "events bigint, letters bigint"
-_WRITTEN: Final = pa.schema([("events", pa.int64()), ("letters", pa.int64())])
+WRITTEN: Final = "events bigint, letters bigint, waits string"
+_WRITTEN: Final = pa.schema([("events", pa.int64()), ("letters", pa.int64()), ("waits", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Writer:
                         err_code=outcome.refused.code,
                     )
                 stored[number] = outcome.stored
-        yield pa.record_batch([[stored[0]], [stored[1]]], schema=_WRITTEN)
+        yield pa.record_batch([[stored[0]], [stored[1]], [MIGRATION_WAITS.take()]], schema=_WRITTEN)
 
     def _check_order(self, target: Target, rows: pa.Table) -> None:
         """Something newer than the whole batch is there: this checkpoint, or its stream, is not the one that wrote."""
@@ -95,8 +96,13 @@ def _rows(table: pa.Table, *, parked: bool) -> pa.Table:
 
 
 def make_receipts(address: Address) -> None:
-    """Make the durable of the receipts if it is not there: before the first event is written."""
+    """Make the durable of the receipts if it is not there: before the first event is written.
+
+    A queue that is sealed takes no event; the one that follows it is made with all its durables.
+    """
     queue = incoming()
+    if ask(address, f"STREAM.INFO.{queue.stream}")["config"].get("sealed"):
+        return
     try:
         ask(address, f"CONSUMER.INFO.{queue.stream}.{RECEIPTS}")
     except UnknownConsumer:

@@ -260,7 +260,7 @@ class Appender:
     def _begin(self, course: Course, floor: int) -> None:
         """It is known how far this target was written."""
         if course.written_up_to(max(course.newest, course.target.floor, floor)):
-            self._outlet.patience.progress()
+            self._outlet.progress()
         if course.target.owner is None or course.next >= len(course.positions):
             self._go_on(course)
         else:
@@ -281,7 +281,7 @@ class Appender:
             course.limit = min(self._options.batch_rows, 2 * course.limit)
             self._ledger.stored += len(batch.rows)
         course.progress()
-        self._outlet.patience.progress()
+        self._outlet.progress()
         self._go_on(course)
         if self._options.on_progress is not None:
             self._options.on_progress(self._ledger.stored)
@@ -298,7 +298,7 @@ class Appender:
             course.expected, course.seen_at = chain.sequence or course.expected, said.seen_at
             self._ledger.stored += said.stored
             course.progress()
-            self._outlet.patience.progress()
+            self._outlet.progress()
         if said.cause is not None:
             self._broken(course, said.cause, passed=said.passed)
         elif chain.sent < len(course.positions) and course.chains:
@@ -340,6 +340,7 @@ class Appender:
         verdict, kind = answers.judge(answer, rows)
         away = answer.sealed or answer.err_code == STREAM_NOT_FOUND
         if verdict is Verdict.GIVE_UP and away and opens_again(self._address, course.source[0]):
+            self._outlet.held_up(course.source[0], len(course.positions) - course.next)
             self._wait(course, answer)
             return
         match verdict:

@@ -151,7 +151,7 @@ class AtomicPublisher:
         self._batches.remove(batch)
         ledger.stored += len(batch.rows)
         ledger.note(ack.stream, ack.sequence, batch.rows.first_index + len(batch.rows) - 1)
-        self._outlet.patience.progress()
+        self._outlet.progress()
         if self._outlet.options.on_progress is not None:
             self._outlet.options.on_progress(ledger.acknowledged)
         self._commit_first()
@@ -163,7 +163,7 @@ class AtomicPublisher:
             return
         batch.incomplete += refusal.err_code == _INCOMPLETE
         again = refusal.temporary or refusal.nobody_there or refusal.err_code == _TOO_MANY_OPEN
-        if refusal.sealed and self._outlet.opens_again(batch.rows.subjects[0].as_py().decode()):
+        if refusal.sealed and self._outlet.opens_again(batch.rows.subjects[0].as_py().decode(), self._held()):
             if batch.doubtful:
                 raise self._outlet.in_doubt(batch.rows.first_index)
             again = True
@@ -184,7 +184,7 @@ class AtomicPublisher:
             raise
         except ServerUnavailable as error:
             return error
-        if stream is None and self._outlet.opens_again(subject):
+        if stream is None and self._outlet.opens_again(subject, self._held()):
             return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
         if stream is None:
             raise UnknownStream(
@@ -193,6 +193,9 @@ class AtomicPublisher:
                 fix="create a stream for this subject, or check the subject",
             )
         return None
+
+    def _held(self) -> int:
+        return sum(len(batch.rows) for batch in self._batches)
 
     def _send_one_by_one(self, batch: _Batch) -> None:
         outlet = self._outlet
@@ -205,7 +208,7 @@ class AtomicPublisher:
         finally:
             single.drop()
         self._batches.remove(batch)
-        outlet.patience.progress()
+        outlet.progress()
         self._last_answer = time.monotonic()
         self._commit_first()
 

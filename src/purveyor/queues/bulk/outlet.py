@@ -13,12 +13,14 @@ from types import MappingProxyType
 from typing import Final
 
 from purveyor.model.errors import OutcomeUnknown, PermissionDenied, PublishRefused, ServerUnavailable, Unavailable
+from purveyor.model.figures import MIGRATION_WAITS
 from purveyor.queues.address import Address
 from purveyor.queues.bulk.acks import Refusal
 from purveyor.queues.bulk.link import Link, LinkLost
 from purveyor.queues.bulk.migrating import migrating, migrating_subject, opens_again
 from purveyor.queues.bulk.options import PublishOptions, PublishReport
 from purveyor.queues.bulk.pool import OutOfPatience, Patience, connect, give_back
+from purveyor.queues.catalogue import PREFIX
 from purveyor.queues.refusals import FIXES
 
 SILENCE_SECONDS: Final = 10.0
@@ -76,6 +78,7 @@ class Outlet:
         self._link: Link | None = None
         self._windows: dict[str, float] = {}
         self._streams: dict[str, str] = {}
+        self._held_up: int | None = None
 
     @property
     def link(self) -> Link:
@@ -138,10 +141,26 @@ class Outlet:
         error.index, error.stored = index, self.ledger.acknowledged
         return error
 
-    def opens_again(self, subject: str) -> bool:
-        """Whether the queue that takes a subject, and was sealed or gone, is so for its migration only."""
+    def opens_again(self, subject: str, held: int) -> bool:
+        """Whether the queue that takes a subject, and was sealed or gone, is so for its migration only.
+
+        If so, it counts as waiting from now on, with so many messages in hand.
+        """
         stream = self.options.expected_stream or self._streams.get(subject) or self.stream_of(subject)
-        return migrating_subject(self._address, subject) if stream is None else opens_again(self._address, stream)
+        again = migrating_subject(self._address, subject) if stream is None else opens_again(self._address, stream)
+        if again:
+            self.held_up(stream or subject, held)
+        return again
+
+    def held_up(self, stream: str, held: int) -> None:
+        """A migration keeps so many messages back, until there is progress or the end: for those who watch."""
+        if self._held_up is None:
+            self._held_up = MIGRATION_WAITS.begin(stream.removeprefix(PREFIX), held)
+
+    def progress(self) -> None:
+        """A message was stored: whatever was waited for is over."""
+        self.patience.progress()
+        self._end_waiting()
 
     def wait_until_open(self, subject: str) -> None:
         """Return when the migration of a queue is over. Sent before, some might be refused and later ones stored."""
@@ -169,6 +188,7 @@ class Outlet:
 
     def release(self) -> None:
         """All is answered: the link may serve others."""
+        self._end_waiting()
         if self._link is not None:
             link, self._link = self._link, None
             try:
@@ -181,9 +201,15 @@ class Outlet:
 
     def drop(self) -> None:
         """Close the link."""
+        self._end_waiting()
         if self._link is not None:
             self._link.close()
             self._link = None
+
+    def _end_waiting(self) -> None:
+        if self._held_up is not None:
+            MIGRATION_WAITS.end(self._held_up)
+            self._held_up = None
 
     def _adopt(self, link: Link) -> None:
         self._link = link

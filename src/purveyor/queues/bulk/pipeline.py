@@ -165,7 +165,7 @@ class Pipeline:
         self._last_answer = time.monotonic()
         self._forget_answered()
         if ledger.acknowledged > before:
-            self._outlet.patience.progress()
+            self._outlet.progress()
             if self._outlet.options.on_progress is not None:
                 self._outlet.options.on_progress(ledger.acknowledged)
 
@@ -217,7 +217,7 @@ class Pipeline:
         lost = self._hear_the_rest()
         refusals, self._refusals = self._refusals, {}
         sealed = {
-            subject: self._outlet.opens_again(subject)
+            subject: self._outlet.opens_again(subject, self._held())
             for subject in {self._subject(index) for index, refusal in refusals.items() if refusal.sealed}
         }
         for index in sorted(refusals):
@@ -254,7 +254,7 @@ class Pipeline:
             return LinkLost(error.message)
         except ServerUnavailable as error:
             return error
-        if stream is None and self._outlet.opens_again(subject):
+        if stream is None and self._outlet.opens_again(subject, self._held()):
             return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
         if stream is None:
             raise UnknownStream(
@@ -271,6 +271,10 @@ class Pipeline:
         if refusal.sealed:
             return ServerUnavailable(f"stream {stream!r} is sealed for migration", fix="try again later")
         return ServerUnavailable(f"stream {stream!r} has no leader", fix="is its server up?")
+
+    def _held(self) -> int:
+        """How many messages are under way, from the oldest that is not stored."""
+        return self._flights[-1].end - self._flights[0].first if self._flights else 0
 
     def _subject(self, index: int) -> str:
         flight = next(flight for flight in self._flights if flight.first <= index < flight.end)

@@ -1,0 +1,1 @@
+"""Push: messages of subscriptions are sent to HTTP endpoints, which acknowledge them by a status code."""

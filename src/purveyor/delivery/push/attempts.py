@@ -1,0 +1,91 @@
+"""What each failed attempt to push a message came to, kept until the message is acknowledged or becomes a dead letter.
+
+It lies in a bucket of its own, one key for each message that failed: the book of a subscription is written with every
+message, and has to be short. It is a record for people: how often a message was tried is counted in the book.
+"""
+
+import json
+from datetime import timedelta
+from typing import Any, Final
+
+from purveyor.delivery.push.verdict import Outcome
+from purveyor.model.errors import UnknownKey
+from purveyor.model.jsontext import Json
+from purveyor.queues.client import Queues
+from purveyor.queues.dead_letters import Detail
+from purveyor.queues.keyvalue import Bucket, BucketConfig
+from purveyor.queues.permissions import PUSH_ATTEMPTS
+
+LOG: Final = "attempts_log"
+"""The detail of a dead letter that holds the attempts, as a JSON text."""
+_KEPT: Final = 20
+"""Of a message that is tried for ever, only the last attempts are kept."""
+_AGE: Final = timedelta(days=30)
+
+
+class Attempts:
+    """See the module. What this process has written itself is at hand."""
+
+    def __init__(self, queues: Queues, *, replicas: int = 1) -> None:
+        self._queues = queues
+        self._replicas = replicas
+        self._bucket: Bucket | None = None
+        self._known: dict[str, list[Json]] = {}
+
+    async def add(self, name: str, incarnation: str, sequence: int, attempt: int, entry: Json) -> None:
+        """Note a failed attempt; `attempt` counts this one."""
+        key = _key(name, sequence)
+        if attempt > 1 and key not in self._known:
+            self._known[key] = await self._read(key, incarnation)
+        log = [*self._known.get(key, ()), entry][-_KEPT:]
+        self._known[key] = log
+        value = json.dumps({"incarnation": incarnation, "attempts": log}, separators=(",", ":"))
+        await (await self._open()).put(key, value.encode())
+
+    async def details(self, name: str, incarnation: str, sequence: int) -> dict[str, Detail]:
+        """For a dead letter."""
+        key = _key(name, sequence)
+        log = self._known.get(key)
+        if log is None:
+            log = await self._read(key, incarnation)
+        return {LOG: json.dumps(log)} if log else {}
+
+    async def forget(self, name: str, sequence: int, *, failed_before: bool) -> None:
+        """The message is done with."""
+        key = _key(name, sequence)
+        if self._known.pop(key, None) is not None or failed_before:
+            await (await self._open()).purge(key)
+
+    def drop(self, name: str) -> None:
+        """The subscription is another's now: what is at hand is read again if need be."""
+        for key in [key for key in self._known if key.rpartition(".")[0] == name]:
+            del self._known[key]
+
+    async def _read(self, key: str, incarnation: str) -> list[Json]:
+        try:
+            found: Any = json.loads((await (await self._open()).get(key)).value)
+        except (UnknownKey, ValueError):
+            return []
+        if not isinstance(found, dict) or found.get("incarnation") != incarnation:
+            return []
+        return list(found.get("attempts") or ())
+
+    async def _open(self) -> Bucket:
+        if self._bucket is None:
+            self._bucket = await self._queues.bucket(attempts_bucket(self._replicas))
+        return self._bucket
+
+
+def attempts_bucket(replicas: int) -> BucketConfig:
+    """The bucket; what nobody removed, because its subscription was deleted, goes by its age."""
+    return BucketConfig(name=PUSH_ATTEMPTS, max_age=_AGE, replicas=replicas)
+
+
+def note(outcome: Outcome) -> str:
+    """How the last attempt ended, as the reason of a dead letter has it."""
+    excerpt = outcome.excerpt
+    return f"{outcome.words}: {excerpt}" if excerpt else outcome.words
+
+
+def _key(name: str, sequence: int) -> str:
+    return f"{name}.{sequence}"

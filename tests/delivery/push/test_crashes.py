@@ -1,0 +1,152 @@
+"""Workers that are killed, several at once, and a server that restarts: every message is delivered or a dead letter."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from purveyor.delivery import book
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.delivery.words import Lease
+from purveyor.model.policy import OrderBy, RetryPolicy
+from purveyor.queues.address import Address
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.registry import ACKNOWLEDGED
+from tests.conftest import OwnServer
+from tests.delivery.push.conftest import Desk, Site, until, until_true
+from tests.scale import chance, pick
+
+
+class Program:
+    """`purveyor serve push` in a process of its own."""
+
+    def __init__(self, address: Address, data_dir: Path) -> None:
+        host, port = address.hosts()[0]
+        settings = {
+            "PURVEYOR_NATS_URL": f"nats://{address.user}:{address.password}@{host}:{port}",
+            "PURVEYOR_DATA_DIR": str(data_dir),
+            "PURVEYOR_PUSH_ALLOW": "127.0.0.1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from purveyor.app.cli import main; main()", "serve", "push", "--json"],
+            env=os.environ | settings,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ready(self) -> None:
+        assert self._process.stdout is not None
+        line = await asyncio.to_thread(self._process.stdout.readline)
+        assert json.loads(line)["event"] == "ready", line
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def stop(self) -> int:
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.communicate(timeout=30)
+        return self._process.returncode
+
+
+async def _leases(queues: Queues, name: str) -> tuple[Lease, ...]:
+    bucket = await queues.bucket(ACKNOWLEDGED)
+    return book.decode((await bucket.get(name)).value).leases
+
+
+async def _is_leased(queues: Queues, name: str) -> bool:
+    return bool(await _leases(queues, name))
+
+
+@pytest.mark.chaos
+async def test_killed_workers_and_a_server_that_restarts_lose_nothing_and_keep_the_order(
+    own_server: OwnServer, site: Site, tmp_path: Path
+) -> None:
+    random = chance("push")
+    count, keys = pick(240, 3000), 12
+    server = own_server()
+    async with connect(server.address, name="tests", patience_seconds=30) as queues:
+        desk = Desk(queues, Subscriptions(queues), site, f"crash-{random.randrange(10**9)}")
+        await desk.add(
+            "/script",
+            order_by=OrderBy.KEY,
+            ack_deadline_seconds=0.3,
+            retry=RetryPolicy(max_attempts=6, min_backoff_seconds=0.01, max_backoff_seconds=0.05),
+        )
+        poison = {random.randrange(1, count + 1) for _ in range(5)}
+        scripts = [
+            [500] * 99 if number in poison else [500] * random.choice((0, 0, 0, 1)) for number in range(1, count + 1)
+        ]
+        await desk.write(*({"uuid": f"k{random.randrange(keys)}", "script": script} for script in scripts))
+        programs = [Program(server.address, tmp_path) for _ in range(2)]
+        try:
+            for program in programs:
+                await program.ready()
+            kills = pick(1, 10)
+            async with asyncio.timeout(pick(60, 600)):
+                for number in range(kills):
+                    share = count * (number + 1) // (kills + 3)
+                    await until_true(lambda share=share: len(set(desk.acked())) >= share)  # type: ignore[misc]
+                    at = random.randrange(2)
+                    programs[at].kill()
+                    if number % 3 == 0:
+                        assert server.pid is not None
+                        os.kill(server.pid, signal.SIGKILL)  # and it is started again
+                    programs[at] = Program(server.address, tmp_path)
+                await desk.drained()
+            letters = await desk.letters()
+        finally:
+            codes = [program.stop() for program in programs]
+    assert set(codes) <= {0, -signal.SIGTERM}  # one that was just started may not know yet how to stop
+    parked = [json.loads(letter.data)["body"]["new"]["n"] for letter in letters]
+    delivered = desk.acked()
+    assert set(parked) == poison
+    assert len(parked) == len(poison)
+    assert set(delivered) | set(parked) == set(range(1, count + 1))
+    assert not set(delivered) & set(parked)
+    for letter in letters:
+        assert letter.attempts >= 6
+        assert len(json.loads(str(letter.details["attempts_log"]))) >= 1
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for each in desk.seen():
+        if each["status"] == 204 and each["n"] not in by_key[each["key"]]:
+            by_key[each["key"]].append(each["n"])
+    for numbers in by_key.values():
+        assert numbers == sorted(numbers)
+
+
+async def test_a_standby_takes_over_what_a_killed_worker_had_in_strict_order(
+    own_server: OwnServer, site: Site, tmp_path: Path
+) -> None:
+    server = own_server()
+    async with connect(server.address, name="tests", patience_seconds=30) as queues:
+        desk = Desk(queues, Subscriptions(queues), site, f"standby-{os.getpid()}")
+        await desk.add("/slow/0.02", order_by=OrderBy.POSITION, ack_deadline_seconds=0.2)
+        await desk.write(*({} for _ in range(40)))
+        programs = [Program(server.address, tmp_path) for _ in range(2)]
+        try:
+            for program in programs:
+                await program.ready()
+            async with asyncio.timeout(60):
+                await until_true(lambda: len(desk.acked()) >= 10)
+                await until(lambda: _is_leased(queues, desk.name))
+                leases = await _leases(queues, desk.name) or await _leases(queues, desk.name)
+                killed = next(each for each in programs if f"-{each.pid}-" in leases[0].instance)
+                killed.kill()
+                programs.remove(killed)
+                await desk.drained()
+        finally:
+            for program in programs:
+                program.stop()
+    assert list(dict.fromkeys(desk.acked())) == list(range(1, 41))

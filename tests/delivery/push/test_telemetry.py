@@ -1,0 +1,35 @@
+"""What push tells those who watch: attempts, times, windows, and the trace that an event belongs to."""
+
+import json
+from collections.abc import Awaitable, Callable
+
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from purveyor.app.telemetry.traces import tracing_to
+from purveyor.delivery.push.worker import Worker
+from purveyor.model import figures
+from tests.delivery.push.conftest import Desk
+
+Work = Callable[..., Awaitable[Worker]]
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+async def test_attempts_are_counted_and_carry_the_trace_of_their_event(desk: Desk, work: Work) -> None:
+    exporter = InMemorySpanExporter()
+    body = {"realm": "udm", "topic": "t", "body": {"old": {}, "new": {"script": [500]}}}
+    with tracing_to(None, "push", exporter):
+        await desk.add("/script")
+        headers = {"Purveyor-Position": "1", "traceparent": PARENT}
+        await desk.queues.publish(f"{desk.name}.main", json.dumps(body).encode(), headers=headers)
+        await work()
+        await desk.drained()
+        assert figures.PUSH_WINDOW.values()[desk.name,] >= 1
+    attempts = figures.PUSH_ATTEMPTS.values()
+    assert (attempts[desk.name, "retry"], attempts[desk.name, "acknowledge"]) == (1, 1)
+    assert sum(figures.PUSH_SECONDS.values()[desk.name,].counts) == 2
+    assert [request["headers"]["traceparent"] for request in desk.seen()] == [PARENT, PARENT]
+    spans = [span for span in exporter.get_finished_spans() if span.name == "push"]
+    told = [dict(span.attributes or {}) for span in spans]
+    assert [(each["purveyor.attempt"], each["purveyor.outcome"]) for each in told] == [(1, "retry"), (2, "acknowledge")]
+    assert {f"{span.context.trace_id:032x}" for span in spans if span.context is not None} == {TRACE}
