@@ -11,7 +11,9 @@ import pytest
 
 from purveyor.delivery.credentials import BUCKET as CREDENTIALS_BUCKET
 from purveyor.delivery.credentials import Credentials
+from purveyor.delivery.dead_letters import Choice, DeadLetters
 from purveyor.delivery.hashing import Hasher
+from purveyor.delivery.leases import Kind
 from purveyor.delivery.pull import Pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.intake.events import EventIntake, Incoming
@@ -23,7 +25,7 @@ from purveyor.model.registration import DispatchState
 from purveyor.queues import ServerOptions, Target, append_once, publish_many, read_range
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import outgoing
-from purveyor.queues.catalogue import LDIF, PREFILL, incoming, internal_queues
+from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, PREFILL, incoming, internal_queues
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.config import ConsumerConfig
 from purveyor.queues.direct import Wanted, read_page
@@ -251,4 +253,16 @@ async def test_a_rejected_message_is_parked_under_the_name_of_its_subscription(
     async with connected(as_user("subscription-ox")) as queues, Pull(queues) as pull:
         [message] = await pull.lease("ox", timeout=10)
         await pull.reject("ox", message.sequence, "no good")
-        await refused(queues, lambda it: it.publish("dead-letters.subscription-other", b"{}", msg_id="x"))
+        await refused(
+            queues,
+            lambda it: it.publish("dead-letters.subscription-other", b"{}", msg_id="x"),
+            lambda it: read_page(it, DEAD_LETTERS.stream, Wanted(subject="dead-letters.>")),
+            lambda it: it.streams.get(DEAD_LETTERS.stream, 1),
+            lambda it: it.streams.delete_message(DEAD_LETTERS.stream, 1),
+            lambda it: it.publish("ox.retry", b"{}", msg_id="x"),
+        )
+        async with connected(as_user(API)) as api, DeadLetters(api) as letters:
+            assert (await letters.retry(Choice(subscription="ox"))).done == 1
+        [message] = await pull.lease("ox", timeout=10)
+        assert (message.position, message.kind) == (50, Kind.RETRY)
+        await pull.acknowledge("ox", message.sequence)

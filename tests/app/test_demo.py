@@ -1,23 +1,20 @@
 """The demo verifies itself; here its rules are tested, and once the whole."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from purveyor.app.demo.consumer import Received
-from purveyor.app.demo.directory import beginning, changes
-from purveyor.delivery.leases import Kind
-from purveyor.delivery.pull import Delivered
+from purveyor.app.demo.directory import Step, beginning, changes
+from purveyor.app.demo.ledger import Ledger
 from tests.app.conftest import invoke
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
-def message(position: int, kind: Kind = Kind.MAIN, uuid: str = "u", *, gone: bool = False) -> Delivered:
-    here = {"uuid": uuid, "dn": f"uid={uuid}"}
-    body = {"old": here, "new": {}} if gone else {"old": {}, "new": here}
-    data = json.dumps({"body": body}).encode()
-    return Delivered(
-        sequence=position, position=position, kind=kind, data=data, headers={}, num_delivered=1, lease=None, until=None
-    )
+
+def event(uuid: str = "u", *, gone: bool = False, at: datetime = NOW) -> dict[str, object]:
+    here = {"uuid": uuid, "dn": f"uid={uuid}", "uid": uuid}
+    return {"ts": at.isoformat(), "body": {"old": here, "new": {}} if gone else {"old": {}, "new": here}}
 
 
 def test_the_directory_is_the_same_in_every_run() -> None:
@@ -31,12 +28,36 @@ def test_each_change_is_one_record() -> None:
 
 
 def test_what_is_doubled_or_out_of_order_is_noticed() -> None:
-    got = Received("x")
-    for each in (message(5), message(5), message(4), message(6, uuid="v"), message(7, uuid="v", gone=True)):
-        got.take(each)
-    got.take(message(1, Kind.PREFILL, "late"))
-    assert (got.live, got.doubled, got.disordered) == (5, 1, 3)
-    assert set(got.objects) == {"u", "late"}
+    got = Ledger("x", "pull")
+    for position, each in ((5, event()), (5, event()), (4, event()), (6, event("v")), (7, event("v", gone=True))):
+        got.take(each, position, NOW)
+    assert (got.got, got.doubled, got.disordered) == (5, 1, 2)
+    assert set(got.objects) == {"u"}
+
+
+def test_order_by_key_is_looked_at_for_each_object() -> None:
+    got = Ledger("x", "pull", by_key=True)
+    for position, each in ((5, event("a")), (4, event("b")), (6, event("b")), (3, event("a"))):
+        got.take(each, position, NOW)
+    assert (got.doubled, got.disordered) == (0, 1)
+
+
+def test_what_is_missing_is_noticed() -> None:
+    got = Ledger("x", "pull", expected=2)
+    got.take(event(), 1, NOW)
+    assert list(got.problems(Step("", 0, 0, ()))) == [
+        "x got 1 messages instead of 2",
+        "x knows other people than the directory has",
+    ]
+
+
+def test_latency_is_that_of_events_that_were_watched() -> None:
+    got = Ledger("x", "pull")
+    got.watching.append((NOW, NOW + timedelta(seconds=1)))
+    got.take(event(at=NOW - timedelta(seconds=9)), 1, NOW)
+    got.take(event(at=NOW), 2, NOW + timedelta(seconds=2))
+    got.take(event(at=NOW + timedelta(seconds=1)), 3, NOW + timedelta(seconds=2))
+    assert (got.latency(0.5), len(got.latencies)) == (2.0, 1)
 
 
 @pytest.mark.timeout(600)
@@ -47,4 +68,8 @@ def test_the_demo_runs_and_finds_nothing_wrong() -> None:
     told = json.loads(done.out)
     assert told["wrong"] == []
     assert told["audit"]["clean"]
-    assert [each["name"] for each in told["received"]] == ["everything", "people"]
+    assert told["dead_letters"] == 0
+    received = {each["name"]: each for each in told["received"]}
+    assert set(received) == {"everything", "by-key", "webhook", "table", "late"}
+    assert all(each["got"] == each["expected"] > 0 for each in received.values())
+    assert received["webhook"]["retried"] > 0

@@ -15,12 +15,16 @@ SUBCOMMANDS = {
     "consumer": ["add", "ls", "info", "next", "pause", "resume", "rm", "samples"],
     "import": [],
     "publish": [],
+    "topic": ["list", "add", "show", "delete"],
+    "schema": ["add", "list", "show", "check", "rollback", "delete"],
     "subscription": ["add", "password", "list", "show", "pause", "resume", "prefill", "replay", "delete"],
+    "dlq": ["list", "show", "retry", "discard"],
     "archive": ["query", "snapshot", "compact"],
     "stages": ["ddl", "list", "show", "replay"],
     "pub": [],
     "sub": [],
     "queues": ["list", "ensure", "plan", "apply", "migrate", "permissions"],
+    "doctor": [],
 }
 LEAVES = [(name, sub) if sub else (name,) for name, subs in SUBCOMMANDS.items() for sub in subs or [""]]
 

@@ -30,7 +30,7 @@ def test_the_catalogue_is_shown_before_and_after_it_is_made(own: Cli) -> None:
     made = own("queues", "ensure", "--json").ok().json
     assert [(item["queue"], item["action"]) for item in made] == [(name, "created") for name in NAMES]
     own("pub", "incoming", "event").ok()
-    own("stream", "add", "stream:hr", "--subjects", "hr.main,hr.prefill", "--allow-atomic").ok()
+    own("stream", "add", "stream:hr", "--subjects", "hr.main,hr.prefill,hr.retry", "--allow-atomic").ok()
     after = {item["queue"]: item for item in own("queues", "list", "--json").ok().json}
     assert list(after) == [*NAMES, "hr"]
     assert {item["status"] for item in after.values()} == {"ready"}

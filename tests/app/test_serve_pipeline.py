@@ -5,10 +5,13 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from purveyor.queues.server import EmbeddedServer
+from purveyor.queues.server.probe import free_port
 from tests.app.conftest import invoke, url_of
+from tests.app.http.test_metrics import Page
 from tests.conftest import OwnServer
 from tests.pipeline.program import Pipeline
 from tests.spark.broker import Broker, eventually
@@ -58,11 +61,16 @@ def test_mistakes_are_told_before_anything_starts(server: EmbeddedServer, monkey
 def test_it_runs_says_so_and_hands_over_when_its_engine_dies(start: Start, server: EmbeddedServer) -> None:
     """One story, because every start of Spark costs seconds."""
     broker = Broker(server.address)
-    first = start("--parts", "archive,prefill")
+    port = free_port("127.0.0.1")
+    first = start("--parts", "archive,prefill", "--metrics-port", str(port))
     assert first.says("ready: ") == "ready: archive, prefill"
     assert first.count("starting: Spark on local[2]") == 1
     broker.add("incoming", [EVENT] * 3)
     eventually(lambda: first.status()["archive"].get("position") == 3)
+    page = Page(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+    assert page.get("pipeline_position", part="archive") == 3
+    assert page.get("pipeline_part_up", part="prefill") == 1
+    assert (page.get("pipeline_last_batch_seconds", part="archive") or 0) > 0
 
     refused = start("--parts", "archive", "--no-wait")
     assert refused.ends() == 1

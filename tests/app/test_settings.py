@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.app.settings import default_data_dir, load, refuse_secret_flag
+from purveyor.app.settings import default_data_dir, load, refuse_secret_database, refuse_secret_flag
 from purveyor.model.errors import InvalidConfig, InvalidInput
 
 
@@ -48,6 +48,8 @@ def test_a_named_settings_file_must_be_there(tmp_path: Path) -> None:
         ({}, {}, "xyzzy = 1", ["unknown key 'xyzzy'", "purveyor.toml", "the keys are data_dir"]),
         ({}, {}, "replicas = = 1", ["purveyor.toml is not valid TOML", "line 1"]),
         ({}, {"PURVEYOR_NATS_URL": "http://x"}, "", ["nats_url", "PURVEYOR_NATS_URL", "nats://host:4222"]),
+        ({"database_url": "oracle://x"}, {}, "", ["database_url", "flag --database", "postgresql://user@host/name"]),
+        ({}, {}, 'database_url = "shop.db"', ["database_url", "purveyor.toml", "sqlite:///file"]),
     ],
 )
 def test_a_mistake_is_told_with_its_key_value_and_origin(
@@ -67,8 +69,9 @@ def test_a_mistake_is_told_with_its_key_value_and_origin(
         assert word in told(error)
 
 
-def test_a_bad_address_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PURVEYOR_NATS_URL", "http://ada:s3cret@host")
+@pytest.mark.parametrize("name", ["PURVEYOR_NATS_URL", "PURVEYOR_DATABASE_URL"])
+def test_a_bad_address_is_told_without_its_password(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "http://ada:s3cret@host")
     with pytest.raises(InvalidConfig) as error:
         load({})
     assert "s3cret" not in told(error)
@@ -78,6 +81,17 @@ def test_an_address_with_a_password_does_not_show_in_the_settings(monkeypatch: p
     monkeypatch.setenv("PURVEYOR_NATS_URL", "nats://ada:s3cret@host")
     assert "s3cret" not in repr(load({}))
     assert load({}).nats_url == "nats://ada:s3cret@host"
+
+
+def test_the_database_of_stages_does_not_show_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PURVEYOR_DATABASE_URL", "postgresql+psycopg://ada:s3cret@host/shop")
+    assert "s3cret" not in repr(load({}))
+    assert load({}).database_url == "postgresql+psycopg://ada:s3cret@host/shop"
+    refuse_secret_database("postgresql://ada@host/shop")
+    refuse_secret_database("sqlite:///shop.db")
+    with pytest.raises(InvalidInput, match="PURVEYOR_DATABASE_URL") as error:
+        refuse_secret_database("postgresql://ada:s3cret@host/shop")
+    assert "s3cret" not in str(error.value)
 
 
 def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

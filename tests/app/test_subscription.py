@@ -52,7 +52,7 @@ def test_a_subscription_is_added_once(cli: Cli, name: str) -> None:
         {"realm": "udm", "topic": "users/user"}, {"realm": "udm", "topic": "groups/.*"}
     ]  # fmt: skip
     assert (shown["state"], shown["paused"], shown["prefill"]["status"]) == ("active", False, "pending")
-    assert shown["backlog"] == {"main": 0, "prefill": 0}
+    assert shown["backlog"] == {"main": 0, "prefill": 0, "retry": 0}
 
 
 def test_filters_are_read_from_the_options(cli: Cli, name: str) -> None:
@@ -122,7 +122,8 @@ def test_show_tells_position_backlog_prefill_and_suspension(cli: Cli, address: A
 
     on_server(address, fill)
     shown = cli("subscription", "show", name, "--json").ok().json
-    assert (shown["position"], shown["backlog"], shown["begin"]) == (7, {"main": 2, "prefill": 1}, record["begin"])
+    waiting = {"main": 2, "prefill": 1, "retry": 0}
+    assert (shown["position"], shown["backlog"], shown["begin"]) == (7, waiting, record["begin"])
     assert shown["suspended"] == {
         "position": 9, "reason": "maximum bytes exceeded", "at": "2026-11-15T12:00:00+00:00"
     }  # fmt: skip

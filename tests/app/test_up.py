@@ -61,8 +61,8 @@ def test_what_ends_by_itself_before_it_ever_worked_is_given_up() -> None:
 
 
 def test_the_nats_server_is_a_part_only_where_none_is_set() -> None:
-    assert [part.name for part in parts(Wanted())] == ["NATS", "pipeline", "API"]
-    assert [part.name for part in parts(Wanted(with_nats=False))] == ["pipeline", "API"]
+    assert [part.name for part in parts(Wanted())] == ["NATS", "pipeline", "push", "API"]
+    assert [part.name for part in parts(Wanted(with_nats=False))] == ["pipeline", "push", "API"]
     assert parts(Wanted(options=("--data-dir", "d")))[0].command[-5:] == ("--data-dir", "d", "serve", "nats", "--json")
 
 
@@ -213,7 +213,7 @@ def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tm
 
     assert up.stop(signal.SIGINT) == 0
     stopped = [part for part in up.told("stopped") if part != "everything"]
-    assert stopped == ["API", "pipeline", "NATS"]
+    assert stopped == ["API", "push", "pipeline", "NATS"]
     assert running(data / "nats") is None
     assert not [pid for pid in below if alive(pid)]
 

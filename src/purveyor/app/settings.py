@@ -7,12 +7,20 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
+from purveyor.delivery.push.addresses import parse_ranges
 from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError
 from purveyor.model.names import check_name, check_subject, check_subscription_name
 from purveyor.queues.address import DEFAULT_INBOX, Address, Tls
@@ -21,7 +29,10 @@ from purveyor.queues.server.config import ServerTls, check_sync
 
 PREFIX = "PURVEYOR_"
 FILE_NAME = "purveyor.toml"
-_SECRET = frozenset({"nats_url", "admin_password", "events_password", "prefill_password", "publishers"})
+_SHORTEST_LETTER_DAYS = 0.05
+_SECRET = frozenset(
+    {"nats_url", "database_url", "admin_password", "events_password", "prefill_password", "push_key", "publishers"}
+)
 _FLAGS = {
     "spark_master": "master",
     "dispatcher_group": "group",
@@ -31,6 +42,9 @@ _FLAGS = {
     "api_tls_cert": "tls-cert",
     "api_tls_key": "tls-key",
     "nats_subscription_users": "subscription-user",
+    "push_allow": "allow",
+    "push_per_host": "per-host",
+    "database_url": "database",
 }
 """Flags that are shorter than their key, because their command says the rest."""
 
@@ -61,10 +75,51 @@ def check_group(name: str) -> None:
         raise InvalidConfig("the group 'archive'", fix="choose another name: this durable is the archive's own")
 
 
+def _words(value: Any) -> Any:
+    """A list, or a text with commas, as an environment variable has it."""
+    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
 def check_username(name: str) -> None:
     """A user of the API: HTTP Basic ends it at a colon."""
     if not 0 < len(name) <= 128 or ":" in name or not name.isprintable():
         raise InvalidConfig(f"the user {name!r}", fix="use 1 to 128 printable characters without ':'")
+
+
+def check_database_url(url: str) -> None:
+    """A database that stages work with; the password in it is for nobody's eyes."""
+    scheme, found, _ = url.partition("://")
+    if not found or scheme.partition("+")[0] not in ("postgresql", "sqlite"):
+        raise InvalidConfig("not a database of stages", fix="postgresql://user@host/name or sqlite:///file")
+
+
+def check_collector(url: str) -> None:
+    """Where traces go."""
+    if not url.startswith(("http://", "https://")):
+        raise InvalidConfig(f"{url!r} is no collector", fix="use http://host:4318, where it takes OTLP over HTTP")
+
+
+class LogFormat(Enum):
+    """How lines of logs look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(Enum):
+    """From which weight on there is a line."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+def check_letter_days(days: float) -> None:
+    """A time to keep dead letters for: long enough that people see them."""
+    if 0 < days < _SHORTEST_LETTER_DAYS:
+        raise InvalidConfig(f"dead letters kept for {days:g} days", fix="give 0.05 or more, or 0 for no end")
 
 
 Username = Annotated[str, _ours(check_username)]
@@ -90,35 +145,87 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
     data_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(default_factory=default_data_dir)
+    """Where data is kept: the embedded server's store, the archive, checkpoints, generated passwords, logs."""
     nats_url: Annotated[str, _ours(Address.parse)] | None = Field(default=None, repr=False)
+    """A NATS server, or several parted by commas; unset: the embedded one."""
     nats_credentials: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
+    """A .creds or nkey seed file for it."""
     nats_inbox: Annotated[str, _ours(check_subject)] = DEFAULT_INBOX
+    """How the subjects begin on which answers of the server come."""
     nats_tls_ca: File | None = None
+    """Who is trusted to vouch for the NATS server (PEM)."""
     nats_tls_cert: File | None = None
+    """The certificate that a client shows the NATS server (PEM)."""
     nats_tls_key: File | None = None
+    """The key of that certificate."""
     nats_tls_hostname: Annotated[str, Field(min_length=1)] | None = None
+    """The name that the server's certificate must have, if it is not that of its address."""
     nats_server_tls_cert: File | None = None
+    """The certificate of the embedded server (PEM), which then speaks TLS."""
     nats_server_tls_key: File | None = None
+    """The key of that certificate."""
     nats_subscription_users: tuple[Annotated[str, _ours(check_subscription_name)], ...] = ()
+    """Subscriptions that the embedded server has a user of its own for."""
     replicas: Annotated[int, Field(ge=1, le=5)] = 1
+    """How many servers of a cluster keep each queue."""
     migrate: bool = True
     """Whether a start may migrate a queue that cannot be updated in place."""
     sync: Annotated[str, _ours(check_sync)] = "always"
+    """When the embedded server writes to disk: `always`, or a duration such as 2m."""
+    database_url: Annotated[str, _ours(check_database_url)] | None = Field(default=None, repr=False)
+    """The database of an application with stages, for the commands that look at both."""
     spark_master: Annotated[str, Field(min_length=1)] = "local[*]"
+    """Where Spark runs."""
+    spark_ui: bool = False
+    """Whether Spark serves its own web pages; the console links to them."""
     dispatcher_group: Annotated[str, _ours(check_group)] = DEFAULT_GROUP
+    """The durable by which this dispatcher reads `incoming`; each group gets all events."""
     transform_mapping: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
+    """How entries of a directory become objects (TOML); unset: as built in."""
     archive_seconds: Annotated[float, Field(gt=0, le=3600)] = 2.0
+    """How often the archive writes, at most."""
+    dead_letter_days: Annotated[float, Field(ge=0, le=36_500), _ours(check_letter_days)] | None = None
+    """How long dead letters are kept; 0: for ever; unset: as the queue is set."""
     api_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Where the API listens."""
     api_port: Annotated[int, Field(ge=0, le=65535)] = 7777
+    """The port of the API; 0: a free one."""
     api_tls_cert: File | None = None
+    """The certificate of the API (PEM), for HTTPS."""
     api_tls_key: File | None = None
+    """The key of that certificate."""
+    console: bool = True
+    """Whether the API serves the console at `/`."""
+    push_allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words), _ours(parse_ranges)] = ()
+    """Address ranges that push may reach beyond public ones, and without TLS."""
+    push_key: Secret | None = None
+    """What secrets of push are encrypted with; None: a key in the data directory."""
+    push_per_host: Annotated[int, Field(ge=1, le=10_000)] = 256
+    """So many connections at a time go to one host."""
     admin_username: Username = "admin"
+    """The login of administrators."""
     admin_password: Secret | None = None
+    """Its password; unset: generated into passwords.toml of the data directory."""
     events_username: Username = "events"
+    """The login of publishers."""
     events_password: Secret | None = None
+    """Its password; unset: generated."""
     prefill_username: Username = "prefill"
+    """The login of those who tell how far a prefill is."""
     prefill_password: Secret | None = None
+    """Its password; unset: generated."""
     publishers: tuple[Publisher, ...] = ()
+    """More logins that may publish, each into its realms alone."""
+    metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Where parts without an HTTP port of their own listen for Prometheus."""
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Where parts without an HTTP port of their own answer Prometheus; None: nowhere."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How lines of logs look."""
+    log_level: LogLevel = LogLevel.WARNING
+    """From which weight on there is a line."""
+    otel_endpoint: Annotated[str, _ours(check_collector)] | None = None
+    """An OpenTelemetry collector (OTLP over HTTP) that gets traces."""
 
     @classmethod
     def settings_customise_sources(
@@ -198,6 +305,15 @@ def refuse_secret_flag(nats_url: str | None) -> None:
         raise InvalidInput(
             "--nats-url holds a user, password or token, and everyone on this machine can read flags with `ps`",
             fix="set the environment variable PURVEYOR_NATS_URL, or use --nats-credentials with a file",
+        )
+
+
+def refuse_secret_database(url: str | None) -> None:
+    """The same for the URL of a database: one with a user is fine, one with a password is not."""
+    if url is not None and ":" in url.partition("://")[2].rpartition("@")[0]:
+        raise InvalidInput(
+            "--database holds a password, and everyone on this machine can read flags with `ps`",
+            fix="set the environment variable PURVEYOR_DATABASE_URL",
         )
 
 

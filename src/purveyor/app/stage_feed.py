@@ -13,8 +13,10 @@ from typing import Final
 from purveyor.delivery.pull import Delivered, Pull
 from purveyor.model.errors import InvalidInput, LeaseLost, UnknownMessage, UnknownStream
 from purveyor.model.event import Event
+from purveyor.model.tracing import of_headers
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
+from purveyor.queues.headers import POSITION
 from purveyor.stages.source import Incoming
 
 _MOST_AT_ONCE: Final = 100
@@ -116,10 +118,15 @@ class SubscriptionSource:
             id=f"{self._name}:{message.sequence}:{message.position}",
             subject=f"{self._name}.{message.kind.value}",
             data=message.data,
-            headers={},
+            headers={name: (value,) for name, value in of_headers(message.headers).items()} | _position(message),
             sequence=message.sequence,
             deliveries=message.num_delivered,
             stored=datetime.now(UTC),
             key=key,
             origin=message,
         )
+
+
+def _position(message: Delivered) -> dict[str, tuple[str, ...]]:
+    """Given up and put back, it comes again in its place."""
+    return {} if message.position is None else {POSITION: (str(message.position),)}

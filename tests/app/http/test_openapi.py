@@ -34,7 +34,7 @@ def test_every_route_says_what_it_does_for_whom_and_what_can_go_wrong(described:
         for method, route in routes.items():
             where = f"{method} {path}"
             assert route["description"], where
-            assert "503" in route["responses"] or path == "/healthz", where
+            assert "503" in route["responses"] or path in ("/healthz", "/metrics"), where
             if path.startswith("/v1/"):
                 assert "For: " in route["description"], where
                 assert route["security"], where

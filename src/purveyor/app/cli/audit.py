@@ -93,7 +93,7 @@ def _row(account: "Account") -> tuple[object, ...]:
 
 
 def _lines(account: "Account") -> list[str]:
-    """Each difference in words."""
+    """Each difference in words, and what should be known beside."""
     lines = []
     for kind, found in account.differences.items():
         more = f" and {found.count - len(found.first)} more" if found.count > len(found.first) else ""
@@ -102,6 +102,13 @@ def _lines(account: "Account") -> list[str]:
     if account.written_twice:
         lines.append(
             f"{account.subscription}: its queue took {account.written_twice} messages more than there are events"
+        )
+    if account.discarded:
+        lines.append(f"{account.subscription}: {account.discarded} of its dead letters were discarded")
+    if account.expired:
+        lines.append(
+            f"{account.subscription}: {account.expired} messages were not acknowledged in time and expired; those of "
+            "the range are counted as delivered"
         )
     if account.suspended is not None:
         lines.append(f"{account.subscription}: suspended after {account.reached} ({account.suspended})")

@@ -14,12 +14,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "consumer": ("purveyor.app.cli.consumer", "Make, look at, read from, pause and remove consumers."),
     "import": ("purveyor.app.cli.import_ldif", "Read LDIF files into the queue, each record once."),
     "publish": ("purveyor.app.cli.publish", "Publish events, one or many, and see their positions."),
+    "topic": ("purveyor.app.cli.topic", "Declare topics; see which there are and who asks for them."),
+    "schema": ("purveyor.app.cli.schema", "Say what objects of a topic must look like, and check it."),
     "subscription": ("purveyor.app.cli.subscription", "Add, look at, pause, replay and delete subscriptions."),
+    "dlq": ("purveyor.app.cli.dlq", "Dead letters: list and show them, put them back, discard them."),
     "archive": ("purveyor.app.cli.archive", "Ask the archive in SQL, make a snapshot, merge small files."),
     "stages": ("purveyor.app.cli.stages", "Transactional stages: their tables, and how they are doing."),
     "pub": ("purveyor.app.cli.pub", "Publish messages and see where they are stored."),
     "sub": ("purveyor.app.cli.sub", "Watch a subject, or replay a stream."),
     "queues": ("purveyor.app.cli.queues", "The queue catalogue beside what the server holds."),
+    "doctor": ("purveyor.app.cli.doctor", "Look for what is wrong, and say what to do."),
 }
 """Each command: the module whose `app` it is, and its line in the overview."""
 

@@ -3,9 +3,10 @@
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -14,9 +15,10 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.render import note, write, write_json
 from purveyor.app.cli.values import utc_now
+from purveyor.intake.schemas.book import Book
 from purveyor.model import jsontext
 from purveyor.model.errors import InvalidInput
-from purveyor.model.event import SUBJECT, Event
+from purveyor.model.event import SUBJECT
 from purveyor.model.names import check_header
 from purveyor.queues.catalogue import incoming
 from purveyor.queues.client import Queues
@@ -37,6 +39,8 @@ class Addressed:
 
     id: str
     data: bytes
+    topic: tuple[str, str]
+    """With its realm."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class Tally:
     duplicates: int = 0
     broken: int = 0
     position: int | None = None
+    topics: set[tuple[str, str]] = field(default_factory=set)
+    """Those that events were accepted for, with their realms."""
 
 
 @app.command(
@@ -75,7 +81,8 @@ def publish(
     """Publish an event from options, or many from a file with one JSON object on each line.
 
     A line is an event as the API takes it: realm, topic, body with old and new; and if wanted key, attributes, id,
-    publisher_name and ts (default: now). A broken line is told with its number; the rest goes on.
+    publisher_name and ts (default: now). A broken line is told with its number, and so is an event that does not fit
+    the schema of its topic; the rest goes on.
 
     Exit codes: 0 all are stored; 1 some lines were broken, or an error.
     """
@@ -99,12 +106,13 @@ def publish(
         "attributes": dict(map(_attribute, attribute or [])),
         **{name: value for name, value in (("key", key), ("id", id_)) if value is not None},
     }
-    addressed = read_event(fields, publisher)
-    _tell_one(cli, addressed.id, cli.call(lambda queues: _store(queues, addressed, cli.settings().replicas)))
+    replicas = cli.settings().replicas
+    identity, receipt = cli.call(lambda queues: _one(queues, fields, publisher, replicas))
+    _tell_one(cli, identity, receipt)
 
 
-def read_event(fields: jsontext.Json, publisher: str) -> Addressed:
-    """An event with what was left out filled in; InvalidInput tells what cannot be filled in."""
+def read_event(fields: jsontext.Json, publisher: str, book: Book) -> Addressed:
+    """An event with what was left out filled in; InvalidInput tells what cannot be filled in, or does not fit."""
     rest = {"publisher_name": publisher, "ts": utc_now().isoformat(), **fields}
     identity = rest.pop("id", None)
     if identity is None:
@@ -112,7 +120,17 @@ def read_event(fields: jsontext.Json, publisher: str) -> Addressed:
     elif not isinstance(identity, str) or not identity:
         raise InvalidInput(f"the event has {jsontext.kind(identity)} as 'id'", fix="give 'id' as a string")
     check_header(MSG_ID, identity)
-    return Addressed(identity, Event.from_json(rest).encode())
+    event = book.rules.read(rest)
+    return Addressed(identity, event.encode(), (event.realm, event.topic))
+
+
+async def _one(queues: Queues, fields: jsontext.Json, publisher: str, replicas: int) -> tuple[str, Receipt]:
+    book = Book(queues, replicas=replicas)
+    async with book.followed():
+        event = read_event(fields, publisher, book)
+        receipt = await _store(queues, event, replicas)
+        await book.see({event.topic})
+    return event.id, receipt
 
 
 async def _store(queues: Queues, event: Addressed, replicas: int) -> Receipt:
@@ -131,14 +149,17 @@ def _many(cli: Cli, file: str, publisher: str) -> Tally:
         (await queues.ensure(incoming(), replicas=replicas)).require_usable()
         largest = queues.connection.max_payload - _HEADER_ROOM
         stop = threading.Event()
-        with _lines(file) as lines:
-            try:
-                report = await queues.publish_many(
-                    _messages(lines, publisher, largest, tally, stop),
-                    bulk.PublishOptions(expected_stream=incoming().stream),
-                )
-            finally:
-                stop.set()  # after Ctrl-C the thread that reads would go on to the end
+        book = Book(queues, replicas=replicas)
+        async with book.followed():
+            with _lines(file) as lines:
+                try:
+                    report = await queues.publish_many(
+                        _messages(lines, partial(read_event, publisher=publisher, book=book), largest, tally, stop),
+                        bulk.PublishOptions(expected_stream=incoming().stream),
+                    )
+                finally:
+                    stop.set()  # after Ctrl-C the thread that reads would go on to the end
+            await book.see(tally.topics)
         tally.stored, tally.duplicates = report.stored, report.duplicates
         tally.position = report.last_sequences.get(incoming().stream)
 
@@ -147,7 +168,7 @@ def _many(cli: Cli, file: str, publisher: str) -> Tally:
 
 
 def _messages(
-    lines: IO[bytes], publisher: str, largest: int, tally: Tally, stop: threading.Event
+    lines: IO[bytes], read: Callable[[jsontext.Json], Addressed], largest: int, tally: Tally, stop: threading.Event
 ) -> "Iterator[bulk.Outgoing]":
     for number, line in enumerate(iter(lambda: lines.readline(_LONGEST_LINE), b""), start=1):
         if stop.is_set():
@@ -155,13 +176,14 @@ def _messages(
         if not line.strip():
             continue
         try:
-            event = read_event(jsontext.parse(line, "line"), publisher)
+            event = read(jsontext.parse(line, "line"))
             if len(event.data) > largest:
                 raise InvalidInput(f"{len(event.data)} bytes are more than the server takes")
         except InvalidInput as error:
             tally.broken += 1
             note(f"line {number}: {error.message}")
             continue
+        tally.topics.add(event.topic)
         yield SUBJECT, event.data, None, event.id
 
 

@@ -11,6 +11,7 @@ from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.render import write, write_json
 from purveyor.app.cli.serve_api import api
 from purveyor.app.cli.serve_pipeline import pipeline
+from purveyor.app.cli.serve_push import push
 from purveyor.app.cli.text import safe
 from purveyor.queues import permissions
 from purveyor.queues.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
@@ -85,6 +86,14 @@ app.command(
         "purveyor serve api --port 0 --json",
     ),
 )(api)
+
+app.command(
+    "push",
+    epilog=examples(
+        "purveyor serve push",
+        "purveyor serve push --allow 10.1.0.0/16 --json",
+    ),
+)(push)
 
 app.command(
     "pipeline",

@@ -1,11 +1,11 @@
 """`purveyor serve api`: the HTTP API in the foreground."""
 
 import asyncio
-import logging
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,11 @@ from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.render import note, write, write_json
 from purveyor.app.cli.serve_pipeline import address_finder
 from purveyor.app.cli.text import safe
+from purveyor.app.settings import Settings
 from purveyor.queues.permissions import API
+
+if TYPE_CHECKING:
+    from purveyor.app.console.console import ConsoleOptions
 
 
 def api(
@@ -37,16 +41,18 @@ def api(
     from purveyor.app.http.application import Api, ApiOptions  # noqa: PLC0415
     from purveyor.app.http.server import ApiServer, check_tls, listen  # noqa: PLC0415
     from purveyor.app.logins import is_loopback, logins_of  # noqa: PLC0415
+    from purveyor.app.push_edge import PushEdge  # noqa: PLC0415
+    from purveyor.app.telemetry.start import telemetry  # noqa: PLC0415
 
     tls = check_tls(settings.api_tls_cert, settings.api_tls_key)
     logins = logins_of(settings)
+    console = _console(cli, settings)
     if tls is None and not is_loopback(settings.api_host):
         note(f"passwords go to {settings.api_host} unencrypted: set --tls-cert and --tls-key, or use a proxy")
-    logging.getLogger("purveyor").setLevel(min(logging.WARNING, logging.getLogger().level))
     listener = listen(settings.api_host, settings.api_port)
     name, number = listener.getsockname()[:2]
     url = f"{'http' if tls is None else 'https'}://{f'[{name}]' if ':' in name else name}:{number}"
-    teller = Teller(cli, url, logins.file)
+    teller = Teller(cli, url, logins.file, console=console is not None)
 
     async def serve() -> None:
         api = Api(
@@ -54,7 +60,10 @@ def api(
                 find_address=find_address,
                 logins=logins.logins,
                 replicas=settings.replicas,
+                letters_kept=None if settings.dead_letter_days is None else timedelta(days=settings.dead_letter_days),
                 on_state=teller.on_state,
+                push=PushEdge.of(settings),
+                console=console,
             )
         )
         server = ApiServer(api, tls=tls, on_ready=teller.listens)
@@ -63,7 +72,7 @@ def api(
             loop.add_signal_handler(each, server.stop)
         await server.serve([listener])
 
-    with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with telemetry(settings, "api"), listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(serve())
     teller.say("stopped", "the API")
 
@@ -71,9 +80,10 @@ def api(
 class Teller:
     """What the API says of itself on standard output: that it is ready when it listens and has reached the server."""
 
-    def __init__(self, cli: Cli, url: str, passwords: Path | None) -> None:
+    def __init__(self, cli: Cli, url: str, passwords: Path | None, *, console: bool) -> None:
         self._json = cli.json
         self._url = url
+        self._console = console
         self._passwords = passwords
         self._listens = self._connected = self._ready = self._waiting = False
 
@@ -105,7 +115,30 @@ class Teller:
         self._ready = True
         file = self._passwords
         where = "" if file is None else f", passwords in {file}"
-        self.say("ready", f"API at {self._url}{where}", url=self._url, passwords=None if file is None else str(file))
+        console = f"{self._url}/" if self._console else None
+        self.say(
+            "ready",
+            f"API at {self._url}{f', console at {console}' if console else ''}{where}",
+            url=self._url,
+            console=console,
+            passwords=None if file is None else str(file),
+        )
+
+
+def _console(cli: Cli, settings: Settings) -> "ConsoleOptions | None":
+    """The console, unless it is switched off."""
+    from purveyor.app.console.console import ConsoleOptions  # noqa: PLC0415 - as above
+    from purveyor.app.console.login import read_secret  # noqa: PLC0415
+
+    if not settings.console:
+        return None
+    return ConsoleOptions(
+        secret=read_secret(settings.data_dir.absolute()),
+        find_operator=cli.address,
+        data_dir=settings.data_dir.absolute(),
+        replicas=settings.replicas,
+        group=settings.dispatcher_group,
+    )
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

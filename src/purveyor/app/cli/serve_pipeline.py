@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Self
@@ -37,6 +38,9 @@ def pipeline(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Stand by while another process runs these parts.")
     ] = True,
+    metrics_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Answer Prometheus there; default: nowhere.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run the pipeline: entries become events, events reach the queue of every subscription, and the archive.
@@ -45,10 +49,14 @@ def pipeline(
     the batches that are under way; a second Ctrl-C stops at once. What Spark logs is in logs/ of the data directory.
     """
     cli = Cli.of(ctx, as_json)
-    settings = cli.settings(spark_master=master, dispatcher_group=group, transform_mapping=mapping)
+    settings = cli.settings(
+        spark_master=master, dispatcher_group=group, transform_mapping=mapping, metrics_port=metrics_port
+    )
     find_address = address_finder(cli, PIPELINE)
     # Here and not at the top: Spark takes a second to import, and `serve nats` and every help page would wait for it.
-    from purveyor.pipeline.engine import EngineLost  # noqa: PLC0415
+    from purveyor.app.telemetry.pipeline import PipelineFigures  # noqa: PLC0415
+    from purveyor.app.telemetry.start import telemetry  # noqa: PLC0415
+    from purveyor.pipeline.engine import EngineLost, start_engine  # noqa: PLC0415
     from purveyor.pipeline.parts import check_files, make_parts  # noqa: PLC0415
     from purveyor.pipeline.service import PartName, PipelineSettings, Service  # noqa: PLC0415
 
@@ -73,8 +81,10 @@ def pipeline(
     check_files(wanted)
     stop = threading.Event()
     with reporter_for(json=cli.json) as reporter, Signals(stop):
+        figures = PipelineFigures(reporter)
         try:
-            Service(wanted, make_parts, reporter).run(stop)
+            with telemetry(settings, "pipeline", figures.read, draws=True):
+                Service(wanted, make_parts, figures, start_engine=partial(start_engine, ui=settings.spark_ui)).run(stop)
         except EngineLost as lost:
             if not stop.is_set():
                 reporter.say("restarting", f"{lost.message}; starting again in {_AGAIN_SECONDS:g} s")

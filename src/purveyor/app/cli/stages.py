@@ -9,6 +9,7 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.render import block, table, write, write_json
 from purveyor.app.cli.values import parse_duration, parse_time, utc_now
+from purveyor.app.settings import refuse_secret_database
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.client import Queues
 from purveyor.stages.application import Stages
@@ -25,7 +26,7 @@ T = TypeVar("T")
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        "--database", metavar="URL", envvar="PURVEYOR_DATABASE_URL", help="The application's database; adds its side."
+        "--database", metavar="URL", help="The application's database; adds its side [PURVEYOR_DATABASE_URL]."
     ),
 ]
 Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="The endpoint.")]
@@ -50,9 +51,10 @@ def ddl(
 def list_(ctx: typer.Context, database: DatabaseUrl = None, as_json: JsonFlag = False) -> None:
     """List the endpoints: what waits for each of their stages, what is in work, and their dead letters."""
     cli = Cli.of(ctx, as_json)
+    url = _url(cli, database)
 
     async def work(queues: Queues) -> tuple[list[EndpointStatus], DatabaseStatus | None]:
-        return await look(queues), await _ask(database, ask_database)
+        return await look(queues), await _ask(url, ask_database)
 
     found, stored = cli.call(work)
     if cli.json:
@@ -78,11 +80,12 @@ def list_(ctx: typer.Context, database: DatabaseUrl = None, as_json: JsonFlag = 
 def show(ctx: typer.Context, endpoint: Endpoint, database: DatabaseUrl = None, as_json: JsonFlag = False) -> None:
     """Show an endpoint stage by stage; with its database also the messages that fail, and why."""
     cli = Cli.of(ctx, as_json)
+    url = _url(cli, database)
 
     async def work(queues: Queues) -> tuple[EndpointStatus, DatabaseStatus | None]:
         (found,) = await look(queues, endpoint)
         ids = [f"{endpoint}.{stage.stage}" for stage in found.stages]
-        return found, await _ask(database, lambda store: ask_database(store, ids))
+        return found, await _ask(url, lambda store: ask_database(store, ids))
 
     found, stored = cli.call(work)
     if cli.json:
@@ -118,15 +121,21 @@ def replay(
     """
     cli = Cli.of(ctx, as_json)
     moment = _since(since)
-    if database is None:
+    url = _url(cli, database)
+    if url is None:
         raise InvalidInput("no database is given", fix="add --database URL, or set PURVEYOR_DATABASE_URL")
     confirm(f"Send everything again that was sent since {moment.isoformat()}?", yes=yes)
 
     async def work(queues: Queues) -> int | None:
-        return await _ask(database, lambda store: Stages(queues, store=store, app="cli").replay(moment))
+        return await _ask(url, lambda store: Stages(queues, store=store, app="cli").replay(moment))
 
     count = cli.call(work)
     write_json({"messages": count}) if cli.json else write(f"{count} messages will be sent again")
+
+
+def _url(cli: Cli, flag: str | None) -> str | None:
+    refuse_secret_database(flag)
+    return cli.settings(database_url=flag).database_url
 
 
 async def _ask(url: str | None, question: Callable[[SqlStore], Awaitable[T]]) -> T | None:

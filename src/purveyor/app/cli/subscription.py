@@ -1,13 +1,13 @@
 """`purveyor subscription`: add, look at, pause, resume, prefill, replay and delete subscriptions; their passwords."""
 
-import json
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.render import block, note, table, write, write_json
+from purveyor.app.cli.render import note, table, write, write_json
+from purveyor.app.cli.subscription_edit import edit
 from purveyor.app.cli.subscription_password import (
     AskPassword,
     GeneratePassword,
@@ -17,17 +17,39 @@ from purveyor.app.cli.subscription_password import (
     credentials,
     password,
 )
+from purveyor.app.cli.subscription_push import (
+    AckDeadline,
+    AfterOption,
+    BearerEnv,
+    BearerFile,
+    CodesOption,
+    DeadLetters,
+    FormatOption,
+    MakeSecret,
+    MaxAttempts,
+    MaxBackoff,
+    MinBackoff,
+    OrderOption,
+    PushFlags,
+    PushUrls,
+    SecretEnv,
+    SecretFile,
+    chosen_bearer,
+    chosen_secret,
+)
+from purveyor.app.cli.subscription_view import as_dict, as_text, condition, registered_dict
 from purveyor.app.cli.text import safe
 from purveyor.app.cli.values import parse_duration, parse_time, utc_now
+from purveyor.app.push_edge import PushEdge
 from purveyor.delivery.overview import Overview, backlogs, look
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model import jsontext
 from purveyor.model.control import Place
 from purveyor.model.errors import InvalidInput
-from purveyor.model.policy import DEFAULT_HIDDEN, read_hidden
+from purveyor.model.policy import read_hidden
 from purveyor.model.subscription import Filter, RealmTopic, Scalar, Subscription
 from purveyor.queues.client import Queues
-from purveyor.queues.registry import PrefillState, Registered, Snapshot
+from purveyor.queues.registry import Snapshot
 
 app = typer.Typer(
     help="Add, look at, pause, replay and delete subscriptions.", rich_markup_mode=None, add_completion=False
@@ -50,6 +72,7 @@ Topics = Annotated[
         "purveyor subscription add ox --topic udm:users/user --generate-password",
         "purveyor subscription add north --topic 'udm:users/.*' --filter-attribute tenant=north",
         "purveyor subscription add it --topic udm:users/user --filter-field department=it --filter-field level=3",
+        "purveyor subscription add shop --topic 'shop:.*' --push https://shop.example/events --max-attempts 5 --secret",
     ),
 )
 def add(
@@ -70,6 +93,25 @@ def add(
         typer.Option("--hide", metavar="FIELD", help="Take this field out, and not those of passwords; repeatable."),
     ] = None,
     hide_nothing: Annotated[bool, typer.Option("--hide-nothing", help="Take no field out, not even those.")] = False,
+    retention: Annotated[
+        str | None,
+        typer.Option("--retention", metavar="DURATION", help="After so long an unacknowledged message expires, as 7d."),
+    ] = None,
+    push: PushUrls = None,
+    ack_deadline: AckDeadline = None,
+    max_attempts: MaxAttempts = None,
+    min_backoff: MinBackoff = None,
+    max_backoff: MaxBackoff = None,
+    order_by: OrderOption = None,
+    dead_letter: DeadLetters = False,
+    push_format: FormatOption = None,
+    ack_codes: CodesOption = None,
+    after_dead_letter: AfterOption = None,
+    secret: MakeSecret = False,
+    secret_file: SecretFile = None,
+    secret_env: SecretEnv = None,
+    bearer_file: BearerFile = None,
+    bearer_env: BearerEnv = None,
     password_file: PasswordFile = None,
     ask_password: AskPassword = False,
     generate_password: GeneratePassword = False,
@@ -78,7 +120,8 @@ def add(
     """Add a subscription: every event that is accepted from now on and fits is delivered to its queue.
 
     The same again changes nothing; the same name with other parameters is an error. A value of a field is JSON
-    (3, true, "3") or else text. With a password it can fetch its messages from the API.
+    (3, true, "3") or else text. With a password it can fetch its messages from the API. With --push it gets them sent,
+    by `purveyor serve push`.
     """
     if not topic:
         raise InvalidInput(f"subscription {name!r} needs a topic", fix="add --topic REALM:TOPIC, as udm:users/user")
@@ -94,14 +137,34 @@ def add(
         request_prefill=prefill,
         filter=Filter(attributes, fields),
         hidden_fields=_hidden(hide, nothing=hide_nothing),
+        retention_seconds=None if retention is None else parse_duration(retention).total_seconds(),
     )
+    signed, made = chosen_secret(make=secret, file=secret_file, env=secret_env)
+    flags = PushFlags(
+        urls=push,
+        ack_deadline=ack_deadline,
+        max_attempts=max_attempts,
+        min_backoff=min_backoff,
+        max_backoff=max_backoff,
+        order_by=order_by,
+        dead_letter=dead_letter,
+        format=push_format,
+        ack_codes=ack_codes,
+        after=after_dead_letter,
+        secret=signed,
+        secret_made=made,
+        bearer=chosen_bearer(file=bearer_file, env=bearer_env),
+    )
+    flags.check_pushed()
     given = chosen_password(password_file, ask=ask_password, generate=generate_password)
     cli = Cli.of(ctx, as_json)
     settings = cli.settings()
     check_not_login(name, settings)
+    edge = PushEdge.of(settings)
 
     async def work(subscriptions: Subscriptions, queues: Queues) -> tuple[Overview, bool]:
-        record, created = await subscriptions.add(definition)
+        wanted = flags.added(definition, edge, await subscriptions.find(name))
+        record, created = await subscriptions.add(wanted)
         if given is not None:
             # A crash before this leaves one without a password; the same command again gives it one.
             with credentials(queues, settings.replicas) as known:
@@ -110,18 +173,31 @@ def add(
 
     found, created = _call(cli, work)
     if cli.json:
-        write_json({**as_dict(found), "created": created, **(given.shown() if given else {})}, indent=2)
+        shown = {**(given.shown() if given else {}), **(flags.shown() if created else {})}
+        write_json({**as_dict(found), "created": created, **shown}, indent=2)
     else:
         begin = found.registered.record.begin
         write(f"{'Added' if created else 'Unchanged:'} subscription {name}, from position {begin} on")
         if given is not None and given.generated:
             write(given.line())
+        if created and flags.secret_made:
+            write(flags.line())
 
 
 def _hidden(given: list[str] | None, *, nothing: bool) -> tuple[str, ...]:
     if nothing and given:
         raise InvalidInput("--hide and --hide-nothing contradict each other", fix="give one of them")
     return read_hidden({"hidden_fields": [] if nothing else given or None})
+
+
+app.command(
+    "edit",
+    epilog=examples(
+        "purveyor subscription edit shop --ack-deadline 30s --max-attempts 10",
+        "purveyor subscription edit shop --push https://a.example/in --push https://b.example/in",
+        "purveyor subscription edit shop --secret --keep-secret 1h",
+    ),
+)(edit)
 
 
 app.command(
@@ -263,66 +339,6 @@ async def _look(subscriptions: Subscriptions, queues: Queues, name: str) -> Over
     # Not through `get`: a deletion that was cut off must be seen to be repaired.
     registry = await subscriptions.registry()
     return await look(queues, registry, await registry.get(name))
-
-
-def condition(found: Registered) -> str:
-    """The state in one word, the one that asks for attention first."""
-    if found.suspended is not None:
-        return "suspended"
-    return "paused" if found.record.paused else found.record.state.value
-
-
-def registered_dict(found: Registered) -> dict[str, object]:
-    """What the registry knows, as JSON."""
-    record = found.record
-    return {
-        **record.definition.to_json(),
-        "incarnation": record.incarnation,
-        "state": record.state.value,
-        "paused": record.paused,
-        "created": record.created,
-        "begin": record.begin,
-        "suspended": found.suspended.to_json() if found.suspended else None,
-        "prefill": found.prefill.to_json() if found.prefill else None,
-    }
-
-
-def as_dict(found: Overview) -> dict[str, object]:
-    """All about a subscription, as JSON."""
-    backlog = None if found.main is None else {"main": found.main, "prefill": found.prefill}
-    return {**registered_dict(found.registered), "position": found.position, "backlog": backlog}
-
-
-def as_text(found: Overview) -> str:
-    """All about a subscription, for people."""
-    record, suspended = found.registered.record, found.registered.suspended
-    wanted, hidden = record.definition.filter, record.definition.hidden_fields
-    filters = [f"{name} = {' or '.join(values)}" for name, values in wanted.attributes.items()]
-    filters += [f"{path} = {' or '.join(map(json.dumps, values))}" for path, values in wanted.fields.items()]
-    rows: list[tuple[str, object]] = [
-        ("Topics", [f"{topic.realm}:{topic.topic}" for topic in record.definition.realms_topics]),
-        *([("Only", filters)] if filters else []),
-        *([("Hidden", list(hidden) or "nothing")] if hidden != DEFAULT_HIDDEN else []),
-        ("State", condition(found.registered)),
-        ("Created", record.created),
-        ("Begins after", record.begin),
-        ("Dispatched up to", found.position),
-        ("Waiting", "no queue" if found.main is None else f"{found.main} live, {found.prefill} of the prefill"),
-        ("Prefill", prefill_text(found.registered.prefill)),
-    ]
-    if suspended is not None:
-        rows.append(("Suspended", f"at position {suspended.position}: {suspended.reason}"))
-        rows.append(("Since", suspended.at))
-    return block(f"Subscription {record.name}", rows)
-
-
-def prefill_text(state: PrefillState | None) -> str:
-    """How far a prefill is."""
-    if state is None:
-        return "none"
-    of = f" of {state.total}" if state.total is not None else ""
-    reason = f": {state.reason}" if state.reason else ""
-    return f"{state.status.value}, {state.written}{of} written, attempt {state.attempt}, as of {state.position}{reason}"
 
 
 def parse_topic(text: str) -> RealmTopic:

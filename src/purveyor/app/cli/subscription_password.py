@@ -59,7 +59,7 @@ def chosen_password(file: str | None, *, ask: bool, generate: bool) -> Password 
         if not sys.stdin.isatty():
             raise InvalidInput("there is no terminal to ask for a password on", fix="use --password-file")
         return _checked(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
-    return None if file is None else _checked(_first_line(file))
+    return None if file is None else _checked(read_first_line(file))
 
 
 def check_not_login(name: str, settings: Settings) -> None:
@@ -111,14 +111,15 @@ def password(
         write("\n".join(filter(None, (f"Set the password of {name}", given.line()))))
 
 
-def _first_line(file: str) -> str:
+def read_first_line(file: str, what: str = "password", flag: str = "--password-file") -> str:
+    """A secret from a file or, if that is `-`, from standard input."""
     try:
         if file == STDIN:
             return sys.stdin.readline().rstrip("\r\n")
         with Path(file).open(encoding="utf-8") as lines:
             return lines.readline().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"no password can be read from {file}: {error}", fix="check --password-file") from None
+        raise InvalidInput(f"no {what} can be read from {file}: {error}", fix=f"check {flag}") from None
 
 
 def _checked(text: str) -> Password:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.render import write, write_json
 from purveyor.app.cli.text import safe
 from purveyor.app.settings import Settings
-from purveyor.app.up.keeper import News
+from purveyor.app.up.keeper import LOG, News
 from purveyor.app.up.owner import owning
 from purveyor.app.up.parts import NATS, Wanted, parts
 from purveyor.app.up.supervisor import ALL, Supervisor
@@ -36,7 +37,7 @@ def up(
     master: Annotated[str | None, typer.Option(metavar="URL", help="The Spark master; default: local[*].")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run everything on this machine: the NATS server (unless one is set), the pipeline and the HTTP API.
+    """Run everything on this machine: the NATS server (unless one is set), the pipeline, push and the HTTP API.
 
     Each part says when it is ready, and where. One that dies is started again. Ctrl-C or SIGTERM stops the API, then
     the pipeline, and the NATS server last; a second Ctrl-C stops at once. Passwords that are set nowhere are generated
@@ -49,12 +50,18 @@ def up(
         options=_before_the_command(cli),
         with_nats=settings.nats_url is None,
         pipeline=() if master is None else ("--master", master),
+        push=_next_port(settings),
         api=tuple(word for flag, value in flags.items() if value is not None for word in (flag, str(value))),
     )
     _check(settings)
     with owning(settings.data_dir.absolute()):
         if asyncio.run(_serve(wanted, Teller(json=cli.json))):
             raise typer.Exit(_INTERRUPTED)
+
+
+def _next_port(settings: Settings) -> tuple[str, ...]:
+    """The pipeline answers Prometheus at the port that is set; push, on the same machine, at the one behind it."""
+    return () if settings.metrics_port is None else ("--metrics-port", str(settings.metrics_port + 1))
 
 
 async def _serve(wanted: Wanted, teller: "Teller") -> bool:
@@ -84,6 +91,10 @@ class Teller:
 
     def __call__(self, news: News) -> None:
         """Say it."""
+        if news.event == LOG:
+            sys.stderr.write(f"{news.detail}\n")
+            sys.stderr.flush()
+            return
         detail = "" if news.detail == f"the {news.part}" else news.detail or _detail(news)  # `stopped: the API`
         if self._json:
             # A part of the pipeline has a name of its own, which stands in its detail as well.

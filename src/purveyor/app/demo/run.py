@@ -1,146 +1,227 @@
-"""The demo, step by step: all parts, an import, a subscriber from the start and a late one, an audit."""
+"""The demo, scene by scene: every kind of subscriber, a directory, changes, a crash, a late one, an audit."""
 
 import asyncio
-import json
-import os
-import subprocess
+import contextlib
+import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from purveyor.app.demo.consumer import Received, consume
+import aiohttp
+
 from purveyor.app.demo.directory import Step, beginning, changes
-from purveyor.app.up.keeper import News
-from purveyor.app.up.parts import PROGRAM, Wanted, parts
-from purveyor.app.up.supervisor import Supervisor
-from purveyor.delivery.pull import Pull
-from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model.errors import ServerFailed
-from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.queues.client import connect
-from purveyor.queues.permissions import API
-from purveyor.queues.server import running
+from purveyor.app.demo.ledger import Ledger
+from purveyor.app.demo.stage_set import Say, StageSet, running, until
+from purveyor.app.demo.subscribers import consume, endpoint
+from purveyor.app.demo.table import fill_table, table_differs
+from purveyor.queues.server import running as server_of
 
-PEOPLE = 1000
-GROUPS = 20
-_DEADLINE_SECONDS = 300.0
-_WORTH_TELLING = ("ready", "died", "killed", "trouble")
+PEOPLE: Final = 2000
+GROUPS: Final = 50
+_HANDLERS: Final = 8
+_PIECES: Final = 20
+_PIECE_SECONDS: Final = 0.5
+_ALL: Final = ".*"
+_PEOPLE_ONLY: Final = "users/user"
 
-Say = Callable[[str], None]
+Watch = Callable[[str, Sequence[Ledger]], None]
+"""Is told, some times a second, which scene it is and how far everybody is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What happened. `wrong` is empty when all of it holds."""
 
     imported: int
-    received: Sequence[Received]
+    ledgers: Sequence[Ledger]
     people: int
+    dead_letters: int
+    recovery_seconds: float
+    """From the kill of the pipeline to the next event at a subscriber."""
     audit: dict[str, Any]
     wrong: Sequence[str]
 
 
-def run(directory: Path, say: Say, *, people: int = PEOPLE, groups: int = GROUPS) -> Result:
+def run(directory: Path, say: Say, watch: Watch, *, people: int = PEOPLE, groups: int = GROUPS) -> Result:
     """Run it on an empty directory."""
 
-    def tell(news: News) -> None:
-        if news.event in _WORTH_TELLING:
-            say(f"{news.event}: {news.part}" + (f": {news.detail}" if news.event != "ready" else ""))
+    async def play() -> Result:
+        async with _watching(watch, "starting all parts: Spark takes longest", []):
+            starting = contextlib.AsyncExitStack()
+            stage = await starting.enter_async_context(running(directory, say))
+        async with starting:
+            return await Story(stage, watch, beginning(people, groups)).play()
 
-    async def on_all_parts() -> Result:
-        wanted = Wanted(options=("--data-dir", str(directory)), api=("--port", "0"))
-        async with Supervisor(parts(wanted), tell, environment=_environment()).running():
-            return await _story(directory, say, beginning(people, groups))
-
-    say("starting all parts; that of the pipeline on Spark takes longest")
-    return asyncio.run(on_all_parts())
+    return asyncio.run(play())
 
 
-async def _story(directory: Path, say: Say, first: Step) -> Result:
-    second = changes(first, 1)
-    third = changes(second, 2)
-    address = running(directory / "nats", API)
-    assert address is not None
-    async with connect(address, name="purveyor-demo") as queues, Pull(queues) as pull:
-        subscriptions = Subscriptions(queues)
-        await subscriptions.add(_subscription("everything", ".*"))
-        all_events = first.events + second.events + third.events
-        everything = asyncio.create_task(consume(pull, "everything", all_events, _DEADLINE_SECONDS))
-        say(f"importing a directory of {len(first.people):,} people, then {second.events:,} changes")
-        imported = 0
-        for name, step in (("directory", first), ("changes-1", second)):
-            imported += await asyncio.to_thread(_import, directory, name, step)
-        # The late one begins behind everything imported so far, once that has become events.
-        await _until(lambda: _reached(directory, "transform", imported), "the transform")
-        say("adding a late subscriber, with prefill")
-        await subscriptions.add(_subscription("people", "users/user", prefill=True))
-        expected = len(second.people) + third.about_people
-        late = asyncio.create_task(consume(pull, "people", expected, _DEADLINE_SECONDS))
-        say(f"importing {third.events:,} more changes while it is filled")
-        imported += await asyncio.to_thread(_import, directory, "changes-2", third)
-        received = [await everything, await late]
-    say("auditing every queue")
-    audit = await asyncio.to_thread(_audit, directory)
-    wrong = [
-        *_check(received[0], all_events, 0, third),
-        *_check(received[1], third.about_people, len(second.people), third),
-    ]
-    if not audit.get("clean"):
-        wrong.append("the audit found differences")
-    return Result(imported, received, len(third.people), audit, wrong)
+class Story:
+    """What is played on a running system."""
+
+    def __init__(self, stage: StageSet, watch: Watch, first: Step) -> None:
+        self._stage = stage
+        self._watch = watch
+        self._first = first
+        self._second = changes(first, 1)
+        self._third = changes(self._second, 2)
+        self._password = secrets.token_urlsafe(16)
+        self._ordered = Ledger("everything", "ordered pull")
+        self._parallel = Ledger("by-key", f"parallel pull, {_HANDLERS} at once", by_key=True)
+        self._pushed = Ledger("webhook", "push, by key; fails at times", by_key=True)
+        self._table = Ledger("table", "stage that fills a table", by_key=True)
+        self._late = Ledger("late", "ordered pull, prefilled")
+        self._ledgers = [self._ordered, self._parallel, self._pushed, self._table, self._late]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._imported = 0
+        self._recovery_seconds = 0.0
+        self._watching: list[tuple[datetime, datetime | None]] = []
+        for ledger in self._ledgers:
+            ledger.watching = self._watching
+
+    async def play(self) -> Result:
+        """From the first subscription to the last count."""
+        database = self._stage.directory / "people.db"
+        async with aiohttp.ClientSession() as session, endpoint(self._pushed) as url:
+            try:
+                await self._subscribe(session, url, database)
+                await self._import_directory()
+                await self._stream_changes_through_a_crash()
+                await self._let_a_late_one_in(session)
+                await self._until_all_have_all()
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+        async with self._scene("auditing every queue"):
+            audit = await self._stage.call("archive", "audit", "--json")
+            letters = await self._stage.call("dlq", "list", "--json")
+        wrong = [problem for ledger in self._ledgers for problem in ledger.problems(self._third)]
+        if (differs := await table_differs(database, self._table)) is not None:
+            wrong.append(differs)
+        if not audit.get("clean"):
+            wrong.append("the audit found differences")
+        if not self._pushed.again:
+            wrong.append("the endpoint never failed: nothing is proved of retries")
+        return Result(
+            imported=self._imported,
+            ledgers=self._ledgers,
+            people=len(self._third.people),
+            dead_letters=len(letters["dead_letters"]),
+            recovery_seconds=self._recovery_seconds,
+            audit=audit,
+            wrong=wrong,
+        )
+
+    async def _subscribe(self, session: aiohttp.ClientSession, url: str, database: Path) -> None:
+        """One of each kind, before anything happens."""
+        push = {"endpoint": url, "format": "raw"}
+        retry = {"min_backoff_seconds": 0.2, "max_backoff_seconds": 2.0}
+        await self._add(session, "everything", _ALL)
+        await self._add(session, "by-key", _ALL, delivery="parallel", order_by="key")
+        await self._add(session, "webhook", _PEOPLE_ONLY, delivery="push", order_by="key", push=push, retry=retry)
+        await self._add(session, "table", _PEOPLE_ONLY)
+        about_people = self._first.about_people + self._second.about_people + self._third.about_people
+        self._ordered.expected = self._parallel.expected = sum(
+            step.events for step in (self._first, self._second, self._third)
+        )
+        self._pushed.expected = self._table.expected = about_people
+        self._late.expected = len(self._second.people) + self._third.about_people
+        self._begin(consume(self._stage.url, self._password, self._ordered))
+        self._begin(consume(self._stage.url, self._password, self._parallel, handlers=_HANDLERS))
+        address = server_of(self._stage.directory / "nats")
+        assert address is not None
+        self._begin(fill_table(address, database, self._table))
+
+    async def _import_directory(self) -> None:
+        path = self._stage.directory / "directory.ldif"
+        path.write_text(self._first.ldif, encoding="utf-8")
+        async with self._scene(f"importing a directory of {len(self._first.people):,} people"):
+            told = await self._stage.call("import", str(path), "--source", "directory", "--json")
+            self._imported += int(told["added"])
+            await until(lambda: self._ordered.got >= self._first.events, "the directory")
+
+    async def _stream_changes_through_a_crash(self) -> None:
+        """Changes come a few at a time; half-way the pipeline is killed."""
+        pieces = _in_pieces(self._second.ldif)
+        async with self._scene(f"streaming {self._second.events:,} changes"):
+            self._watching.append((datetime.now(UTC), None))
+            await self._stream("changes-1.ldif", pieces[: len(pieces) // 2])
+            await until(lambda: self._ordered.got >= self._imported, "the changes")
+            self._watching[-1] = self._watching[-1][0], datetime.now(UTC)
+        async with self._scene("kill -9 of the pipeline; more changes come meanwhile"):
+            killed, before = time.monotonic(), self._ordered.got
+            await self._stage.kill_pipeline()
+            self._begin(self._note_recovery(killed, before))
+            await self._stream("changes-2.ldif", pieces[len(pieces) // 2 :])
+
+    async def _note_recovery(self, killed: float, before: int) -> None:
+        await until(lambda: self._ordered.got > before, "the pipeline, which was killed,")
+        self._recovery_seconds = time.monotonic() - killed
+
+    async def _let_a_late_one_in(self, session: aiohttp.ClientSession) -> None:
+        """It begins behind all that was imported so far, and is given the state of that moment first."""
+        async with self._scene(f"a late subscriber, and {self._third.events:,} more changes while it is filled"):
+            await self._add(session, "late", _PEOPLE_ONLY, request_prefill=True)
+            self._begin(consume(self._stage.url, self._password, self._late))
+            self._watching.append((datetime.now(UTC), None))
+            await self._stream("changes-3.ldif", _in_pieces(self._third.ldif))
+
+    async def _until_all_have_all(self) -> None:
+        async with self._scene("waiting until everybody has everything"):
+            await until(self._all_there, "the subscribers")
+            await asyncio.sleep(1.0)  # whatever is delivered twice would come now
+
+    def _all_there(self) -> bool:
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        return all(ledger.got >= ledger.expected for ledger in self._ledgers)
+
+    async def _stream(self, name: str, pieces: Sequence[str]) -> None:
+        """Let a file grow while an import follows it, until all of it has become events."""
+        path = self._stage.directory / name
+        path.touch()
+        async with self._stage.following(path) as end:
+            with path.open("a", encoding="utf-8") as file:
+                for piece in pieces:
+                    file.write(piece)
+                    file.flush()
+                    await asyncio.sleep(_PIECE_SECONDS)
+            there = self._imported + sum(piece.count("changetype:") for piece in pieces)
+            await until(lambda: self._stage.reached("transform", there), f"the transform of {name}")
+            self._imported += await end()
+
+    async def _add(self, session: aiohttp.ClientSession, name: str, topic: str, **more: object) -> None:
+        wanted = {"name": name, "realms_topics": [{"realm": "udm", "topic": topic}], "password": self._password}
+        await self._stage.subscribe(session, wanted | more)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    def _scene(self, name: str) -> contextlib.AbstractAsyncContextManager[None]:
+        return _watching(self._watch, name, self._ledgers)
 
 
-def _subscription(name: str, topic: str, *, prefill: bool = False) -> Subscription:
-    return Subscription(name=name, realms_topics=(RealmTopic("udm", topic),), request_prefill=prefill)
+@contextlib.asynccontextmanager
+async def _watching(watch: Watch, scene: str, ledgers: Sequence[Ledger]) -> AsyncIterator[None]:
+    async def look() -> None:
+        while True:
+            watch(scene, ledgers)
+            await asyncio.sleep(0.25)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
 
 
-def _check(got: Received, live: int, prefill: int, final: Step) -> Iterator[str]:
-    if got.live != live:
-        yield f"{got.name} got {got.live} events instead of {live}"
-    if got.prefill != prefill:
-        yield f"{got.name} got {got.prefill} objects of prefill instead of {prefill}"
-    if got.doubled or got.disordered:
-        yield f"{got.name}: {got.doubled} doubled, {got.disordered} out of order"
-    known = {key: (value.get("uid"), value["dn"]) for key, value in got.objects.items() if "uid=" in value["dn"]}
-    if {person.uuid: (person.uid, person.dn) for person in final.people} != known:
-        yield f"{got.name} knows other people than the directory has"
-
-
-async def _until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while not reached():
-        if time.monotonic() > deadline:
-            raise ServerFailed(f"{what} is stuck", fix="see logs/ in the directory of the demo")
-        await asyncio.sleep(0.2)
-
-
-def _reached(directory: Path, part: str, position: int) -> bool:
-    [path] = directory.glob("pipeline-status*.json")
-    found = {told["part"]: told for told in json.loads(path.read_text())["parts"]}
-    return int(found[part].get("position") or 0) >= position
-
-
-def _import(directory: Path, name: str, step: Step) -> int:
-    path = directory / f"{name}.ldif"
-    path.write_text(step.ldif, encoding="utf-8")
-    told = _call(directory, "import", str(path), "--source", "directory", "--json")
-    return int(told["added"])
-
-
-def _audit(directory: Path) -> dict[str, Any]:
-    return _call(directory, "archive", "audit", "--json")
-
-
-def _call(directory: Path, *words: str) -> dict[str, Any]:
-    command = [*PROGRAM, "--data-dir", str(directory), *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
-    if not done.stdout.strip():
-        raise ServerFailed(f"`purveyor {' '.join(words)}` failed: {done.stderr.strip()}", fix="run it by hand")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("PURVEYOR_")}
+def _in_pieces(ldif: str) -> list[str]:
+    """Whole records, a few at a time, each followed by the empty line that ends it."""
+    records = [f"{record}\n\n" for record in ldif.split("\n\n") if record.strip()]
+    size = max(1, -(-len(records) // _PIECES))
+    return ["".join(records[start : start + size]) for start in range(0, len(records), size)]

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -16,17 +17,36 @@ from pydantic import TypeAdapter
 from starlette.types import ASGIApp
 
 from purveyor import __version__
-from purveyor.app.http import events, health, messages, problems, subscriptions, tokens
+from purveyor.app.console.console import Console, ConsoleOptions
+from purveyor.app.console.door import Door
+from purveyor.app.console.login import Sessions, admin_of
+from purveyor.app.http import (
+    dead_letters,
+    events,
+    health,
+    messages,
+    metrics,
+    problems,
+    schemas,
+    subscriptions,
+    tokens,
+    topics,
+)
 from purveyor.app.http.context import Services
 from purveyor.app.http.express import Express
 from purveyor.app.http.guard import Guard
 from purveyor.app.http.security import Login, Security
+from purveyor.app.push_edge import PushEdge
+from purveyor.app.telemetry.queues import QueueFigures
 from purveyor.delivery.credentials import Credentials
+from purveyor.delivery.dead_letters import DeadLetters
+from purveyor.delivery.expiry import Expiry
 from purveyor.delivery.gate import Gate
 from purveyor.delivery.hashing import Hasher
 from purveyor.delivery.pull import Pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.intake.events import EventIntake
+from purveyor.intake.schemas.book import Book
 from purveyor.model.errors import PurveyorError, ServerUnavailable, Unavailable
 from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
@@ -55,6 +75,11 @@ class ApiOptions:
     patience_seconds: float = 10.0
     """How long a request waits for a server that is away, before it gets a 503."""
     on_state: Callable[[str, str], None] = _unheard
+    push: PushEdge = field(default_factory=PushEdge)
+    letters_kept: timedelta | None = None
+    """How long dead letters are kept; zero: for ever; None: as the queue is set."""
+    console: ConsoleOptions | None = None
+    """With it, the console is served at `/`."""
 
 
 class Api:
@@ -66,6 +91,11 @@ class Api:
         self._services: Services | None = None
         self._waiting_for = "the NATS server was not reached yet"
         self.security = Security(options.logins, self._hasher)
+        self.push = options.push
+        self.console: Console | None = None
+        if options.console is not None:
+            sessions = Sessions(options.console.secret, admin_of(options.logins))
+            self.console = Console(self, options.console, sessions)
         self.stopping = asyncio.Event()
         """Set it, and long polls are answered at once: nobody waits for them."""
 
@@ -124,12 +154,20 @@ class Api:
             gate=Gate(queues, lambda _name: None, replicas=replicas),
             credentials=Credentials(queues, self._hasher, replicas=replicas),
             intake=EventIntake(queues, replicas=replicas),
+            letters=DeadLetters(queues, replicas=replicas),
+            book=Book(queues, replicas=replicas),
+            figures=QueueFigures(queues),
         )
         await services.intake.ensure()
-        watched = asyncio.Event()
+        if self._options.letters_kept is not None:
+            await services.letters.keep(self._options.letters_kept)
+        watched, read = asyncio.Event(), asyncio.Event()
         following = asyncio.create_task(services.credentials.follow(self.security.forget, watched.set))
+        reading = asyncio.create_task(services.book.follow(read.set))
+        expiring = asyncio.create_task(Expiry(services.subscriptions, services.pull).run())
         try:
             await _happens(watched, _WATCH_SECONDS)  # or logins that are right would be forgotten when it begins
+            await _happens(read, _WATCH_SECONDS)  # no event is taken before the schemas are known
             self._services = services
             queues.connection.on_state = self._on_connection
             self._options.on_state("connected", str(queues.address))
@@ -139,8 +177,12 @@ class Api:
             self._services = None
             queues.connection.on_state = None
             following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            reading.cancel()
+            expiring.cancel()
+            await asyncio.gather(following, reading, expiring, return_exceptions=True)
+            await services.book.close()
             services.intake.close()
+            await services.letters.close()
             await services.gate.close()
             await services.pull.close()
 
@@ -169,15 +211,21 @@ async def _happens(event: asyncio.Event, within_seconds: float) -> bool:
 
 def create_app(api: Api) -> ASGIApp:
     """The application that a server such as uvicorn runs."""
-    app = _routes(api)
-    return Guard(Express(app), security=api.security, backend=api)
+    app = Guard(Express(_routes(api)), security=api.security, backend=api)
+    console = api.console
+    return app if console is None else Door(app, api, console.sessions, console.inside)
+
+
+def describe(api: Api) -> dict[str, Any]:
+    """All routes, as `/openapi.json` tells them."""
+    return _routes(api).openapi()
 
 
 def _routes(api: Api) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with api.running():
+        async with api.running(), contextlib.nullcontext() if api.console is None else api.console.running():
             yield
 
     app = FastAPI(
@@ -191,7 +239,8 @@ def _routes(api: Api) -> FastAPI:
     )
     app.state.api = api
     problems.install(app)
-    for part in (messages, events, subscriptions, tokens, health):  # the busiest first: they are looked for in order
+    # The busiest first: they are looked for in order.
+    for part in (messages, events, subscriptions, dead_letters, schemas, topics, tokens, health, metrics):
         app.include_router(part.router)
     described = app.openapi
 

@@ -1,6 +1,7 @@
 """What a route is given: the services on the one connection of the process, and who is asking."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -10,11 +11,15 @@ from starlette.responses import Response
 from purveyor.app.http.guard import PRINCIPAL
 from purveyor.app.http.problems import Problem
 from purveyor.app.http.security import Principal, Role, Security
+from purveyor.app.push_edge import PushEdge
+from purveyor.app.telemetry.queues import QueueFigures
 from purveyor.delivery.credentials import Credentials
+from purveyor.delivery.dead_letters import DeadLetters
 from purveyor.delivery.gate import Gate
 from purveyor.delivery.pull import Pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.intake.events import EventIntake
+from purveyor.intake.schemas.book import Book
 from purveyor.queues.client import Queues
 
 
@@ -28,6 +33,9 @@ class Services:
     gate: Gate
     credentials: Credentials
     intake: EventIntake
+    letters: DeadLetters
+    book: Book
+    figures: QueueFigures
 
 
 def as_json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
@@ -48,6 +56,12 @@ def security(request: Request) -> Security:
     return found
 
 
+def push(request: Request) -> PushEdge:
+    """What push settings go through."""
+    found: PushEdge = request.app.state.api.push
+    return found
+
+
 def principal(request: Request) -> Principal:
     """Who is asking."""
     found: Principal = request.scope[PRINCIPAL]
@@ -59,6 +73,14 @@ def require_role(request: Request, role: Role) -> Principal:
     who = principal(request)
     if who.role is not role:
         raise forbidden(who, f"a login for {role.value}")
+    return who
+
+
+def require_one_of(request: Request, roles: Sequence[Role]) -> Principal:
+    """Refuse all whose role is another."""
+    who = principal(request)
+    if who.role not in roles:
+        raise forbidden(who, f"a login for {' or '.join(role.value for role in roles)}")
     return who
 
 

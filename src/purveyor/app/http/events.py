@@ -1,6 +1,8 @@
 """The route by which publishers send events: one, an array, or lines of JSON; all or none; 202 only when stored."""
 
 import asyncio
+import logging
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -10,11 +12,12 @@ from purveyor.app.http import context
 from purveyor.app.http.models import Accepted, AcceptedMany, EventBody
 from purveyor.app.http.problems import Problem, documented
 from purveyor.app.http.security import Principal, Role
-from purveyor.intake.events import MOST_AT_ONCE, Incoming, check_id, new_id
-from purveyor.model import jsontext
-from purveyor.model.errors import InvalidInput
-from purveyor.model.event import Event
+from purveyor.intake.events import MOST_AT_ONCE, Incoming, check_id, new_id, trace_of
+from purveyor.intake.schemas.rules import Rules
+from purveyor.model import jsontext, tracing
+from purveyor.model.errors import InvalidInput, SchemaMismatch
 
+_log = logging.getLogger(__name__)
 router = APIRouter(tags=["events"])
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 NDJSON: Final = "application/x-ndjson"
@@ -57,30 +60,44 @@ async def publish(request: Request) -> Response:
     """Publish events: one, an array, or lines of JSON (`application/x-ndjson`), up to 1000, all or none. For: events.
 
     202 means that they are stored. Sent again with the same id within two minutes, an event is not stored again. A
-    login that is bound to realms may publish into those only.
+    login that is bound to realms may publish into those only. 422 also when an event does not fit the schema of its
+    topic: `errors` tells the places.
     """
     who = context.require_role(request, Role.EVENTS)
-    intake = context.services(request).intake
+    services = context.services(request)
+    intake = services.intake
     data = await request.body()
     by_lines = request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON
     key = request.headers.get(IDEMPOTENCY_KEY)
-    work = (data, by_lines, None if key is None else check_id(key), who)
+    work = (data, by_lines, None if key is None else check_id(key), _Publisher(who, services.book.rules))
     # Reading megabytes of JSON takes long enough for others to notice.
     events, one = await asyncio.to_thread(_read, *work) if len(data) > _LARGE else _read(*work)
-    if one:
-        receipt = await intake.store(events[0], who.login)
-        answer: dict[str, Any] = {
-            "position": receipt.sequence,
-            "id": events[0].id,
-            "duplicate": receipt.duplicate,
-        }
-    else:
-        stored = await intake.store_all(events, who.login)
-        answer = {"position": stored.position, "stored": stored.stored, "duplicates": stored.duplicates}
+    trace = (trace_of(events[0]) if one else tracing.NONE) or tracing.carrier(request.headers.get)
+    with tracing.span("accept", trace, events=len(events)) as onward:
+        if one:
+            receipt = await intake.store(events[0], who.login, onward)
+            answer: dict[str, Any] = {
+                "position": receipt.sequence,
+                "id": events[0].id,
+                "duplicate": receipt.duplicate,
+            }
+        else:
+            stored = await intake.store_all(events, who.login, onward)
+            answer = {"position": stored.position, "stored": stored.stored, "duplicates": stored.duplicates}
+        _log.debug("stored %d events", len(events), extra={"login": who.login, **answer})
+    services.book.note(each.event for each in events)
     return context.as_json(answer, HTTPStatus.ACCEPTED)
 
 
-def _read(data: bytes, by_lines: bool, key: str | None, who: Principal) -> tuple[list[Incoming], bool]:
+@dataclass(frozen=True, slots=True)
+class _Publisher:
+    """Who sends events, and what they must be like at this moment."""
+
+    who: Principal
+    rules: Rules
+
+
+def _read(data: bytes, by_lines: bool, key: str | None, publisher: _Publisher) -> tuple[list[Incoming], bool]:
     """The events of a body, and whether it is a single one; checked, all of them."""
     if by_lines:
         lines = [line for line in data.splitlines() if line.strip()]
@@ -94,7 +111,13 @@ def _read(data: bytes, by_lines: bool, key: str | None, who: Principal) -> tuple
     events = []
     for number, fields in enumerate(given):
         try:
-            events.append(_event(fields, _id(key, None if one else number), who))
+            events.append(_event(fields, _id(key, None if one else number), publisher))
+        except SchemaMismatch as error:
+            if one:
+                raise
+            mistakes = tuple((f"event {number + 1}: {where}", what) for where, what in error.mistakes)
+            message = f"event {number + 1}: {error.message}"
+            raise SchemaMismatch(message, fix=error.fix, mistakes=mistakes) from error
         except InvalidInput as error:
             if one:
                 raise
@@ -111,17 +134,19 @@ def _json(data: bytes) -> Any:
         raise InvalidInput(f"the body is not JSON: {error}", fix="send one event or an array of them") from None
 
 
-def _event(fields: Any, default_id: str, who: Principal) -> Incoming:
+def _event(fields: Any, default_id: str, publisher: _Publisher) -> Incoming:
     rest = dict(jsontext.mapping(fields, "event"))
     identity = rest.pop("id", None)
-    event = Event.from_json(rest)
-    if who.realms is not None and event.realm not in who.realms:
+    who = publisher.who
+    realm = rest.get("realm")
+    # First of all: the schemas of realms that are not its own are none of its business.
+    if who.realms is not None and isinstance(realm, str) and realm not in who.realms:
         raise Problem(
             HTTPStatus.FORBIDDEN,
-            f"{who.login!r} may not publish into the realm {event.realm!r}",
+            f"{who.login!r} may not publish into the realm {realm!r}",
             f"its realms are {', '.join(sorted(who.realms)) or 'none'}",
         )
-    return Incoming(event, default_id if identity is None else check_id(identity))
+    return Incoming(publisher.rules.read(rest), default_id if identity is None else check_id(identity))
 
 
 def _id(key: str | None, number: int | None) -> str:

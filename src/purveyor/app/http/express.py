@@ -14,11 +14,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from purveyor.app.http import messages
+from purveyor.app.http.counting import ROUTE
 from purveyor.app.http.models import StatusReport
 from purveyor.app.http.problems import answer_to
 
 _PATH: Final = re.compile(r"/v1/subscriptions/([A-Za-z0-9_-]{1,64})/messages/(?:next|(\d{1,18})/status)")
 _QUERY: Final = re.compile(rb"(?:timeout=(\d{1,3}(?:\.\d{1,3})?))?(?:&?pop=(true|false))?")
+_NEXT: Final = "/v1/subscriptions/{name}/messages/next"
+_STATUS: Final = "/v1/subscriptions/{name}/messages/{sequence}/status"
 _DEFAULT_SECONDS: Final = 5.0
 _OK: Final = StatusReport(status="ok")
 _OK_BODIES: Final = frozenset({b'{"status": "ok"}', b'{"status":"ok"}'})
@@ -39,6 +42,7 @@ class Express:
             return
         name, sequence = found.groups()
         scope["app"] = self._app  # as it would say itself
+        scope[ROUTE] = _NEXT if sequence is None else _STATUS
         if sequence is None and scope["method"] == "GET":
             query = _QUERY.fullmatch(scope["query_string"])
             if query is not None:

@@ -8,12 +8,13 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from purveyor.app.http.counting import counted
 from purveyor.app.http.problems import Problem, answer_to
 from purveyor.app.http.security import Backend, Security
 
 PRINCIPAL: Final = "purveyor.principal"
 """Where in the scope of a request the one who is asking is found."""
-_OPEN: Final = frozenset({"/healthz", "/readyz", "/openapi.json"})
+_OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
 _EVENTS: Final = "/v1/messages"
 LARGEST_BODY: Final = 256 << 10
 LARGEST_EVENTS: Final = 16 << 20
@@ -33,6 +34,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         path: str = scope["path"]
+        send = counted(scope, send)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         try:
             if path not in _OPEN:

@@ -6,6 +6,7 @@ sequence and the count of deliveries set in.
 
 import asyncio
 import base64
+import logging
 from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar, assert_never
@@ -25,12 +26,13 @@ from purveyor.app.http.models import (
 )
 from purveyor.app.http.problems import documented
 from purveyor.delivery.pull import DEFAULT_INSTANCE, Delivered
-from purveyor.model import jsontext
+from purveyor.model import jsontext, tracing
 from purveyor.model.jsontext import Json
 from purveyor.queues.headers import EVENT_ID, first
 
 router = APIRouter(prefix="/v1/subscriptions/{name}/messages", tags=["messages"])
 INSTANCE: Final = "X-Consumer-Instance"
+_log = logging.getLogger(__name__)
 _SOON_SECONDS: Final = 0.05
 _SEQUENCE: Final = Path(ge=0, lt=1 << 63)
 _ERRORS: Final = (
@@ -67,6 +69,7 @@ async def next_message(
     identity = first(found.headers, EVENT_ID)
     if identity is not None and identity.isascii():
         headers["Purveyor-Id"] = identity
+    headers |= _traced(name, found)
     return Response(message_json(found, {}), headers=headers, media_type="application/json")
 
 
@@ -81,7 +84,11 @@ async def lease(request: Request, name: str, given: LeaseRequest) -> Response:
         name, given.instance or _instance(request), given.max, given.lease_seconds, given.timeout
     )
     found = await _wait(request, asking, [], given.timeout)
-    parts = [message_json(each, _about_lease(each)) for each in found]
+    traces = [tracing.of_headers(each.headers) for each in found]
+    if found and tracing.enabled():
+        with tracing.span("deliver", links=[each for each in traces if each][: tracing.MOST_LINKS], subscription=name):
+            pass
+    parts = [message_json(each, {**_about_lease(each), **trace}) for each, trace in zip(found, traces, strict=True)]
     return Response(b'{"messages":[' + b",".join(parts) + b"]}", media_type="application/json")
 
 
@@ -96,10 +103,18 @@ async def tell_status(
     before. 409: another instance has it.
     """
     context.require_owner(request, name)
+    if not tracing.enabled():
+        return await _settle(request, name, sequence, given)
+    trace = tracing.carrier(request.headers.get)
+    with tracing.span("acknowledge", trace, subscription=name, sequence=sequence, status=given.status):
+        return await _settle(request, name, sequence, given)
+
+
+async def _settle(request: Request, name: str, sequence: int, given: StatusReport) -> Response:
     pull = context.services(request).pull
     match given.status:
         case "ok":
-            await pull.acknowledge(name, sequence)
+            await pull.acknowledge(name, sequence, instance=_instance(request))
         case "retry":
             await pull.retry(name, sequence, delay=given.delay, instance=_instance(request))
         case "reject":
@@ -137,6 +152,19 @@ def message_json(message: Delivered, more: Json) -> bytes:
 def _about_lease(message: Delivered) -> Json:
     assert message.until is not None
     return {"position": message.position, "lease_id": message.lease, "lease_until": message.until.isoformat()}
+
+
+def _traced(name: str, message: Delivered) -> tracing.Carrier:
+    """The trace of a message, for the one who gets it. This is done for each: what nobody looks at costs nothing."""
+    trace = tracing.of_headers(message.headers)
+    if _log.isEnabledFor(logging.DEBUG):
+        told = {"subscription": name, "sequence": message.sequence, "position": message.position}
+        _log.debug("delivered", extra=told)
+    if not tracing.enabled():
+        return trace
+    place = message.sequence if message.position is None else message.position
+    with tracing.span("deliver", trace, subscription=name, sequence=message.sequence, position=place) as onward:
+        return onward
 
 
 def _instance(request: Request) -> str:

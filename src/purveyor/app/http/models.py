@@ -4,16 +4,25 @@ What they say is checked once more, and for good, by the model (`Subscription.fr
 there are rules.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
+from purveyor.app.http.push_models import PushBody, PushShown
+from purveyor.app.push_edge import PushEdge
 from purveyor.delivery.pull import LONGEST_WAIT_SECONDS
 from purveyor.delivery.pull import MOST_AT_ONCE as MOST_LEASED
 from purveyor.model.control import Place
+from purveyor.model.done import Expired
 from purveyor.model.jsontext import Json
-from purveyor.model.policy import LONGEST_DELAY_SECONDS, LONGEST_LEASE_SECONDS
+from purveyor.model.policy import (
+    LONGEST_DELAY_SECONDS,
+    LONGEST_LEASE_SECONDS,
+    LONGEST_RETENTION_SECONDS,
+    SHORTEST_RETENTION_SECONDS,
+    Delivery,
+)
 from purveyor.model.registration import PrefillStatus, RecordState
 from purveyor.model.subscription import RealmTopic, Subscription, read_topics
 from purveyor.queues.registry import Registered
@@ -22,6 +31,9 @@ _NAME_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
 LONGEST_PASSWORD = 1024
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_DELAY_SECONDS, allow_inf_nan=False)]
+RetentionSeconds = Annotated[
+    float, Field(ge=SHORTEST_RETENTION_SECONDS, le=LONGEST_RETENTION_SECONDS, allow_inf_nan=False)
+]
 LeaseSeconds = Annotated[float, Field(ge=1, le=LONGEST_LEASE_SECONDS, allow_inf_nan=False)]
 Wait = Annotated[float, Field(ge=0, le=LONGEST_WAIT_SECONDS, allow_inf_nan=False)]
 Password = Annotated[SecretStr, Field(min_length=1, max_length=LONGEST_PASSWORD)]
@@ -83,10 +95,14 @@ class Options(Given):
     hidden_fields: list[str] | None = Field(
         default=None, description="fields of the object it never sees; default: hashes of passwords"
     )
-    delivery: Literal["ordered", "parallel"] | None = None
+    delivery: Literal["ordered", "parallel", "push"] | None = None
     order_by: Literal["position", "key"] | None = None
     lease_seconds: LeaseSeconds | None = None
     retry: RetryBody | None = None
+    push: PushBody | None = None
+    retention_seconds: RetentionSeconds | None = Field(
+        default=None, description="after so long an unacknowledged message expires; null: never"
+    )
 
 
 class NewSubscription(Options):
@@ -110,9 +126,13 @@ class NewSubscription(Options):
     request_prefill: bool = False
     password: Password
 
-    def definition(self) -> Subscription:
-        """Checked by the rules."""
-        return Subscription.from_json(self.model_dump(mode="json", exclude={"password"}, exclude_none=True))
+    def definition(self, edge: PushEdge, existing: Subscription | None = None) -> Subscription:
+        """Checked by the rules. `existing` is the one of its name, if there is one."""
+        given = self.model_dump(mode="json", exclude={"password", "push"}, exclude_none=True)
+        if self.push is not None:
+            push = edge.added(self.push.settings(), None if existing is None else existing.push)
+            given["push"] = push.to_json()
+        return Subscription.from_json(given)
 
 
 class SubscriptionChange(Options):
@@ -137,13 +157,25 @@ class SubscriptionChange(Options):
         given = self.model_dump(mode="json", exclude_unset=True)
         return {name: given[name] for name in Options.model_fields if name in given}
 
-    def applied(self, to: Subscription) -> Subscription:
+    def applied(self, to: Subscription, edge: PushEdge) -> Subscription:
         """The definition with what is given; checked by the rules."""
-        changed = to.to_json()
-        if "delivery" in self.options and "order_by" not in self.options:
+        changed, options = to.to_json(), self.options
+        if "delivery" in options and "order_by" not in options:
             changed.pop("order_by", None)
-        changed |= self.options
+        if "delivery" in options and options["delivery"] != Delivery.PUSH.value:
+            changed.pop("push", None)
+        changed |= options
+        if self.push is not None:
+            changed["push"] = edge.changed(self.push.settings(), to.push).to_json()
         return Subscription.from_json({name: value for name, value in changed.items() if value is not None})
+
+
+class ExpiredBody(BaseModel):
+    """Messages that nobody acknowledged in time."""
+
+    count: int
+    position: int | None = Field(description="the newest event among them")
+    last: datetime = Field(description="when the last of them went")
 
 
 class SubscriptionBody(BaseModel):
@@ -169,22 +201,31 @@ class SubscriptionBody(BaseModel):
     prefill_queue_reason: str | None = Field(default=None, description="why the prefill failed")
     filter: FilterBody | None = None
     hidden_fields: list[str] | None = None
-    delivery: Literal["ordered", "parallel"] | None = None
+    delivery: Literal["ordered", "parallel", "push"] | None = None
     order_by: Literal["position", "key"] | None = None
     lease_seconds: float | None = None
     retry: RetryBody | None = None
+    push: PushShown | None = None
+    retention_seconds: float | None = None
+    expired: ExpiredBody | None = Field(default=None, description="what nobody acknowledged in time")
     paused: bool | None = Field(default=None, description="true: nothing is handed out at present")
+    pause_reason: str | None = Field(default=None, description="why, if it was not a person who paused it")
     suspended: dict[str, Any] | None = Field(default=None, description="its queue refuses messages: where and why")
 
 
-def subscription_json(found: Registered) -> Json:
+def subscription_json(found: Registered, expired: Expired | None = None) -> Json:
     """A subscription as `SubscriptionBody` describes it."""
     status = prefill_status(found)
-    body: Json = {**found.record.definition.to_json(), "prefill_queue_status": status.value}
+    body: Json = {**found.record.definition.shown(), "prefill_queue_status": status.value}
     if status is PrefillStatus.FAILED and found.prefill is not None:
         body["prefill_queue_reason"] = found.prefill.reason
+    if expired is not None and expired.count:
+        last = datetime.fromtimestamp(expired.at / 1000, UTC)
+        body["expired"] = {"count": expired.count, "position": expired.position or None, "last": last.isoformat()}
     if found.record.paused:
         body["paused"] = True
+        if found.record.pause_reason is not None:
+            body["pause_reason"] = found.record.pause_reason
     if found.suspended is not None:
         body["suspended"] = found.suspended.to_json()
     return body
@@ -290,6 +331,8 @@ class LeasedMessage(MessageBody):
     position: int | None = Field(description="the place of its event in the order of all events")
     lease_id: str
     lease_until: datetime
+    traceparent: str | None = Field(default=None, description="the trace that its event belongs to, if it has one")
+    tracestate: str | None = None
 
 
 class LeasedMessages(BaseModel):
@@ -354,27 +397,3 @@ class ReplayStarted(BaseModel):
     """A replay is on its way."""
 
     job: str
-
-
-class NewToken(Given):
-    """A token to be made."""
-
-    login: str | None = Field(default=None, description="whose; default: that of the one who asks (admin may name any)")
-    label: str = Field(default="", max_length=200, examples=["host a"])
-    expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)] | None = None
-
-
-class TokenBody(BaseModel):
-    """A token, without its text."""
-
-    id: str
-    login: str
-    label: str
-    created: datetime
-    expires: datetime | None
-
-
-class MadeToken(TokenBody):
-    """A token with its text, which is shown this once."""
-
-    token: str

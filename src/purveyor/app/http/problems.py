@@ -26,6 +26,7 @@ from purveyor.model.errors import (
     PublishRefused,
     PurveyorError,
     Refused,
+    SchemaMismatch,
     SetupError,
     Unavailable,
     WrongRevision,
@@ -84,7 +85,9 @@ def answer_to(error: Exception) -> Response:
         status = status_of(error)
         if status is HTTPStatus.INTERNAL_SERVER_ERROR:
             _log.error("no status is known for %r", error)
-        return _answer(status, error.message, error.fix)
+        mistakes = error.mistakes if isinstance(error, SchemaMismatch) else ()
+        errors = [{"where": where, "what": what} for where, what in mistakes]
+        return _answer(status, error.message, error.fix, errors=errors)
     if isinstance(error, HTTPException):
         if error.status_code == HTTPStatus.BAD_REQUEST:  # FastAPI's, for a body that is not even text
             return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, "the body cannot be read", "send JSON in UTF-8")

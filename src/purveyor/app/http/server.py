@@ -31,7 +31,7 @@ class ApiServer(uvicorn.Server):
             uvicorn.Config(
                 create_app(api),
                 http=JoiningProtocol,
-                ws="none",
+                ws="none" if api.console is None else "websockets-sansio",
                 lifespan="on",
                 log_config=None,
                 access_log=logging.getLogger().isEnabledFor(logging.DEBUG),

@@ -58,10 +58,11 @@ async def add_subscription(request: Request, given: NewSubscription) -> Response
     same request again gives it its password then.
     """
     context.require_role(request, Role.ADMIN)
-    definition = given.definition()
+    services = context.services(request)
+    existing = await services.subscriptions.find(given.name) if given.push is not None else None
+    definition = given.definition(context.push(request), existing)
     if context.security(request).is_reserved(definition.name):
         raise InvalidName(f"the name {definition.name!r} is that of a login", fix="choose another name")
-    services = context.services(request)
     record, created = await services.subscriptions.add(definition)
     new = await services.credentials.set_first(definition.name, record.incarnation, given.password.get_secret_value())
     services.pull.forget(definition.name)
@@ -93,7 +94,8 @@ async def change_subscription(request: Request, name: str, given: SubscriptionCh
     services = context.services(request)
     found = await services.subscriptions.get(name)
     if given.options:
-        await services.subscriptions.redefine(name, given.applied)
+        edge = context.push(request)
+        await services.subscriptions.redefine(name, lambda now: given.applied(now, edge))
     if given.paused is not None:
         await (services.subscriptions.pause if given.paused else services.subscriptions.resume)(name)
     if given.password is not None:
@@ -154,4 +156,9 @@ async def replay(request: Request, name: str, given: ReplayRequest) -> Json:
 
 
 async def _body(request: Request, name: str) -> Json:
-    return subscription_json(await context.services(request).subscriptions.get(name))
+    subscriptions = context.services(request).subscriptions
+    found = await subscriptions.get(name)
+    if found.record.definition.retention_seconds is None:
+        return subscription_json(found)
+    book = await (await subscriptions.registry()).book(found)
+    return subscription_json(found, None if book is None else book.expired)

@@ -1,16 +1,43 @@
 """Routes of tokens: another way to log in, several at once for a login, so that they can be exchanged one by one."""
 
+from datetime import datetime
 from http import HTTPStatus
+from typing import Annotated
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
 
 from purveyor.app.http import context
-from purveyor.app.http.models import MadeToken, NewToken, TokenBody
+from purveyor.app.http.models import Given
 from purveyor.app.http.problems import documented
 from purveyor.app.http.security import Principal
 from purveyor.delivery.credentials import Token
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
+
+
+class NewToken(Given):
+    """A token to be made."""
+
+    login: str | None = Field(default=None, description="whose; default: that of the one who asks (admin may name any)")
+    label: str = Field(default="", max_length=200, examples=["host a"])
+    expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)] | None = None
+
+
+class TokenBody(BaseModel):
+    """A token, without its text."""
+
+    id: str
+    login: str
+    label: str
+    created: datetime
+    expires: datetime | None
+
+
+class MadeToken(TokenBody):
+    """A token with its text, which is shown this once."""
+
+    token: str
 
 
 @router.get("", responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))

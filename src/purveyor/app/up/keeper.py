@@ -21,6 +21,8 @@ from purveyor.queues.server.process import describe_exit, tied
 
 _LONGEST_LINE: Final = 1 << 20
 _KEPT_LINES: Final = 20
+LOG: Final = "log"
+"""A line of JSON that a part logged: it is passed on as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ class Keeper:
         self._came_up = False
         self._complaints: deque[str] = deque(maxlen=_KEPT_LINES)
         self._troubles: dict[str, str] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if it has one at the moment."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
 
     async def run(self) -> None:
         """Until it is stopped; ServerFailed, with its own words, if it cannot be started at all."""
@@ -141,6 +149,9 @@ class Keeper:
         self._troubles[name] = error
 
     def _complained(self, line: str) -> None:
+        if line.startswith('{"'):
+            self._say(LOG, line)
+            return
         self._complaints.append(line)
         if not line.startswith(("error: ", "fix: ")):
             self._say("note", line)

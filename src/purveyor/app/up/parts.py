@@ -9,6 +9,7 @@ PROGRAM: Final = (sys.executable, "-c", "from purveyor.app.cli import main; main
 NATS: Final = "NATS"
 PIPELINE: Final = "pipeline"
 API: Final = "API"
+PUSH: Final = "push"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Wanted:
     options: tuple[str, ...] = ()
     with_nats: bool = True
     pipeline: tuple[str, ...] = ()
+    push: tuple[str, ...] = ()
     api: tuple[str, ...] = ()
     nats: tuple[str, ...] = ()
 
@@ -37,7 +39,7 @@ def parts(wanted: Wanted) -> tuple[Part, ...]:
     """In the order of their start; they are stopped in the opposite one: who asks first, who answers last.
 
     >>> [part.name for part in parts(Wanted())]
-    ['NATS', 'pipeline', 'API']
+    ['NATS', 'pipeline', 'push', 'API']
     """
 
     def command(name: str, *flags: str) -> tuple[str, ...]:
@@ -47,5 +49,6 @@ def parts(wanted: Wanted) -> tuple[Part, ...]:
     return (
         *((nats,) if wanted.with_nats else ()),
         Part(PIPELINE, command("pipeline", *wanted.pipeline), grace_seconds=60),
+        Part(PUSH, command("push", *wanted.push), grace_seconds=20),
         Part(API, command("api", *wanted.api), grace_seconds=20),
     )

@@ -35,6 +35,10 @@ class Supervisor:
                 keeper.kill()
         self._asked.set()
 
+    def pid(self, name: str) -> int | None:
+        """The process of a part, if it has one at the moment."""
+        return next((keeper.pid for keeper in self._keepers if keeper.part.name == name), None)
+
     async def run(self) -> None:
         """Until `stop`; ServerFailed if a part cannot be started at all, after the others were stopped."""
         async with self.running():

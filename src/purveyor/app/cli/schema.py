@@ -1,0 +1,274 @@
+"""`purveyor schema`: what the objects of a topic must look like; add, commit, check, roll back and delete."""
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
+from purveyor.app.cli.render import block, note, table, write, write_json
+from purveyor.app.cli.subscription import parse_topic
+from purveyor.app.schemas import judge, schema_json
+from purveyor.intake.schemas.store import NewSchema, Schemas
+from purveyor.model import jsontext
+from purveyor.model.errors import InvalidInput, UnknownSchema
+from purveyor.model.jsontext import Json
+from purveyor.model.schema import Compatibility, Encoding, Schema, SchemaType
+
+app = typer.Typer(
+    help="Say what objects of a topic must look like, and check it.", rich_markup_mode=None, add_completion=False
+)
+T = TypeVar("T")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The schema.")]
+File = Annotated[str, typer.Argument(metavar="FILE|-", help="The definition, in JSON; - is standard input.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic", "-t", metavar="REALM:TOPIC", help="A topic, exact or a regular expression for all of it; repeatable."
+    ),
+]
+Compatible = Annotated[
+    Compatibility | None,
+    typer.Option(help="What a new revision must keep; default: backward.", show_default=False),
+]
+
+
+@app.command(
+    "add",
+    epilog=examples(
+        "purveyor schema add order order.json --topic shop:orders",
+        "purveyor schema add user user.avsc --type avro --encoding binary --topic 'udm:users/.*'",
+        "purveyor schema add order order-2.json",
+        "purveyor schema add order --compatibility full",
+    ),
+)
+def add(
+    ctx: typer.Context,
+    name: Name,
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE|-]", help="The definition, in JSON; - is standard input.")
+    ] = None,
+    topic: Topics = None,
+    kind: Annotated[
+        SchemaType | None,
+        typer.Option("--type", help="Default: json-schema, avro for a file.avsc.", show_default=False),
+    ] = None,
+    encoding: Annotated[
+        Encoding | None, typer.Option(help="How objects are sent; binary is Avro's own.", show_default=False)
+    ] = None,
+    compatibility: Compatible = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Add a schema, or commit a revision to the one that is there; it is in force at once.
+
+    Events of its topics whose new object does not fit are refused, by the API and by `purveyor publish`; what the
+    pipeline makes of directory entries is not. A revision that is not compatible with the last one is refused. For a
+    schema that is there, --topic and --compatibility are changed.
+    """
+    definition = None if file is None else read_definition(file)
+    topics = tuple(dict.fromkeys(map(parse_topic, topic or [])))
+    cli = Cli.of(ctx, as_json)
+
+    async def work(schemas: Schemas) -> tuple[Schema, str]:
+        try:
+            before = await schemas.get(name)
+        except UnknownSchema:
+            if definition is None or not topics:
+                raise InvalidInput(
+                    f"there is no schema {name!r} yet", fix="give its definition, and --topic REALM:TOPIC"
+                ) from None
+            guessed = SchemaType.AVRO if file is not None and file.endswith(".avsc") else SchemaType.JSON_SCHEMA
+            new = NewSchema(
+                name=name,
+                type=kind or guessed,
+                encoding=encoding or Encoding.JSON,
+                compatibility=compatibility or Compatibility.BACKWARD,
+                realms_topics=topics,
+                definition=definition,
+            )
+            return (await schemas.add(new))[0], "Added"
+        if (kind or before.type) is not before.type or (encoding or before.encoding) is not before.encoding:
+            raise InvalidInput(
+                f"schema {name!r} is {before.type.value}, encoded as {before.encoding.value}",
+                fix="another type or encoding needs another name",
+            )
+        after = before
+        if topics or compatibility is not None:
+            after = await schemas.change(name, compatibility=compatibility, topics=topics or None)
+        if definition is not None:
+            after, _ = await schemas.commit(name, definition)
+        said = "Committed" if after.newest != before.newest else "Unchanged:" if after == before else "Changed"
+        return after, said
+
+    schema, said = _call(cli, work)
+    if cli.json:
+        write_json({**schema_json(schema), "created": said == "Added", "committed": said == "Committed"}, indent=2)
+    else:
+        write(f"{said} schema {name}, revision {schema.newest.number}")
+
+
+@app.command("list", epilog=examples("purveyor schema list", "purveyor schema list --json"))
+def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
+    """List the schemas."""
+    cli = Cli.of(ctx, as_json)
+    found = _call(cli, lambda schemas: schemas.list())
+    for key, reason in found.unreadable.items():
+        note(f"{key} cannot be read: {reason}")
+    schemas = [found.schemas[name] for name in sorted(found.schemas)]
+    if cli.json:
+        write_json([schema_json(each) for each in schemas], indent=2)
+        return
+    rows = [
+        (
+            each.name,
+            each.type,
+            each.encoding,
+            _labels(each),
+            each.newest.number,
+            each.compatibility,
+            each.newest.created,
+        )
+        for each in schemas
+    ]
+    columns = ("NAME", "TYPE", "ENCODING", "TOPICS", "REVISION", "COMPATIBILITY", "COMMITTED")
+    write(table(columns, rows, wrap=("TOPICS",)))
+
+
+@app.command("show", epilog=examples("purveyor schema show order", "purveyor schema show order --revision 1 --json"))
+def show(
+    ctx: typer.Context,
+    name: Name,
+    revision: Annotated[int | None, typer.Option(metavar="NUMBER", help="Default: the one in force.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a schema and the definition in force, or an earlier one."""
+    cli = Cli.of(ctx, as_json)
+    schema = _call(cli, lambda schemas: schemas.get(name))
+    shown = schema.newest if revision is None else schema.revision(revision)
+    if cli.json:
+        write_json({**schema_json(schema), "revision": shown.number, "definition": shown.definition}, indent=2)
+        return
+    rows: list[tuple[str, object]] = [
+        ("Type", schema.type),
+        ("Encoding", schema.encoding),
+        ("Topics", _labels(schema)),
+        ("Compatibility", schema.compatibility),
+        ("Revisions", [each.number for each in schema.revisions]),
+        ("Shown", shown.number),
+        ("Committed", shown.created),
+        *([("Copy of", shown.copy_of)] if shown.copy_of is not None else []),
+    ]
+    write(block(f"Schema {name}", rows))
+    write("\n" + json.dumps(shown.definition, ensure_ascii=False, indent=2))
+
+
+@app.command(
+    "check",
+    epilog=examples(
+        "purveyor schema check order order-2.json",
+        """purveyor schema check order --object '{"id": "17", "total": 12.5}'""",
+    ),
+)
+def check(
+    ctx: typer.Context,
+    name: Name,
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE|-]", help="A definition that could be the next revision.")
+    ] = None,
+    object_: Annotated[
+        str | None, typer.Option("--object", metavar="JSON", help="An object that could be published.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Tell whether a definition could be the next revision, or an object could be published. Nothing is changed.
+
+    Exit codes: 0 yes; 1 no, or an error.
+    """
+    if (file is None) == (object_ is None):
+        raise InvalidInput("neither a definition nor an object, or both", fix="give a file, or --object")
+    definition = None if file is None else read_definition(file)
+    cli = Cli.of(ctx, as_json)
+
+    async def work(schemas: Schemas) -> list[str]:
+        schema = await schemas.get(name)
+        if definition is not None:
+            return list(schemas.problems(schema, definition))
+        return judge(schema, _object(object_ or "", schema))
+
+    problems = _call(cli, work)
+    if cli.json:
+        write_json({"name": name, "ok": not problems, "problems": problems})
+    elif problems:
+        write("\n".join(problems))
+    else:
+        write(f"It {'is compatible' if file else 'fits'}")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command("rollback", epilog=examples("purveyor schema rollback order 1"))
+def rollback(
+    ctx: typer.Context,
+    name: Name,
+    revision: Annotated[int, typer.Argument(metavar="REVISION", help="The one whose text is to count again.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Put an earlier revision in force again, as a new one, compatible or not."""
+    cli = Cli.of(ctx, as_json)
+    schema = _call(cli, lambda schemas: schemas.roll_back(name, revision))
+    if cli.json:
+        write_json(schema_json(schema), indent=2)
+    else:
+        write(f"Rolled schema {name} back to revision {revision}, which is revision {schema.newest.number} now")
+
+
+@app.command(
+    "delete", epilog=examples("purveyor schema delete order --yes", "purveyor schema delete order --revision 1 --yes")
+)
+def delete(
+    ctx: typer.Context,
+    name: Name,
+    revision: Annotated[int | None, typer.Option(metavar="NUMBER", help="Only this revision.")] = None,
+    yes: YesFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete a schema, whose topics take any object then, or a revision that is not in force."""
+    what = f"schema {name}" if revision is None else f"revision {revision} of schema {name}"
+    confirm(f"Delete {what}?", yes=yes)
+    cli = Cli.of(ctx, as_json)
+
+    async def work(schemas: Schemas) -> None:
+        if revision is None:
+            await schemas.delete(name)
+        else:
+            await schemas.delete_revision(name, revision)
+
+    _call(cli, work)
+    write_json({"name": name, "revision": revision, "deleted": True}) if cli.json else write(f"Deleted {what}")
+
+
+def read_definition(file: str) -> Json:
+    """A definition from a file."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"the file {file} cannot be read: {error.strerror}", fix="check its name") from None
+    return jsontext.parse(data, "definition")
+
+
+def _object(text: str, schema: Schema) -> object:
+    """An object, or its binary form."""
+    return text if schema.encoding is Encoding.BINARY else jsontext.parse(text, "object")
+
+
+def _labels(schema: Schema) -> list[str]:
+    return [f"{each.realm}:{each.topic}" for each in schema.realms_topics]
+
+
+def _call(cli: Cli, work: Callable[[Schemas], Awaitable[T]]) -> T:
+    replicas = cli.settings().replicas
+    return cli.call(lambda queues: work(Schemas(queues, replicas=replicas)))

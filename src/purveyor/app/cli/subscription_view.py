@@ -1,0 +1,128 @@
+"""A subscription as `purveyor subscription` shows it: as JSON, and for people."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+from purveyor.app.cli.render import block, show_time
+from purveyor.delivery.overview import Overview
+from purveyor.model.done import Expired
+from purveyor.model.policy import DEFAULT_HIDDEN
+from purveyor.model.push import AfterDeadLetter
+from purveyor.model.subscription import Subscription
+from purveyor.queues.registry import PrefillState, Registered
+
+
+def condition(found: Registered) -> str:
+    """The state in one word, the one that asks for attention first."""
+    if found.suspended is not None:
+        return "suspended"
+    return "paused" if found.record.paused else found.record.state.value
+
+
+def registered_dict(found: Registered) -> dict[str, object]:
+    """What the registry knows, as JSON."""
+    record = found.record
+    return {
+        **record.definition.shown(),
+        "incarnation": record.incarnation,
+        "state": record.state.value,
+        "paused": record.paused,
+        **({} if record.pause_reason is None else {"pause_reason": record.pause_reason}),
+        "created": record.created,
+        "begin": record.begin,
+        "suspended": found.suspended.to_json() if found.suspended else None,
+        "prefill": found.prefill.to_json() if found.prefill else None,
+    }
+
+
+def as_dict(found: Overview) -> dict[str, object]:
+    """All about a subscription, as JSON."""
+    waiting = {"main": found.main, "prefill": found.prefill, "retry": found.retry}
+    return {
+        **registered_dict(found.registered),
+        "position": found.position,
+        "backlog": None if found.main is None else waiting,
+        "expired": expired_dict(found.expired),
+    }
+
+
+def expired_dict(expired: Expired) -> dict[str, object] | None:
+    """What nobody acknowledged in time, as JSON; None if nothing."""
+    if not expired.count:
+        return None
+    last = datetime.fromtimestamp(expired.at / 1000, UTC)
+    return {"count": expired.count, "position": expired.position or None, "last": last}
+
+
+def as_text(found: Overview) -> str:
+    """All about a subscription, for people."""
+    record, suspended = found.registered.record, found.registered.suspended
+    wanted, hidden = record.definition.filter, record.definition.hidden_fields
+    filters = [f"{name} = {' or '.join(values)}" for name, values in wanted.attributes.items()]
+    filters += [f"{path} = {' or '.join(map(json.dumps, values))}" for path, values in wanted.fields.items()]
+    rows: list[tuple[str, object]] = [
+        ("Topics", [f"{topic.realm}:{topic.topic}" for topic in record.definition.realms_topics]),
+        *([("Only", filters)] if filters else []),
+        *([("Hidden", list(hidden) or "nothing")] if hidden != DEFAULT_HIDDEN else []),
+        *push_rows(record.definition),
+        ("State", condition(found.registered)),
+        *([] if record.pause_reason is None else [("Paused because", record.pause_reason)]),
+        ("Created", record.created),
+        ("Begins after", record.begin),
+        ("Dispatched up to", found.position),
+        ("Waiting", "no queue" if found.main is None else _waiting_text(found)),
+        ("Prefill", prefill_text(found.registered.prefill)),
+    ]
+    if record.definition.retention_seconds is not None:
+        rows.append(("Kept for", timedelta(seconds=record.definition.retention_seconds)))
+    if found.expired.count:
+        rows.append(("Expired", _expired_text(found.expired)))
+    if suspended is not None:
+        rows.append(("Suspended", f"at position {suspended.position}: {suspended.reason}"))
+        rows.append(("Since", suspended.at))
+    return block(f"Subscription {record.name}", rows)
+
+
+def push_rows(definition: Subscription) -> list[tuple[str, object]]:
+    """Where and how it is pushed; nothing if it is not."""
+    push, retry = definition.push, definition.retry
+    if push is None:
+        return []
+    order = "none" if definition.order_by is None else definition.order_by.value
+    signed = "no" if push.secret is None else "yes" if push.old_secret is None else "with two secrets"
+    until = "for ever" if retry.max_attempts is None else f"up to {retry.max_attempts} times"
+    rows: list[tuple[str, object]] = [
+        ("Pushed to", list(push.endpoints)),
+        ("Format", push.format.value),
+        ("Acknowledged by", push.ack_codes.value),
+        ("Within", timedelta(seconds=push.ack_deadline_seconds)),
+        ("Tried", f"{until}, after {retry.min_backoff_seconds:g} to {retry.max_backoff_seconds:g} s"),
+        ("Order", order),
+        ("Signed", signed),
+    ]
+    if push.old_secret_until is not None:
+        rows.append(("Old secret until", push.old_secret_until))
+    if push.bearer_token is not None:
+        rows.append(("Bearer token", "yes"))
+    if push.after_dead_letter is not AfterDeadLetter.CONTINUE:
+        rows.append(("After a dead letter", push.after_dead_letter.value))
+    return rows
+
+
+def _expired_text(expired: Expired) -> str:
+    last = datetime.fromtimestamp(expired.at / 1000, UTC)
+    return f"{expired.count} that nobody acknowledged in time, the last on {show_time(last)}"
+
+
+def _waiting_text(found: Overview) -> str:
+    put_back = f", {found.retry} put back" if found.retry else ""
+    return f"{found.main} live, {found.prefill} of the prefill{put_back}"
+
+
+def prefill_text(state: PrefillState | None) -> str:
+    """How far a prefill is."""
+    if state is None:
+        return "none"
+    of = f" of {state.total}" if state.total is not None else ""
+    reason = f": {state.reason}" if state.reason else ""
+    return f"{state.status.value}, {state.written}{of} written, attempt {state.attempt}, as of {state.position}{reason}"

@@ -1,0 +1,374 @@
+"""Each page in a real browser: it shows what is, does what it offers, and the browser has nothing to complain of."""
+
+import json
+import threading
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+from playwright.async_api import Page, expect
+
+from purveyor.pipeline.failures import Failure
+from purveyor.pipeline.status import PartStatus, Reading, State
+from purveyor.queues.catalogue import PREFILL, PREFILL_FAILURES
+from purveyor.queues.client import Queues
+from purveyor.queues.config import Retention, StreamConfig
+from purveyor.queues.dead_letters import DeadLetter, park
+from tests.app.console.conftest import Chromium, Site, log_in, picture
+from tests.app.http.conftest import fill
+
+PAGES = {
+    "overview": "/",
+    "queues": "/console/queues",
+    "subscriptions": "/console/subscriptions",
+    "dead-letters": "/console/dead-letters",
+    "pipeline": "/console/pipeline",
+}
+
+
+def part(name: str, state: State = State.RUNNING, *, error: str | None = None, **reading: Any) -> PartStatus:
+    told = (
+        Reading(**reading) if reading else Reading(position=12, lag=0, rows=4, rows_per_second=80, batch=3, batch_ms=64)
+    )
+    failure = None if error is None else Failure(error)
+    return PartStatus(
+        name=name, state=state, since=datetime.now(UTC), reading=told, error=failure, restarts=2 if error else 0
+    )
+
+
+def all_parts(**other: PartStatus) -> list[PartStatus]:
+    return [other.get(name) or part(name) for name in ("transform", "dispatch", "archive", "prefill")]
+
+
+@pytest.fixture
+def ox(site: Site, unique: str) -> str:
+    """A subscription with thirty messages."""
+    name = unique.lower()
+    site.subscribe(name)
+    fill(site.address, name, range(1, 31))
+    return name
+
+
+def messages(site: Site, queue: str) -> int:
+    async def count(queues: Queues) -> int:
+        return (await queues.streams.info(f"stream:{queue}")).state.messages
+
+    return site.on_server(count)
+
+
+def dead_letters(site: Site, name: str, count: int, reason: str) -> None:
+    async def work(queues: Queues) -> None:
+        registered = site.admin.get(f"/v1/subscriptions/{name}")
+        assert registered.status_code == 200
+        stream = (await queues.streams.raw_info(f"stream:{name}"))["config"]
+        incarnation = stream["metadata"]["purveyor.incarnation"]
+        now = datetime.now(UTC)
+        for number in range(count):
+            letter = DeadLetter(
+                reason=reason,
+                origin=f"subscription:{name}",
+                subject=f"{name}.main",
+                data=json.dumps({"number": number, "name": name}).encode(),
+                failed_first=now,
+                failed_last=now,
+                headers={"Purveyor-Position": (str(number + 1),), "Nats-Msg-Id": (f"{name}-{number}",)},
+                position=number + 1,
+                attempts=3,
+                details={"subscription": name, "incarnation": incarnation, "position": number + 1},
+            )
+            await park(queues, letter)
+
+    site.on_server(work)
+
+
+def test_a_login_leads_to_the_page_that_was_wanted_and_a_wrong_one_says_so(site: Site, browser: Chromium) -> None:
+    async def work(page: Page) -> None:
+        await log_in(page, password="wrong", path="/console/pipeline")
+        await expect(page.get_by_role("alert")).to_contain_text("not accepted")
+        await page.fill("input[name=password]", "admin-secret")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Pipeline")
+        await page.get_by_role("button", name="Log out").click()
+        await expect(page).to_have_url(f"{site.url}/console/login")
+
+    browser.visit(work, logged_in=False, errors=True)  # a refused login is one, for a browser
+
+
+def test_the_overview_is_live_and_red_where_something_is_stuck(site: Site, browser: Chromium, ox: str) -> None:
+    async def work(page: Page) -> None:
+        site.post(*all_parts())
+        await page.goto("/")
+        await expect(page.locator("svg.flow .name", has_text="dispatch")).to_be_visible()
+        await expect(page.locator("svg.flow [data-box='part:archive'] g")).to_have_class("box fine")
+        site.post(*all_parts(archive=part("archive", State.WAITING, error="no space left on device")))
+        stuck = page.locator(".trouble.stuck", has_text="archive fails")
+        await expect(stuck).to_contain_text("no space left on device")
+        await expect(stuck).to_contain_text("Next:")
+        await expect(page.locator("svg.flow [data-box='part:archive'] g")).to_have_class("box stuck")
+        await picture(page, "overview-stuck")
+        site.post(*all_parts())
+        await expect(stuck).to_have_count(0)
+        await page.locator(f"svg.flow [data-box='sub:{ox}']").click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text(ox)
+
+    browser.visit(work)
+
+
+def test_messages_are_browsed_without_being_taken(site: Site, browser: Chromium, ox: str) -> None:
+    async def work(page: Page) -> None:
+        await page.goto("/console/queues")
+        await page.get_by_label("Filter queues").fill(ox)
+        await page.get_by_role("link", name=ox).click()
+        rows = page.locator("[aria-label=Messages] tbody tr")
+        await expect(rows).to_have_count(20)
+        await page.get_by_role("button", name="Next").click()
+        await expect(rows).to_have_count(10)
+        await page.get_by_role("button", name="Oldest").click()
+        await expect(rows).to_have_count(20)
+        await rows.first.get_by_role("button").click()
+        sheet = page.locator(".q-dialog .sheet")
+        await expect(sheet).to_contain_text('"uuid": "u-1"')
+        await expect(sheet).to_contain_text("Purveyor-Position: 1")
+        await picture(page, "message")
+        await page.keyboard.press("Escape")
+        await expect(sheet).to_have_count(0)
+        # One that the API's own user may not read.
+        await page.goto("/console/queues?queue=incoming")
+        await expect(page.locator("[aria-label=Readers]")).to_contain_text("archive")
+        await expect(page.locator("[aria-label=Messages] tbody tr").first).to_contain_text("incoming")
+
+    browser.visit(work)
+    assert messages(site, ox) == 30
+
+
+def test_a_migration_is_planned_asked_about_and_applied(site: Site, browser: Chromium) -> None:
+    other = StreamConfig(name=PREFILL_FAILURES.stream, subjects=PREFILL_FAILURES.subjects, retention=Retention.LIMITS)
+
+    async def remake(queues: Queues) -> None:
+        await queues.streams.remove(PREFILL_FAILURES.stream)
+        await queues.streams.add(other)
+
+    async def retention(queues: Queues) -> Retention:
+        return (await queues.streams.info(PREFILL_FAILURES.stream)).config.retention
+
+    async def work(page: Page) -> None:
+        await page.goto("/console/queues?queue=prefill-failures")
+        await page.get_by_role("button", name="Plan").click()
+        await expect(page.locator("[aria-label='The plan']")).to_contain_text("migrate by snapshot")
+        await page.get_by_role("button", name="Apply").click()
+        asked = page.locator(".q-dialog .sheet")
+        await expect(asked).to_contain_text("publishers and readers wait")
+        await asked.get_by_role("button", name="Cancel").click()
+        await page.get_by_role("button", name="Apply").click()
+        await page.locator(".q-dialog .sheet").get_by_role("button", name="Apply").click()
+        await expect(page.locator(".empty", has_text="Nothing to do")).to_be_visible()
+
+    site.on_server(remake)
+    browser.visit(work)
+    assert site.on_server(retention) is Retention.WORK_QUEUE
+
+
+def test_a_subscription_is_paused_resumed_replayed_and_deleted(site: Site, browser: Chromium, ox: str) -> None:
+    jobs = messages(site, PREFILL.name)
+
+    async def work(page: Page) -> None:
+        await page.goto(f"/console/subscriptions/{ox}")
+        await expect(page.locator(".figures").first).to_contain_text("30")
+        await expect(page.locator("canvas")).to_have_count(2)
+        await page.get_by_role("button", name="Pause").click()
+        await expect(page.locator(".badge", has_text="paused")).to_be_visible()
+        with site.consumer(ox) as consumer:
+            assert consumer.get(f"/v1/subscriptions/{ox}/messages/next?timeout=0").json() is None
+        await page.get_by_role("button", name="Resume").click()
+        await expect(page.locator(".badge", has_text="active")).to_be_visible()
+        await page.get_by_role("button", name="Replay").click()
+        form = page.locator(".q-dialog .sheet")
+        await form.get_by_label("From").fill("yesterday")
+        await form.get_by_role("button", name="Replay").click()
+        await expect(page.get_by_text("neither a position nor a time")).to_be_visible()
+        await form.get_by_label("From").fill("1")
+        await form.get_by_role("button", name="Replay").click()
+        await expect(form).to_have_count(0)
+        await picture(page, "subscription")
+        await page.get_by_role("button", name="Delete").click()
+        await page.locator(".q-dialog .sheet").get_by_role("button", name="Delete").click()
+        await expect(page).to_have_url(f"{site.url}/console/subscriptions")
+
+    browser.visit(work)
+    assert messages(site, PREFILL.name) == jobs + 1
+    assert site.admin.get(f"/v1/subscriptions/{ox}").status_code == 404
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """A webhook that remembers what it was sent."""
+
+    got: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        self.got.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_webhook_is_added_and_gets_a_test_event(site: Site, browser: Chromium, unique: str) -> None:
+    name = unique.lower()
+    endpoint = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=endpoint.serve_forever).start()
+
+    async def work(page: Page) -> None:
+        await page.goto("/console/subscriptions")
+        await page.get_by_role("button", name="Add a subscription").click()
+        form = page.locator(".q-dialog .sheet")
+        await form.get_by_label("Name").fill(name)
+        await form.get_by_label("Delivery").click()
+        await page.get_by_role("option", name="Webhook").click()
+        await form.get_by_label("Endpoint").fill(f"http://127.0.0.1:{endpoint.server_port}/in")
+        await picture(page, "add-a-webhook")
+        await form.get_by_role("button", name="Add").click()
+        shown = page.locator(".q-dialog .sheet", has_text="Shown this once")
+        await expect(shown).to_contain_text("whsec_")
+        await shown.get_by_role("button", name="I have it").click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text(name)
+        await page.get_by_role("button", name="Send a test event").click()
+        await expect(page.locator("[aria-label=Answers]")).to_contain_text("status 204")
+
+    try:
+        browser.visit(work)
+    finally:
+        endpoint.shutdown()
+        endpoint.server_close()
+    (got,) = Endpoint.got
+    assert got["subscription"] == name
+    assert got["message"]["attributes"]["purveyortest"] == "true"
+    assert site.admin.get(f"/v1/subscriptions/{name}").json()["delivery"] == "push"
+
+
+def test_who_has_a_message_and_how_often_it_was_tried_is_shown(site: Site, browser: Chromium, ox: str) -> None:
+    with site.consumer(ox) as consumer:
+        path = f"/v1/subscriptions/{ox}/messages"
+        first = consumer.get(f"{path}/next?timeout=0", headers={"X-Consumer-Instance": "worker-7"}).json()
+        again = {"status": "retry", "delay": 600}
+        headers = {"X-Consumer-Instance": "worker-7"}
+        answer = consumer.patch(f"{path}/{first['sequence_number']}/status", json=again, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+    async def work(page: Page) -> None:
+        await page.goto(f"/console/subscriptions/{ox}")
+        line = page.locator("[aria-label='First in line'] tbody tr").first
+        await expect(line).to_contain_text("tried again in")
+        await expect(line.locator("[data-title=Attempts]")).to_have_text("1")
+
+    browser.visit(work)
+
+
+def test_dead_letters_are_found_read_retried_and_discarded(site: Site, browser: Chromium, ox: str) -> None:
+    dead_letters(site, ox, 3, "<b onmouseover=alert(1)>no such mailbox</b>")
+    waiting = messages(site, ox)
+
+    async def work(page: Page) -> None:
+        await page.goto("/console/dead-letters")
+        await page.get_by_label("Subscription").fill(ox)
+        rows = page.locator("[aria-label='Dead letters'] tbody tr")
+        await expect(rows).to_have_count(3)
+        await page.get_by_label("Reason contains").fill("no such thing")
+        await expect(page.locator(".empty")).to_contain_text("None matches")
+        await page.get_by_label("Reason contains").fill("MAILBOX")
+        await expect(rows).to_have_count(3)
+        await picture(page, "dead-letters-filtered")
+        await rows.first.get_by_role("button").click()
+        sheet = page.locator(".q-dialog .sheet")
+        await expect(sheet).to_contain_text("<b onmouseover=alert(1)>no such mailbox")
+        await expect(sheet).to_contain_text(f'"name": "{ox}"')
+        await sheet.get_by_role("button", name="Retry").click()
+        await expect(rows).to_have_count(2)
+        await page.locator("[data-act=pick-all]").check()
+        await page.get_by_role("button", name="Discard picked").click()
+        asked = page.locator(".q-dialog .sheet", has_text="Discard 2 dead letters?")
+        await asked.get_by_role("button", name="Discard").click()
+        await expect(page.locator(".empty")).to_contain_text("None matches")
+
+    browser.visit(work)
+    assert messages(site, ox) == waiting + 1
+
+
+def test_the_pipeline_page_shows_its_parts_their_errors_and_spark(site: Site, browser: Chromium) -> None:
+    async def work(page: Page) -> None:
+        broken = part("transform", State.FAILED, error="the mapping is wrong")
+        site.post(*all_parts(transform=broken), spark_ui="http://127.0.0.1:4040")
+        await page.goto("/console/pipeline")
+        table = page.locator("[aria-label=Parts]")
+        await expect(table).to_contain_text("64 ms")
+        await expect(table).to_contain_text("the mapping is wrong")
+        await expect(page.locator(".badge.stuck", has_text="failed")).to_be_visible()
+        await expect(page.get_by_role("link", name="http://127.0.0.1:4040")).to_be_visible()
+        await expect(page.locator("canvas")).to_have_count(2)
+        site.post(*all_parts())
+        await expect(page.locator(".badge.stuck")).to_have_count(0)
+
+    browser.visit(work)
+
+
+def test_everything_can_be_reached_by_keys(site: Site, browser: Chromium) -> None:
+    async def work(page: Page) -> None:
+        await page.goto("/")
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_text("To the content")).to_be_focused()
+        await page.keyboard.press("g")
+        await page.keyboard.press("s")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Subscriptions")
+        await expect(page.get_by_label("Filter subscriptions")).to_be_visible()
+        await page.keyboard.press("/")
+        await expect(page.get_by_label("Filter subscriptions")).to_be_focused()
+        await page.keyboard.type("nobody has this name")
+        await expect(page.locator(".empty")).to_contain_text("No subscription")
+        await page.goto("/console/<b>nothing</b>")
+        await expect(page.locator(".empty")).to_contain_text("There is nothing at /console/<b>nothing</b>")
+        # What is focused stays so while the page goes on looking.
+        await page.goto("/")
+        link = page.locator("nav a", has_text="Queues")
+        await link.focus()
+        before = await page.locator("svg.flow").inner_html()
+        fill(site.address, "incoming", [1], kind="x")
+        await page.wait_for_function("before => document.querySelector('svg.flow').innerHTML !== before", arg=before)
+        await expect(link).to_be_focused()
+        await page.keyboard.press("t")
+        assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert await page.evaluate("localStorage['purveyor-theme']") == "dark"  # the next page begins with it
+        await page.evaluate("localStorage.clear()")
+
+    browser.visit(work)
+
+
+def test_every_page_is_readable_in_light_and_dark_and_on_a_phone(site: Site, browser: Chromium, ox: str) -> None:
+    dead_letters(site, ox, 2, "the endpoint answered 503: try later")
+
+    async def work(page: Page) -> None:
+        for title, path in {**PAGES, "subscription-page": f"/console/subscriptions/{ox}"}.items():
+            site.post(*all_parts())
+            await page.set_viewport_size({"width": 1280, "height": 900})
+            await page.goto(path)
+            await page.wait_for_selector("table.facts td, .empty", state="attached")
+            for theme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
+                await page.set_viewport_size({"width": width, "height": 900})
+                await page.evaluate("theme => purveyor.wear(theme)", theme)
+                assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (title, width)
+                await picture(page, f"{title}-{theme}-{width}")
+
+    browser.visit(work)
+
+
+def test_the_look_is_the_one_the_system_asks_for(site: Site, browser: Chromium) -> None:
+    async def work(page: Page) -> None:
+        await page.emulate_media(color_scheme="dark")
+        await page.goto("/console/login")
+        assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+    browser.visit(work, logged_in=False)
+
+
+def test_the_api_had_nothing_to_complain_of(site: Site, browser: Chromium) -> None:
+    assert "Traceback" not in site.errors()

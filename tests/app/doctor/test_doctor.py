@@ -1,0 +1,218 @@
+"""`purveyor doctor`: what is wrong is found, with what to do, and the exit code says so."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purveyor.app.doctor import machine, server
+from purveyor.app.doctor.findings import Finding, Weight
+from purveyor.app.doctor.pipeline import look_at_pipeline
+from purveyor.app.settings import Settings
+from purveyor.model.errors import UnknownStream
+from purveyor.queues.client import connect
+from purveyor.queues.config import StreamConfig
+from purveyor.queues.server import EmbeddedServer, ServerOptions
+from tests.app.conftest import invoke, url_of
+from tests.conftest import FAST, OwnServer
+
+Findings = list[dict[str, Any]]
+
+
+def found(*argv: str, code: int = 0) -> Findings:
+    outcome = invoke(*argv, "doctor", "--json")
+    assert outcome.code == code, outcome
+    told = outcome.json
+    assert told["wrong"] is bool(code)
+    findings: Findings = told["findings"]
+    for each in findings:
+        assert each["weight"] == "ok" or each.get("fix") or each["weight"] == "note", each
+    return findings
+
+
+def about(findings: Findings, topic: str, weight: str = "ok") -> list[str]:
+    return [each["text"] for each in findings if each["about"] == topic and each["weight"] == weight]
+
+
+def test_a_machine_before_the_first_start_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PURVEYOR_API_PORT", "0")
+    findings = found("--data-dir", str(tmp_path / "data"))
+    assert about(findings, "java")
+    assert about(findings, "nats-server")
+    assert about(findings, "disk")
+    assert about(findings, "spark")
+    assert "none runs" in about(findings, "nats", "note")[0]
+    assert not (tmp_path / "data").exists()  # it looks, and changes nothing
+    text = invoke("--data-dir", str(tmp_path / "data"), "doctor").ok().out
+    assert "To do: `purveyor up` starts one" in text
+
+
+def test_a_running_system_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PURVEYOR_API_PORT", "0")
+    monkeypatch.setenv("PURVEYOR_SYNC", "1m")
+    data = tmp_path / "data"
+    with EmbeddedServer(data / "nats", ServerOptions(sync="1m")):
+        invoke("--data-dir", str(data), "queues", "ensure").ok()
+        findings = found("--data-dir", str(data))
+        assert "answers in" in about(findings, "nats")[0]
+        assert [text.split()[4] for text in about(findings, "permissions")[1:]] == ["api", "pipeline", "intake"]
+        assert "power cut" in about(findings, "sync", "warning")[0]
+        assert about(findings, "clock")
+        assert about(findings, "queues")
+        assert about(findings, "jetstream")
+
+        (data / "nats" / "password").chmod(0o644)
+        invoke("--data-dir", str(data), "stream", "rm", "stream:ldif", "--yes").ok()
+        invoke("--data-dir", str(data), "stream", "add", "stream:ldif", "--subjects", "ldif.>").ok()
+        findings = found("--data-dir", str(data), code=1)
+        assert "nats/password" in about(findings, "data", "wrong")[0]
+        assert "ldif" in about(findings, "queues", "warning")[0]
+    assert "none runs" in about(found("--data-dir", str(data), code=1), "nats", "warning")[0]
+
+
+def test_a_server_that_does_not_answer_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PURVEYOR_NATS_URL", "nats://127.0.0.1:1")
+    assert about(found("--timeout", "500ms", code=1), "nats", "wrong")
+
+
+def test_credentials_with_few_rights_are_told(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = own_server(FAST)
+    monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(started.address.with_password("intake", _password(started))))
+    monkeypatch.setenv("PURVEYOR_NATS_INBOX", "_INBOX.intake")
+    monkeypatch.setenv("PURVEYOR_API_PORT", "0")
+    findings = found()
+    assert "publish events" in about(findings, "permissions", "warning")[0]
+    assert about(findings, "sync", "note")
+
+    async def stored() -> list[str]:
+        async with connect(started.address) as queues:
+            return await queues.streams.names()
+
+    assert asyncio.run(stored()) == []  # asking whether one may publish has published nothing
+
+
+def _password(started: EmbeddedServer) -> str:
+    return (started.directory / "password.intake").read_text().strip()
+
+
+def test_a_port_of_somebody_else_is_wrong_and_our_own_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_ASK_SECONDS", 0.2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings = Settings(data_dir=tmp_path, api_port=taken.getsockname()[1])
+        (finding,) = machine.ports(settings)
+    assert finding.weight is Weight.WRONG
+
+
+@pytest.mark.parametrize(
+    ("master", "weight"),
+    [
+        ("local[*]", Weight.OK),
+        ("local[2,4]", Weight.OK),
+        ("local-cluster[2,1,1024]", Weight.OK),
+        ("yarn", Weight.OK),
+        ("k8s://https://10.0.0.1:6443", Weight.OK),
+        ("spark://127.0.0.1:1", Weight.WRONG),
+        ("127.0.0.1:7077", Weight.WRONG),
+        ("local[many]", Weight.WRONG),
+        ("spark://host", Weight.WRONG),
+    ],
+)
+def test_a_spark_master_has_a_form(master: str, weight: Weight) -> None:
+    assert machine.spark_master(master).weight is weight
+
+
+def test_a_data_directory_of_others_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert next(machine.data_directory(tmp_path)).weight is Weight.WRONG
+    file = tmp_path / "file"
+    file.touch()
+    assert [each.weight for each in machine.data_directory(file)] == [Weight.WRONG]
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 12345, -1)
+        assert any("belongs to user 12345" in each.text for each in machine.data_directory(tmp_path))
+
+
+def checkpoint(data: Path, sequence: int, created: str = "then") -> Settings:
+    path = data / "checkpoints" / "archive"
+    for name in ("offsets", "commits"):
+        (path / name).mkdir(parents=True)
+    offset = {"stream": "stream:incoming", "created": created, "sequence": sequence, "lost": 0}
+    (path / "offsets" / "3").write_text("v1\n{}\n" + json.dumps(offset))
+    (path / "commits" / "3").write_text("v1\n{}")
+    return Settings(data_dir=data)
+
+
+def stream(first: int, last: int, created: str = "then", **metadata: str) -> Callable[[str], dict[str, Any]]:
+    state = {"first_seq": first, "last_seq": last, "messages": last - first + 1}
+    return lambda _: {"created": created, "config": {"metadata": metadata}, "state": state}
+
+
+def gone(_: str) -> dict[str, Any]:
+    raise UnknownStream("no such stream")
+
+
+@pytest.mark.parametrize(
+    ("ask", "weight"),
+    [
+        (stream(40, 90), Weight.OK),
+        (stream(40, 90, "later", **{"purveyor.continues": "then"}), Weight.OK),
+        (stream(1, 90, "later"), Weight.WRONG),
+        (stream(1, 30), Weight.WRONG),
+        (stream(60, 90), Weight.WARNING),
+        (gone, Weight.WRONG),
+    ],
+    ids=["same", "migrated", "made-again", "older-store", "lost", "gone"],
+)
+def test_a_checkpoint_belongs_to_its_stream(tmp_path: Path, ask: Any, weight: Weight) -> None:
+    (finding,) = look_at_pipeline(checkpoint(tmp_path, 50), ask)
+    assert finding.weight is weight, finding
+    assert finding.about == "checkpoints"
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+    settings = checkpoint(tmp_path, 50)
+    (tmp_path / "checkpoints" / "archive" / "offsets" / "3").write_text("half")
+    (finding,) = look_at_pipeline(settings, None)
+    assert finding.weight is Weight.WRONG
+
+
+def test_a_pipeline_that_died_is_told(tmp_path: Path) -> None:
+    dead = {"pid": 2**22 + 1, "parts": [{"part": "dispatch", "state": "running"}]}
+    (tmp_path / "pipeline-status.json").write_text(json.dumps(dead))
+    assert _about_pipeline(tmp_path) == [Weight.WARNING]
+    failing = {"pid": os.getpid(), "parts": [{"part": "dispatch", "state": "waiting", "error": "no server"}]}
+    (tmp_path / "pipeline-status.json").write_text(json.dumps(failing))
+    assert _about_pipeline(tmp_path) == [Weight.WARNING]
+    (tmp_path / "pipeline-status.json").write_text("[]")
+    assert _about_pipeline(tmp_path) == [Weight.WARNING]
+
+
+def _about_pipeline(data: Path) -> list[Weight]:
+    found: list[Finding] = [*look_at_pipeline(Settings(data_dir=data), None)]
+    return [finding.weight for finding in found if finding.about == "pipeline"]
+
+
+def test_the_clock_and_the_limits_of_the_server(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = own_server().address
+
+    async def look() -> list[Finding]:
+        async with connect(address) as queues:
+            await queues.streams.add(StreamConfig(name="S", subjects=("s",)))
+        settings = Settings(nats_url=url_of(address))
+        return [finding async for finding in server.look_at_server(settings, lambda _: address)]
+
+    async def an_hour_ahead(*_: object) -> float:
+        return 3600.0
+
+    (clock,) = [each for each in asyncio.run(look()) if each.about == "clock"]
+    assert clock.weight is Weight.OK
+    monkeypatch.setattr(server, "clock_offset_seconds", an_hour_ahead)
+    (clock,) = [each for each in asyncio.run(look()) if each.about == "clock"]
+    assert clock.weight is Weight.WRONG

@@ -1,0 +1,157 @@
+"""What Prometheus reads of the API: cheap, open, and true."""
+
+import asyncio
+import json
+import threading
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from purveyor.app.telemetry import queues
+from purveyor.app.telemetry.queues import QueueFigures
+from purveyor.queues.address import Address
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.config import StreamConfig
+from tests.app.http.conftest import Consumer, RunningApi, event, fill
+from tests.app.http.test_sealed import _drain, _seal
+from tests.conftest import OwnServer
+from tests.spark.broker import eventually
+
+
+class Page:
+    """What was told: every series by its name and its labels."""
+
+    def __init__(self, text: str) -> None:
+        found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        self._values = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in found}
+        self.labels = {value for sample in found for value in sample.labels.values()}
+
+    def get(self, name: str, **labels: str) -> float | None:
+        return self._values.get((f"purveyor_{name}", frozenset(labels.items())))
+
+    def since(self, before: "Page", name: str, **labels: str) -> float:
+        return (self.get(name, **labels) or 0) - (before.get(name, **labels) or 0)
+
+
+def page(client: httpx.Client) -> Page:
+    answer = client.get("/metrics")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/plain")
+    return Page(answer.text)
+
+
+def test_the_life_of_messages_is_counted(
+    api: RunningApi, consumer: Consumer, events: httpx.Client, address: Address
+) -> None:
+    name = consumer.name
+    before = page(api.anybody)
+    assert events.post("/v1/messages", json=event(id=f"{name}-1")).status_code == 202
+    assert events.post("/v1/messages", json=event(id=f"{name}-1")).status_code == 202
+    fill(address, name, range(1, 5))
+    first = consumer.next()["sequence_number"]
+    assert consumer.next()["sequence_number"] == first
+    assert consumer.tell(first, status="ok").status_code == 200
+    second = consumer.next()["sequence_number"]
+    assert consumer.tell(second, status="reject", reason="not ours").status_code == 200
+    third = consumer.next()["sequence_number"]
+    assert consumer.tell(third, status="retry", delay=0).status_code == 200
+    after = page(api.anybody)
+    told = {
+        figure: after.since(before, f"messages_{figure}_total", subscription=name)
+        for figure in ("delivered", "redelivered", "acknowledged", "returned")
+    }
+    assert told == {"delivered": 4, "redelivered": 1, "acknowledged": 1, "returned": 1}
+    assert after.since(before, "events_published_total", result="stored") == 1
+    assert after.since(before, "events_published_total", result="duplicate") == 1
+    assert after.since(before, "dead_letters_parked_total", origin=f"subscription:{name}") == 1
+    route = "/v1/subscriptions/{name}/messages/next"
+    assert after.since(before, "http_requests_total", route=route, method="GET", status="200") == 4
+    assert after.get("nats_up") == 1
+
+    def looked_up() -> bool:
+        now = page(api.anybody)
+        return (
+            now.get("queue_messages", queue=name, kind="subscription") == 2
+            and (now.get("queue_oldest_age_seconds", queue=name, kind="subscription") or 0) > 0
+            and (now.get("queue_bytes", queue=name, kind="subscription") or 0) > 0
+            and now.get("queue_written_total", queue=name, kind="subscription") == 4
+            and now.get("dead_letters", origin=f"subscription-{name}") == 1
+            and now.get("queue_sealed", queue="incoming", kind="internal") == 0
+            and (now.get("subscriptions", state="active") or 0) >= 1
+        )
+
+    eventually(looked_up)
+
+
+def test_a_subscription_that_is_gone_leaves_no_series(
+    api: RunningApi, admin: httpx.Client, consumer: Consumer, address: Address
+) -> None:
+    fill(address, consumer.name, range(1, 2))
+    consumer.next()
+    assert consumer.name in page(api.anybody).labels
+    assert admin.delete(f"/v1/subscriptions/{consumer.name}").status_code == 200
+    eventually(lambda: consumer.name not in page(api.anybody).labels)
+
+
+def test_it_answers_without_a_server_and_without_a_login() -> None:
+    nowhere = Address(("nats://127.0.0.1:1",))
+    with RunningApi(lambda: nowhere) as api:
+        assert page(api.anybody).get("nats_up") == 0
+
+
+def test_a_thousand_queues_cost_a_handful_of_questions(own_server: OwnServer) -> None:
+    """No question for each of them: those would be thousands at every look of Prometheus."""
+    address = own_server().address
+
+    async def look() -> tuple[int, int]:
+        async with connect(address) as connected:
+            configs = [StreamConfig(name=f"stream:s{n}", subjects=(f"s{n}.main",)) for n in range(300)]
+            await asyncio.gather(*map(connected.streams.add, configs))
+            asked = await _asked(connected)
+            await QueueFigures(connected).read()
+            return len(configs), await _asked(connected) - asked
+
+    streams, questions = asyncio.run(look())
+    assert questions < 12, f"{questions} questions for {streams} streams"
+
+
+async def _asked(connected: Queues) -> int:
+    """How many questions the server's JetStream has answered, this one included."""
+    answer = await connected.connection.request("$JS.API.INFO")
+    return int(json.loads(answer.data)["api"]["total"])
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_publishers_that_wait_for_a_migration_are_seen(own_server: OwnServer, many: bool) -> None:
+    address = own_server().address
+    asyncio.run(_seal(address))
+    with RunningApi(lambda: address, patience_seconds=60.0) as api:
+        events = api.when_ready().client("events", "events-secret")
+        before = page(api.anybody)
+        body = [event(2), event(3), event(4)] if many else event(2)
+        waiting = threading.Thread(target=lambda: events.post("/v1/messages", json=body))
+        waiting.start()
+        eventually(lambda: page(api.anybody).get("publishers_waiting", queue="incoming") == 1)
+        during = page(api.anybody)
+        assert during.get("publisher_buffered_messages", queue="incoming") == (3 if many else 1)
+        assert during.since(before, "publisher_wait_seconds_total", queue="incoming") > 0
+        eventually(lambda: page(api.anybody).get("queue_sealed", queue="incoming", kind="internal") == 1)
+        asyncio.run(_drain(address))
+        waiting.join()
+        after = page(api.anybody)
+        assert after.get("publishers_waiting", queue="incoming") == 0
+        assert after.get("publisher_buffered_messages", queue="incoming") == 0
+        assert after.since(before, "publisher_waits_total", queue="incoming") == 1
+
+
+def test_a_server_that_is_away_is_a_figure(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "_PATIENCE_SECONDS", 0.3)
+    server = own_server()
+    with RunningApi(lambda: server.address, patience_seconds=1.0) as api:
+        api.when_ready()
+        assert page(api.anybody).get("nats_up") == 1
+        server.stop()
+        eventually(lambda: page(api.anybody).get("nats_up") == 0)
+        server.start()
+        eventually(lambda: page(api.anybody).get("nats_up") == 1)

@@ -1,0 +1,265 @@
+"""A trace goes through the system: the header survives every queue, and with a collector there are spans."""
+
+import asyncio
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import purveyor
+from purveyor.app.stage_feed import SubscriptionSource
+from purveyor.app.telemetry import traces
+from purveyor.model import tracing
+from purveyor.model.errors import SetupError
+from purveyor.model.event import Event
+from purveyor.pipeline.dispatch import messages as dispatched
+from purveyor.queues import bulk
+from purveyor.queues.address import Address
+from purveyor.queues.bulk.headers import TYPE as HEADERS
+from purveyor.queues.client import connect
+from purveyor.queues.streams import StoredMessage
+from purveyor.stages import Context, SqlStore, Stages
+from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, event, fill, on_server, wanted
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+OTHER = f"00-{'c' * 32}-{'d' * 16}-01"
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    """What a collector would have got, after `finished`."""
+    exporter = InMemorySpanExporter()
+    with traces.tracing_to(None, "test", exporter):
+        yield exporter
+
+
+def finished(exporter: InMemorySpanExporter, name: str, **attributes: object) -> list[ReadableSpan]:
+    tracing._tracer._tracer.span_processor.force_flush()  # type: ignore[union-attr]
+    return [
+        span
+        for span in exporter.get_finished_spans()
+        if span.name == name
+        and all((span.attributes or {}).get(f"purveyor.{key}") == value for key, value in attributes.items())
+    ]
+
+
+def context_of(traceparent: str) -> tuple[str, str]:
+    return tracing.ids({"traceparent": traceparent})
+
+
+def stored(address: Address, position: int) -> StoredMessage:
+    return on_server(address, lambda queues: queues.streams.get("stream:incoming", position))
+
+
+@pytest.mark.parametrize("where", ["header", "attribute", "many", "rubbish"])
+def test_a_trace_is_carried_into_incoming(events: httpx.Client, address: Address, where: str) -> None:
+    body: Any = event(1)
+    headers = {"traceparent": PARENT, "tracestate": "a=1"}
+    if where == "attribute":
+        body, headers = event(1, attributes={"traceparent": PARENT}), {"traceparent": OTHER}
+    elif where == "many":
+        body = [event(1), event(2, attributes={"traceparent": OTHER})]
+    elif where == "rubbish":
+        headers = {"traceparent": f"00-{'0' * 32}-{'1' * 16}-01", "tracestate": "a=1"}
+    answer = events.post("/v1/messages", json=body, headers=headers).json()
+    found = [stored(address, answer["position"] - back).headers for back in ((1, 0) if where == "many" else (0,))]
+    carried = [(each.get("traceparent"), each.get("tracestate")) for each in found]
+    assert (
+        carried
+        == {
+            "header": [((PARENT,), ("a=1",))],
+            "attribute": [((PARENT,), None)],
+            "many": [((PARENT,), ("a=1",)), ((OTHER,), None)],
+            "rubbish": [(None, None)],
+        }[where]
+    )
+
+
+def test_dispatch_carries_it_on_and_knows_the_traces_of_a_batch() -> None:
+    rows = [[("Nats-Msg-Id", ["e-1"]), ("traceparent", [PARENT])], [("traceparent", ["rubbish"])], []]
+    batch = pa.record_batch({"headers": pa.array(rows, HEADERS)})
+    kept = dispatched.carried(batch.column("headers")).to_pylist()
+    assert kept[0] == [("Purveyor-Id", ["e-1"]), ("traceparent", [PARENT])]
+    assert dispatched.traces(batch) == {PARENT}
+
+
+def test_a_consumer_gets_it(consumer: Consumer, address: Address) -> None:
+    _fill(address, consumer.name, PARENT)
+    answer = consumer.get("messages/next", params={"timeout": 0})
+    assert answer.headers["traceparent"] == PARENT
+    leased = consumer.post("messages/lease", json={"max": 5}).json()["messages"]
+    assert [message.get("traceparent") for message in leased] == [PARENT]
+
+
+async def test_the_client_in_python_tells_it(api: RunningApi, consumer: Consumer, address: Address) -> None:
+    _fill(address, consumer.name, PARENT)
+    async with purveyor.Consumer(api.url, consumer.name, PASSWORD) as client:
+        async for message in client:
+            assert message.trace == {"traceparent": PARENT}
+            await message.ack()
+            break
+
+
+def test_without_a_trace_there_is_no_header(consumer: Consumer, address: Address) -> None:
+    fill(address, consumer.name, [1])
+    assert "traceparent" not in consumer.get("messages/next", params={"timeout": 0}).headers
+    assert "traceparent" not in consumer.post("messages/lease", json={"max": 5}).json()["messages"][0]
+
+
+def test_with_a_collector_accepting_and_delivering_are_spans(
+    spans: InMemorySpanExporter, events: httpx.Client, consumer: Consumer, address: Address
+) -> None:
+    answer = events.post("/v1/messages", json=event(7), headers={"traceparent": PARENT})
+    (header,) = stored(address, answer.json()["position"]).headers["traceparent"]
+    (accept,) = finished(spans, "accept")
+    assert accept.context is not None
+    assert context_of(header) == (TRACE, f"{accept.context.span_id:016x}")
+    assert accept.parent is not None
+    assert f"{accept.parent.span_id:016x}" == context_of(PARENT)[1]
+
+    _fill(address, consumer.name, header)
+    found = consumer.get("messages/next", params={"timeout": 0})
+    (deliver,) = finished(spans, "deliver", subscription=consumer.name)
+    assert deliver.parent is not None
+    assert deliver.parent.span_id == accept.context.span_id
+    handed = found.headers["traceparent"]
+    assert context_of(handed)[0] == TRACE
+
+    sequence = found.json()["sequence_number"]
+    body = {"status": "ok"}
+    done = consumer.patch(f"messages/{sequence}/status", json=body, headers={"traceparent": handed})
+    assert done.status_code == 200
+    (acknowledge,) = finished(spans, "acknowledge", subscription=consumer.name)
+    assert acknowledge.context is not None
+    assert f"{acknowledge.context.trace_id:032x}" == TRACE
+
+
+def test_a_batch_is_one_span_with_links(spans: InMemorySpanExporter) -> None:
+    tracing.record("dispatch", 0.25, links=[{"traceparent": PARENT}, {"traceparent": OTHER}], first=1, last=9)
+    (span,) = finished(spans, "dispatch")
+    assert [f"{link.context.trace_id:032x}" for link in span.links] == [TRACE, "c" * 32]
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert span.end_time - span.start_time >= 250_000_000
+
+
+@dataclass
+class Ticket:
+    number: int
+
+
+async def test_a_stage_is_a_span_and_hands_the_trace_on(
+    spans: InMemorySpanExporter, address: Address, unique: str, tmp_path: Path, admin: httpx.Client
+) -> None:
+    """A subscription feeds the first endpoint, which sends to the second: both belong to the trace of the event."""
+    added = await asyncio.to_thread(admin.post, "/v1/subscriptions", json=wanted(unique))
+    assert added.status_code == 201
+    seen: dict[str, str] = {}
+    done = asyncio.Event()
+    async with connect(address) as queues:
+        source = SubscriptionSource(queues, unique)
+        stages = Stages(queues, store=SqlStore(f"sqlite:///{tmp_path / 'db'}"), app=unique)
+        first = stages.terminator(f"{unique}-one", message=Event, source=source)
+        second = stages.terminator(f"{unique}-two", message=Ticket)
+
+        @first.last_stage(exactly_once=True)
+        async def one(ctx: Context[None], _message: Event) -> None:
+            seen["one"] = ctx.trace["traceparent"]
+            ctx.send(second, Ticket(1))
+
+        @second.last_stage(exactly_once=True)
+        async def two(ctx: Context[None], _message: Ticket) -> None:
+            seen["two"] = ctx.trace["traceparent"]
+            done.set()
+
+        async with stages:
+            _fill(address, unique, PARENT)
+            await asyncio.wait_for(done.wait(), 30)
+        await source.close()
+    assert {context_of(trace)[0] for trace in seen.values()} == {TRACE}
+    spans_of = {number: finished(spans, "stage", stage=f"{unique}-{number}.0")[0] for number in ("one", "two")}
+    assert spans_of["two"].parent is not None
+    assert f"{spans_of['two'].parent.span_id:016x}" == context_of(seen["one"])[1]
+
+
+def _fill(address: Address, name: str, traceparent: str) -> None:
+    headers = {"Purveyor-Position": "1", "traceparent": traceparent}
+    rows: list[bulk.Outgoing] = [(f"{name}.main", json.dumps(event(1)).encode(), headers, f"{name}-traced")]
+    bulk.publish_many(address, bulk.outgoing(rows))
+
+
+def test_spans_reach_a_collector_by_http() -> None:
+    got: list[tuple[str, bytes]] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        with traces.tracing_to(endpoint, "api"), tracing.span("accept"):
+            pass
+    ((path, body),) = got
+    assert path == "/v1/traces"
+    assert b"purveyor-api" in body
+    assert not tracing.enabled()
+
+
+def test_without_a_collector_nothing_is_imported_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_EXPORTER"):
+        monkeypatch.delenv(name, raising=False)
+    with traces.tracing_to(None, "api"):
+        assert not tracing.enabled()
+    with tracing.span("deliver", {"traceparent": PARENT}) as onward:
+        assert onward == {"traceparent": PARENT}
+        assert tracing.current() is None
+
+
+def test_the_standard_variables_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    assert traces.wanted(None)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    assert not traces.wanted("http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    assert traces.wanted(None)
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert not traces.wanted("http://127.0.0.1:1")
+
+
+def test_a_missing_exporter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(SetupError, match="not installed"), traces.tracing_to("http://127.0.0.1:1", "api"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        (PARENT, True),
+        (f"01-{TRACE}-{'1' * 16}-00-more", True),
+        (PARENT.upper(), False),
+        (f"ff-{TRACE}-{'1' * 16}-00", False),
+        (f"00-{TRACE}-{'0' * 16}-00", False),
+        (f"{PARENT}-more", False),
+        ("", False),
+    ],
+)
+def test_what_a_traceparent_is(text: str, valid: bool) -> None:
+    assert tracing.valid(text) is valid
+    assert tracing.carrier({"traceparent": text}.get) == ({"traceparent": text} if valid else {})
