@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import api, bulk, intake, migration, pipeline, spark, stages
+from benchmarks import api, bulk, intake, migration, pipeline, push, spark, stages
 from benchmarks.report import RESULTS, Section, record, table
 from purveyor.queues.address import Address
 from purveyor.queues.server import EmbeddedServer, ServerOptions
@@ -19,8 +19,11 @@ BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "latency": pipeline.latency,
     "prefill": pipeline.prefill,
     "api": api.run,
+    "push": push.run,
+    "push-idle": push.idle,
     "migration": migration.run,
     "stages": stages.run,
+    "outbox": stages.large,
 }
 
 

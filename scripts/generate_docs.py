@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 
 from purveyor.queues.catalogue import Queue, internal_queues, reserved_names, stage_queue, subscription_queue
+from scripts.reference_docs import reference_pages
+from scripts.telemetry_docs import telemetry_pages
 
 ROOT = Path(__file__).parent.parent
 QUEUES_PAGE = Path("docs/reference/queues.md")
@@ -66,7 +68,7 @@ def _readers(queues: tuple[Queue, ...]) -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated page with its text."""
-    return {QUEUES_PAGE: queues_page()}
+    return {QUEUES_PAGE: queues_page(), **reference_pages(), **telemetry_pages()}
 
 
 def main() -> int:

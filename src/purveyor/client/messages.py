@@ -76,6 +76,11 @@ class Message:
         return (self.data.get("body") or {}).get("new") or {}
 
     @property
+    def trace(self) -> Mapping[str, str]:
+        """The headers `traceparent` and `tracestate` of its event, for requests to others; empty without a trace."""
+        return {name: self.data[name] for name in ("traceparent", "tracestate") if self.data.get(name)}
+
+    @property
     def settled(self) -> bool:
         """Whether it was said what became of it."""
         return self._settled.is_set()

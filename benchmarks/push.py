@@ -1,0 +1,324 @@
+"""Push beside a plain loop with httpx, and beside its own HTTP client without a queue, to the same endpoint.
+
+The worker is `purveyor serve push` in a process of its own; the endpoint in another one. PURVEYOR_BENCH_SHORT makes all
+of it smaller, to see that it runs.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import httpx
+import uvloop
+
+from benchmarks.api import _free_port, _memory, _process, _url
+from benchmarks.report import Row, Section
+from purveyor.delivery.hands import Delivered
+from purveyor.delivery.push.addresses import parse_ranges
+from purveyor.delivery.push.lane import Health, Lane, Secrets
+from purveyor.delivery.push.sealing import SecretBox
+from purveyor.delivery.push.sender import Sender
+from purveyor.delivery.push.verdict import Outcome
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.delivery.words import Kind
+from purveyor.model.policy import Delivery
+from purveyor.model.push import Push
+from purveyor.model.registration import Record, RecordState
+from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.queues import publish_many
+from purveyor.queues.address import Address
+from purveyor.queues.bulk import outgoing
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.headers import POSITION
+
+SHORT: Final = bool(os.environ.get("PURVEYOR_BENCH_SHORT"))
+SIZE: Final = 800
+PUSHES: Final = 5_000 if SHORT else 50_000
+SLOW_PUSHES: Final = 2_000 if SHORT else 10_000
+HEALTHY: Final = 20 if SHORT else 100
+EACH: Final = 100 if SHORT else 300
+IDLE: Final = 200 if SHORT else 10_000
+_ROUNDS: Final = 1 if SHORT else 3
+_SEQUENTIAL: Final = 500 if SHORT else 3_000
+_SEQUENTIAL_SLOW: Final = 20 if SHORT else 60
+_AT_ONCE: Final = 256
+_IDLE_SECONDS: Final = 5 if SHORT else 30
+_WAIT_SECONDS: Final = 600
+
+
+def run(address: Address) -> list[Section]:
+    """The rates."""
+    return _beside_a_worker(address, _measure)
+
+
+def idle(address: Address) -> list[Section]:
+    """Subscriptions that nothing comes for."""
+    return _beside_a_worker(address, _measure_idle)
+
+
+def _beside_a_worker(
+    address: Address, measure: Callable[[Address, str, int], Awaitable[list[Section]]]
+) -> list[Section]:
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as directory:
+        settings = {
+            "PURVEYOR_NATS_URL": _url(address),
+            "PURVEYOR_DATA_DIR": directory,
+            "PURVEYOR_PUSH_ALLOW": "127.0.0.1",
+        }
+        serve = ("-c", "from purveyor.app.cli import main; main()", "serve", "push")
+        with (
+            _process(("-m", "benchmarks.push_endpoint", str(port)), {}),
+            _process(serve, settings) as worker,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(_of(measure(address, f"http://127.0.0.1:{port}", worker.pid)))
+
+
+async def _of(sections: Awaitable[list[Section]]) -> list[Section]:
+    return await sections
+
+
+async def _measure(address: Address, base: str, _: int) -> list[Section]:
+    await asyncio.to_thread(_until_up, base)
+    async with connect(address, name="bench", patience_seconds=60) as queues, httpx.AsyncClient() as client:
+        bench = _Bench(address, queues, Subscriptions(queues), base, client)
+        for name, path in (("fast", "/in"), ("slow", "/slow")):
+            await bench.add(name, path)
+        pushed, bare, one = await _rates(bench)
+        slow = await bench.push("slow", SLOW_PUSHES)
+        slow_one = await asyncio.to_thread(_sequential, f"{base}/slow", _SEQUENTIAL_SLOW)
+        print(f"push: 50 ms: {slow:,.0f}/s, one at a time {slow_one:,.0f}/s", flush=True)
+        alone, beside = await _with_a_dead_one(bench)
+    words = (
+        f"Messages of {SIZE} bytes to an aiohttp endpoint on the same machine; {PUSHES:,} of them, with 50 ms "
+        f"{SLOW_PUSHES:,}. Best of {_ROUNDS} rounds in which all take turns. The client alone sends the same requests, "
+        f"made beforehand, {_AT_ONCE} at a time."
+    )
+    rows = [
+        Row("push / one at a time with httpx", pushed, one, at_least=5),
+        Row("push / the same HTTP client without a queue", pushed, bare, at_least=0.5),
+        Row("endpoint takes 50 ms / one at a time", slow, slow_one, at_least=20),
+        Row(f"{HEALTHY} subscriptions, beside a dead endpoint / without it", beside, alone, at_least=0.9),
+    ]
+    return [Section("Push", words, rows)]
+
+
+async def _measure_idle(address: Address, base: str, pid: int) -> list[Section]:
+    await asyncio.to_thread(_until_up, base)
+    async with connect(address, name="bench", patience_seconds=60) as queues, httpx.AsyncClient() as client:
+        bench = _Bench(address, queues, Subscriptions(queues), base, client)
+        await bench.add("one")
+        await bench.push("one", 100)
+        found = await _idle(bench, pid)
+    words = (
+        f"The worker with {IDLE:,} subscriptions registered, beside it with one. Their queues, which would cost the "
+        f"server, are not made: nothing was ever written to them. CPU is of {_IDLE_SECONDS} s after all were looked at."
+    )
+    rows = [
+        Row(f"memory with {IDLE:,} idle subscriptions / with one", found.after, found.before, "MB"),
+        Row(f"CPU with {IDLE:,} idle subscriptions / one core", found.cpu, 1.0, "cores", note=f"{found.cpu:.1%}"),
+    ]
+    return [Section("Push: idle", words, rows)]
+
+
+@dataclass(slots=True)
+class _Bench:
+    address: Address
+    queues: Queues
+    subscriptions: Subscriptions
+    base: str
+    client: httpx.AsyncClient
+    written: int = 1
+
+    async def add(self, name: str, path: str = "/in", base: str | None = None) -> None:
+        await self.subscriptions.add(_definition(name, f"{base or self.base}{path}"))
+
+    async def push(self, name: str, count: int) -> float:
+        """A backlog, from the moment that it may be pushed until the endpoint has all of it."""
+        await self.subscriptions.pause(name)
+        await self.fill((name,), count)
+        before = await self.arrived()
+        began = time.perf_counter()
+        await self.subscriptions.resume(name)
+        await self.until(before + count)
+        return count / (time.perf_counter() - began)
+
+    async def fill(self, names: Sequence[str], count: int) -> None:
+        first, self.written = self.written, self.written + count
+        messages = (
+            (f"{name}.main", _event(number), {POSITION: str(number)}, f"{name}-{number}")
+            for name in names
+            for number in range(first, first + count)
+        )
+        await asyncio.to_thread(publish_many, self.address, outgoing(messages))
+
+    async def arrived(self) -> int:
+        return int((await self.client.get(f"{self.base}/")).text)
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(_WAIT_SECONDS):
+            while await self.arrived() < count:  # noqa: ASYNC110 - the endpoint tells only who asks
+                await asyncio.sleep(0.05)
+
+
+async def _rates(bench: _Bench) -> tuple[float, float, float]:
+    pushed = bare = one = 0.0
+    for turn in range(_ROUNDS):
+        one = max(one, await asyncio.to_thread(_sequential, f"{bench.base}/in", _SEQUENTIAL))
+        bare = max(bare, await _client_alone(bench.base, PUSHES))
+        pushed = max(pushed, await bench.push("fast", PUSHES))
+        print(
+            f"push: round {turn + 1} of {_ROUNDS}: {pushed:,.0f}/s, client alone {bare:,.0f}/s, httpx {one:,.0f}/s",
+            flush=True,
+        )
+    return pushed, bare, one
+
+
+def _sequential(url: str, count: int) -> float:
+    body, headers = _event(1), {"content-type": "application/json"}
+    with httpx.Client() as client:
+        client.post(url, content=body, headers=headers)
+        began = time.perf_counter()
+        for _ in range(count):
+            client.post(url, content=body, headers=headers).raise_for_status()
+        return count / (time.perf_counter() - began)
+
+
+async def _client_alone(base: str, count: int) -> float:
+    """As many requests under way as push may have, and nothing else to do."""
+    push = Push(endpoints=(f"{base}/in",))
+    sender = Sender(parse_ranges(["127.0.0.1"]))
+    lane = Lane(push.targets[0], Health(), sender.host(push.targets[0]))
+    with tempfile.TemporaryDirectory() as directory:
+        lane.adopt("fast", push, Secrets.open(push, SecretBox.at(Path(directory))))
+    request = lane.request(_delivered(_event(1)))
+    over = asyncio.get_running_loop().create_future()
+    sent = done = 0
+
+    def back(outcome: Outcome) -> None:
+        nonlocal done
+        assert outcome.status == 204, outcome
+        done += 1
+        if done == count:
+            over.set_result(None)
+        elif sent < count:
+            send()
+
+    def send() -> None:
+        nonlocal sent
+        sent += 1
+        lane.host.post(request, 10.0, back)
+
+    began = time.perf_counter()
+    for _ in range(_AT_ONCE):
+        send()
+    await over
+    rate = count / (time.perf_counter() - began)
+    await sender.close()
+    return rate
+
+
+async def _with_a_dead_one(bench: _Bench) -> tuple[float, float]:
+    """Many subscriptions at once, without and with one more whose endpoint is not there."""
+    names = [f"healthy-{number}" for number in range(HEALTHY)]
+    for name in names:
+        await bench.add(name)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        await bench.add("dead", base=f"http://127.0.0.1:{closed.getsockname()[1]}")
+        await bench.subscriptions.pause("dead")
+        await bench.fill(("dead",), EACH)
+        rates = [0.0, 0.0]
+        for turn in range(_ROUNDS + 1):
+            for at, act in enumerate((bench.subscriptions.pause, bench.subscriptions.resume)):
+                await act("dead")
+                before = await bench.arrived()
+                began = time.perf_counter()
+                await bench.fill(names, EACH)
+                await bench.until(before + EACH * HEALTHY)
+                if turn:  # the first one opens the desks
+                    rates[at] = max(rates[at], EACH * HEALTHY / (time.perf_counter() - began))
+        await bench.subscriptions.delete("dead")
+    print(f"push: {HEALTHY} subscriptions: {rates[0]:,.0f}/s, beside a dead endpoint {rates[1]:,.0f}/s", flush=True)
+    return rates[0], rates[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    before: float
+    after: float
+    cpu: float
+
+
+async def _idle(bench: _Bench, pid: int) -> _Idle:
+    """Memory and CPU of the worker, with many subscriptions that nothing comes for."""
+    before = _memory(pid)
+    registry = await bench.subscriptions.registry()
+    limit = asyncio.Semaphore(50)
+
+    async def add(number: int) -> None:
+        definition = _definition(f"idle-{number}", f"{bench.base}/in")
+        record = Record(incarnation=str(uuid.uuid4()), definition=definition, created=datetime.now(UTC), begin=1)
+        async with limit:
+            await registry.create(replace(record, state=RecordState.ACTIVE))
+
+    await asyncio.gather(*map(add, range(IDLE)))
+    used = _cpu(pid)
+    while True:  # until the last of them was looked at
+        await asyncio.sleep(3)
+        used, last = _cpu(pid), used
+        if used - last < 1.0:
+            break
+    began, start = _cpu(pid), time.perf_counter()
+    await asyncio.sleep(_IDLE_SECONDS)
+    share = (_cpu(pid) - began) / (time.perf_counter() - start)
+    print(f"push: {IDLE:,} idle: {_memory(pid):,.0f} MB, {share:.1%} of a core", flush=True)
+    return _Idle(before, _memory(pid), share)
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _definition(name: str, url: str) -> Subscription:
+    topics = (RealmTopic("udm", "none"),)
+    push = Push(endpoints=(url,))
+    return Subscription(name=name, realms_topics=topics, delivery=Delivery.PUSH, order_by=None, push=push)
+
+
+def _event(number: int) -> bytes:
+    new = {"uuid": f"{number:032x}", "username": f"user{number}", "description": ""}
+    event = {"publisher_name": "bench", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "bench"}
+    told = {**event, "body": {"old": {}, "new": new}}
+    new["description"] = "x" * (SIZE - len(json.dumps(told)))
+    return json.dumps(told).encode()
+
+
+def _delivered(data: bytes) -> Delivered:
+    return Delivered(
+        sequence=1, position=1, kind=Kind.MAIN, data=data, headers={}, num_delivered=1, lease=None, until=None
+    )
+
+
+def _until_up(base: str) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            httpx.get(f"{base}/")
+        except httpx.HTTPError:
+            time.sleep(0.1)
+        else:
+            return
+    raise RuntimeError("the endpoint did not come up")

@@ -1,0 +1,46 @@
+"""`python -m benchmarks.push_endpoint PORT`: an endpoint that does no work, and counts. Served by aiohttp."""
+
+import asyncio
+import sys
+
+import uvloop
+from aiohttp import web
+
+_SLOW_SECONDS = 0.05
+
+
+class Endpoint:
+    """`POST /in` answers 204 at once, `POST /slow` after 50 ms; `GET /` tells how many came."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def take(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.count += 1
+        return web.Response(status=204)
+
+    async def take_slowly(self, request: web.Request) -> web.Response:
+        await request.read()
+        await asyncio.sleep(_SLOW_SECONDS)
+        self.count += 1
+        return web.Response(status=204)
+
+    async def tell(self, _: web.Request) -> web.Response:
+        return web.Response(text=str(self.count))
+
+
+async def main() -> None:
+    endpoint = Endpoint()
+    app = web.Application()
+    app.add_routes(
+        [web.post("/in", endpoint.take), web.post("/slow", endpoint.take_slowly), web.get("/", endpoint.tell)]
+    )
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", int(sys.argv[1])).start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

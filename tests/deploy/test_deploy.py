@@ -1,0 +1,311 @@
+"""The files of deploy/ are what they should be: they parse, refer to what exists, and start commands that exist."""
+
+import configparser
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml  # type: ignore[import-untyped]  # it ships no types
+
+from purveyor.app.cli.queues_permissions import variable
+from purveyor.app.settings import PREFIX, Settings
+from purveyor.app.telemetry.catalogue import figures, samples
+from purveyor.queues.permissions import components
+from purveyor.queues.server.binary import find_server
+from tests.app.conftest import invoke
+from tests.deploy import schemas
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+_METRIC = re.compile(r"\bpurveyor_[a-z_]+\b")
+_BY = re.compile(r"\bby \(([^)]*)\)")
+_PICKED = re.compile(r"\{([^{}]*)\}")
+_EVERYWHERE = {"le", "instance", "job"}
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+
+
+def valid(schema: dict[str, Any], given: object, where: str) -> None:
+    errors = [
+        f"{error.instance_path}: {error.message}" for error in jsonschema_rs.validator_for(schema).iter_errors(given)
+    ]
+    assert not errors, f"{where}: {errors}"
+
+
+def manifests() -> list[dict[str, Any]]:
+    return [each for path in sorted(KUBERNETES.glob("*.yaml")) for each in documents(path)]
+
+
+def of_kind(*kinds: str) -> list[dict[str, Any]]:
+    return [each for each in manifests() if each["kind"] in kinds]
+
+
+def workloads() -> list[dict[str, Any]]:
+    return of_kind("Deployment", "StatefulSet")
+
+
+def check_setting(name: str, where: str) -> None:
+    """A variable that no setting is named after would have no effect."""
+    if name.startswith(PREFIX):
+        assert name.removeprefix(PREFIX).lower() in Settings.model_fields, f"{where}: {name} is no setting"
+
+
+def check_command(words: list[str], where: str) -> None:
+    plain = [word for word in words if not word.startswith("-")]
+    outcome = invoke(*plain, "--help")
+    assert outcome.code == 0, f"{where}: {outcome.err}"
+    for flag in (word for word in words if word.startswith("--")):
+        assert flag in outcome.out, f"{where}: {flag}"
+
+
+# Kubernetes
+
+
+def test_every_manifest_is_of_its_kind() -> None:
+    for each in manifests():
+        valid(schemas.KINDS[each["kind"]], each, f"{each['kind']} {each.get('metadata')}")
+
+
+def test_the_kustomization_names_every_file() -> None:
+    (kustomization,) = documents(KUBERNETES / "kustomization.yaml")
+    there = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml", "secrets.example.yaml"}
+    assert set(kustomization["resources"]) == there | {"secrets.yaml"}
+    assert all((KUBERNETES / name).exists() for each in kustomization["configMapGenerator"] for name in each["files"])
+
+
+def test_kustomize_builds_it(tmp_path: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    for path in KUBERNETES.iterdir():
+        shutil.copy(path, tmp_path / path.name.replace("secrets.example", "secrets"))
+    done = subprocess.run([kubectl, "kustomize", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    kinds = [each["kind"] for each in yaml.safe_load_all(done.stdout)]
+    assert sorted(kinds) == sorted(
+        [*(each["kind"] for each in manifests() if each["kind"] != "Kustomization"), "ConfigMap"]
+    )
+
+
+def test_what_manifests_refer_to_exists() -> None:
+    keys = {key for secret in of_kind("Secret") for key in secret["stringData"]}
+    maps = {each["metadata"]["name"] for each in of_kind("ConfigMap")} | {"nats-config"}
+    services = {each["metadata"]["name"] for each in of_kind("Service")}
+    used: set[str] = set()
+    for work in workloads():
+        spec, name = work["spec"], work["metadata"]["name"]
+        pod = spec["template"]["spec"]
+        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"] == work["metadata"]["labels"]
+        assert spec.get("serviceName", name) in services | {name}
+        volumes = {
+            each["name"] for each in (*pod["volumes"], *(c["metadata"] for c in spec.get("volumeClaimTemplates", ())))
+        }
+        for container in pod["containers"]:
+            ports = {port["name"] for port in container["ports"]}
+            probes = [container[probe] for probe in container if probe.endswith("Probe")]
+            assert {probe["httpGet"]["port"] for probe in probes} <= ports
+            assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+            for env in container["env"]:
+                check_setting(env["name"], name)
+                used |= (
+                    {env["valueFrom"]["secretKeyRef"]["key"]} if "secretKeyRef" in env.get("valueFrom", {}) else set()
+                )
+            assert {each["configMapRef"]["name"] for each in container.get("envFrom", ())} <= maps
+            if container["image"] == "purveyor":
+                check_command(container["args"], name)
+        assert {each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each} <= maps
+    assert used == keys
+
+
+def test_services_reach_ports_that_pods_have() -> None:
+    pods = {str(work["metadata"]["labels"]): work["spec"]["template"]["spec"] for work in workloads()}
+    for service in of_kind("Service"):
+        pod = pods[str(service["spec"]["selector"])]
+        ports = {port["name"] for container in pod["containers"] for port in container["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    for budget in of_kind("PodDisruptionBudget"):
+        assert str(budget["spec"]["selector"]["matchLabels"]) in pods
+
+
+def test_shared_settings_are_settings() -> None:
+    for name in next(each for each in of_kind("ConfigMap"))["data"]:
+        check_setting(name, "settings.yaml")
+
+
+# NATS
+
+
+@pytest.mark.parametrize("folder", ["nats", "kubernetes"])
+def test_the_server_takes_its_configuration(folder: str) -> None:
+    passwords = {variable(user): f"p{user}" for user in ("admin", *(each.user for each in components()))}
+    done = subprocess.run(
+        [find_server().path, "-t", "-c", DEPLOY / folder / "nats.conf"],
+        env={**os.environ, **passwords, "POD_NAME": "nats-0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_user_of_the_server_gets_a_password() -> None:
+    wanted = {variable(user) for user in ("admin", *(each.user for each in components()))}
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert set(compose["services"]["nats"]["environment"]) == wanted
+    (nats,) = [each for each in workloads() if each["metadata"]["name"] == "nats"]
+    given = {env["name"] for env in nats["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert given - {"POD_NAME"} == wanted
+
+
+# Compose
+
+
+def test_the_compose_file_is_one() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    valid(schemas.COMPOSE, compose, "compose.yaml")
+    example = (DEPLOY / ".env.example").read_text()
+    known = set(re.findall(r"^([A-Z_]+)=", example, re.MULTILINE))
+    for name, service in compose["services"].items():
+        assert set(service.get("depends_on", ())) <= set(compose["services"])
+        for key, value in service.get("environment", {}).items():
+            check_setting(key, name)
+            wanted = set(re.findall(r"\$\{([A-Z_]+):\?", value))
+            assert wanted <= known, f"{name}: {wanted - known} is not in .env.example"
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert (DEPLOY / source).exists() if source.startswith(".") else source in compose["volumes"], volume
+        if service["image"] == "purveyor":
+            check_command(service["command"], name)
+            assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+
+
+def test_the_image_has_the_extras_that_exist() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", text)
+    project = (DEPLOY.parent / "pyproject.toml").read_text()
+    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras.split(","))
+    for name in re.findall(r"(PURVEYOR_[A-Z_]+)=", text):
+        check_setting(name, "Dockerfile")
+
+
+# systemd
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_unit_starts_a_command_that_exists(path: Path) -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=True)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # names of systemd have capitals
+    unit.read(path)
+    service = unit["Service"]
+    program, *words = service["ExecStart"].split()
+    assert program.endswith("/purveyor")
+    check_command(words, path.name)
+    for pair in service["Environment"].split():
+        check_setting(pair.partition("=")[0], path.name)
+    after = {name for name in unit["Unit"]["After"].split() if name.startswith("purveyor")}
+    assert after <= {each.name for each in UNITS}
+
+
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        pytest.skip("systemd-analyze is not installed")
+    for path in UNITS:
+        text = path.read_text().replace("/opt/purveyor/bin/purveyor", "/bin/true")
+        (tmp_path / path.name).write_text(text)
+    units = sorted(tmp_path.glob("*.service"))
+    done = subprocess.run([verify, "verify", *units], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_example_of_settings_names_settings() -> None:
+    for name in re.findall(r"^#?(PURVEYOR_[A-Z_]+)=", (DEPLOY / "systemd" / "purveyor.env").read_text(), re.MULTILINE):
+        check_setting(name, "purveyor.env")
+
+
+# Prometheus and Grafana
+
+
+def check_query(query: str, where: str) -> None:
+    """Its metrics exist, it groups by and picks by labels that they have, and its brackets close."""
+    names = _METRIC.findall(query)
+    known = {sample: figure for figure in figures() for sample in samples(figure)}
+    assert set(names) <= set(known), f"{where}: {set(names) - set(known)} does not exist"
+    assert names or query.startswith("up{"), f"{where}: {query}"
+    labels = {label for name in names for label in known[name].labels} | _EVERYWHERE
+    for words in _BY.findall(query):
+        assert {word.strip() for word in words.split(",")} <= labels, f"{where}: by ({words})"
+    for words in _PICKED.findall(query):
+        assert {re.split(r"[=!]", word)[0].strip() for word in words.split(",")} <= labels, f"{where}: {{{words}}}"
+    for opening, closing in ("()", "{}", "[]"):
+        assert query.count(opening) == query.count(closing), f"{where}: {query}"
+
+
+def test_the_alerts_are_about_metrics_that_exist() -> None:
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
+    valid(schemas.RULES, rules, "rules.yml")
+    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in alerts}) == len(alerts)
+    for rule in alerts:
+        check_query(rule["expr"], rule["alert"])
+        told = " ".join(rule["annotations"].values())
+        known = {label for name in _METRIC.findall(rule["expr"]) for label in _labels(name)} | _EVERYWHERE
+        assert set(re.findall(r"\$labels\.([a-z_]+)", told)) <= known, rule["alert"]
+        for command in re.findall(r"`(purveyor [^`]*)`", told):
+            words = [word for word in command.split()[1:] if word.islower()]
+            check_command(words[:2], rule["alert"])
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    assert config["rule_files"] == ["rules.yml"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    targets = [
+        target for job in config["scrape_configs"] for each in job["static_configs"] for target in each["targets"]
+    ]
+    assert {target.partition(":")[0] for target in targets} <= set(compose["services"])
+
+
+def _labels(sample: str) -> tuple[str, ...]:
+    return next(figure.labels for figure in figures() if sample in samples(figure))
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    board = json.loads((DEPLOY / "grafana" / "purveyor.json").read_text())
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    for panel in panels:
+        assert panel["title"]
+        assert panel["description"]
+        assert panel["datasource"]["uid"] == "${source}"
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for target in panel["targets"]:
+            check_query(target["expr"], panel["title"])
+            shown = set(re.findall(r"\{\{([a-z_]+)\}\}", target["legendFormat"]))
+            grouped = {word.strip() for words in _BY.findall(target["expr"]) for word in words.split(",")}
+            assert shown <= grouped | set(_labels(_METRIC.findall(target["expr"])[0])), panel["title"]
+    (variable_,) = board["templating"]["list"]
+    assert variable_["name"] == "source"
+
+
+def test_every_figure_is_shown_or_known_to_be_left_out() -> None:
+    """A new figure is put on the dashboard, or named here."""
+    text = (DEPLOY / "grafana" / "purveyor.json").read_text()
+    shown = set(_METRIC.findall(text))
+    left_out = {figure.name for figure in figures() if not shown & set(samples(figure))}
+    assert left_out <= {
+        "purveyor_build_info",
+        "purveyor_database_up",
+        "purveyor_events_published_total",
+        "purveyor_messages_expired_total",
+        "purveyor_nats_up",
+        "purveyor_subscription_prefill_failed",
+        "purveyor_subscriptions",
+    }
