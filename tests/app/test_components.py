@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from purveyor.delivery.pull import Pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.intake.events import EventIntake, Incoming
 from purveyor.intake.ledger import BUCKET as IMPORTS_BUCKET
+from purveyor.intake.schemas.book import Book
 from purveyor.model.control import JOB_SUBJECT
 from purveyor.model.errors import PermissionDenied
 from purveyor.model.event import Event
 from purveyor.model.registration import DispatchState
+from purveyor.model.schema import Topic
 from purveyor.queues import ServerOptions, Target, append_once, publish_many, read_range
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import outgoing
@@ -151,6 +154,11 @@ async def test_the_api_serves_subscriptions_and_reads_no_internal_queue(as_user:
         assert await credentials.set_first("served", record.incarnation, "secret")
         assert await credentials.check_password("served", "secret")
         hasher.close()
+        book = Book(queues)
+        async with book.followed():
+            topic = Topic(realm="udm", topic="users/user", since=datetime.now(UTC), declared=True)
+            await book.schemas.declare(topic)
+            assert (await book.schemas.list()).topics == {topic.key: topic}
 
         [outcome] = append_once(as_user(PIPELINE), [(target("served", record.incarnation), row(9, b'{"n": 1}'))])
         assert (outcome.stored, outcome.refused) == (1, None)

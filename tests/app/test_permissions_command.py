@@ -17,7 +17,7 @@ from tests.queues.bulk.servers import serving
 
 def test_a_server_takes_the_printed_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = invoke("queues", "permissions").ok().out
-    for user in ("INTAKE", "PIPELINE", "API"):
+    for user in ("INTAKE", "PIPELINE", "API", "PUSH"):
         monkeypatch.setenv(f"NATS_PASSWORD_{user}", f"s3cret-{user}")
     with serving(tmp_path, printed) as server:
         address = Address.parse(f"nats://api:s3cret-API@127.0.0.1:{server.port}", inbox="_INBOX.api")

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -382,3 +382,16 @@ async def test_a_queue_of_an_earlier_version_takes_letters_back_too(
     assert await pull.next("ox") is None  # delivered too often
     assert (await letters.retry(Choice())).done == 1
     assert positions(await drain(pull)) == [2]
+
+
+async def test_letters_are_kept_for_as_long_as_was_set_and_other_parts_leave_it_so(
+    queues: Queues, letters: DeadLetters
+) -> None:
+    async def kept() -> timedelta:
+        return (await queues.streams.info(DEAD_LETTERS.stream)).config.max_age
+
+    await letters.keep(timedelta(days=30))
+    await queues.ensure(DEAD_LETTERS)
+    assert await kept() == timedelta(days=30)
+    await letters.keep(timedelta(0))
+    assert await kept() == timedelta(0)

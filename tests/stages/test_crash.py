@@ -112,7 +112,7 @@ async def test_killed_at_each_point_every_message_is_done_once_or_a_dead_letter(
                 await asyncio.sleep(0.05)
         running.unarmed()
         await feed(10)
-        await until(lambda: _drained(queues, unique, database), 60)
+        await until(lambda: _drained(queues, unique, database), pick(60, 600))
     finally:
         running.stop()
     done = await rows(database, "SELECT number, note FROM effects ORDER BY id")

@@ -403,7 +403,8 @@ class Connection:
         if self.connected:
             with contextlib.suppress(PurveyorError):
                 await self.flush()
-        await self._client.close()
+        with contextlib.suppress(RuntimeError):  # uvloop's word for a transport that went with its server
+            await self._client.close()
 
     async def __aenter__(self) -> Self:
         return self

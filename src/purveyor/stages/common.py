@@ -5,7 +5,7 @@ What differs in all of them is how a value is marked, how many values are given 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,10 @@ class Words:
     one_of_numbers: str
     held: str
     not_held: str
+    row: str
+    """Where a row lies."""
+    one_of_rows: Callable[[str], str]
+    """One of those that a question answers."""
 
 
 class CommonStatements(ABC):
@@ -62,11 +66,12 @@ class CommonStatements(ABC):
             f"DELETE FROM {outbox} WHERE id IN (SELECT id FROM (SELECT id, sent_ms FROM {outbox} "
             f"WHERE sent_ms IS NOT NULL AND id > {v} ORDER BY id LIMIT {v}) AS oldest WHERE sent_ms < {v}) RETURNING id"
         )
-        self._clean_inbox = (
-            f"DELETE FROM {inbox} WHERE (stage, message_id) IN (SELECT stage, message_id FROM {inbox} "
-            f"WHERE done_ms >= {v} AND done_ms < {v} AND stage = {v} AND sequence <= {v} ORDER BY done_ms LIMIT {v}) "
-            "RETURNING done_ms"
+        # By where the rows lie, which is as they came: found by their ids they would be all over a large table.
+        oldest = (
+            f"SELECT {words.row} FROM {inbox} WHERE done_ms >= {v} AND done_ms < {v} "
+            f"AND stage = {v} AND sequence <= {v} ORDER BY done_ms LIMIT {v}"
         )
+        self._clean_inbox = f"DELETE FROM {inbox} WHERE {words.row} {words.one_of_rows(oldest)} RETURNING done_ms"
         self._owner = f"SELECT owner FROM {owners} WHERE stage = {v}"
         self._take = (
             f"INSERT INTO {owners} AS o (stage, epoch, owner) VALUES ({v}, 1, {v}) "

@@ -22,6 +22,8 @@ _WORDS: Final = Words(
     one_of_numbers="= ANY(%s::bigint[])",
     held="held",
     not_held="NOT held",
+    row="ctid",
+    one_of_rows="= ANY(ARRAY({}))".format,
 )
 
 

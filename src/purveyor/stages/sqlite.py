@@ -15,7 +15,15 @@ from purveyor.stages.statements import Claim, Row
 from purveyor.stages.tables import Tables
 
 _ONE_OF: Final = "IN (SELECT value FROM json_each(?))"
-_WORDS: Final = Words(value="?", one_of_texts=_ONE_OF, one_of_numbers=_ONE_OF, held="held = 1", not_held="held = 0")
+_WORDS: Final = Words(
+    value="?",
+    one_of_texts=_ONE_OF,
+    one_of_numbers=_ONE_OF,
+    held="held = 1",
+    not_held="held = 0",
+    row="rowid",
+    one_of_rows="IN ({})".format,
+)
 
 
 class Sqlite(CommonStatements):

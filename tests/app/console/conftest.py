@@ -155,7 +155,10 @@ class Chromium:
 
     async def _new_context(self) -> BrowserContext:
         size: Any = {"width": 1280, "height": 900}
-        context = await self._browser.new_context(base_url=self._url, viewport=size, color_scheme="light")
+        # Without a graphics card motion is drawn by the processor, which others need.
+        context = await self._browser.new_context(
+            base_url=self._url, viewport=size, color_scheme="light", reduced_motion="reduce"
+        )
         context.set_default_timeout(20_000)
         return context
 
@@ -180,7 +183,7 @@ async def log_in(page: Page, user: str = ADMIN[0], password: str = ADMIN[1], pat
 async def picture(page: Page, name: str) -> None:
     """Keep a screenshot for people."""
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
-    await page.screenshot(path=ARTIFACTS / f"{name}.png", full_page=True)
+    await page.screenshot(path=ARTIFACTS / f"{name}.jpg", type="jpeg", quality=70, full_page=True)
 
 
 @pytest.fixture(scope="session")

@@ -160,6 +160,7 @@ def test_a_migration_is_planned_asked_about_and_applied(site: Site, browser: Chr
         asked = page.locator(".q-dialog .sheet")
         await expect(asked).to_contain_text("publishers and readers wait")
         await asked.get_by_role("button", name="Cancel").click()
+        await expect(asked).to_have_count(0)
         await page.get_by_role("button", name="Apply").click()
         await page.locator(".q-dialog .sheet").get_by_role("button", name="Apply").click()
         await expect(page.locator(".empty", has_text="Nothing to do")).to_be_visible()

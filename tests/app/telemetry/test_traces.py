@@ -104,7 +104,7 @@ def test_a_consumer_gets_it(consumer: Consumer, address: Address) -> None:
 
 async def test_the_client_in_python_tells_it(api: RunningApi, consumer: Consumer, address: Address) -> None:
     _fill(address, consumer.name, PARENT)
-    async with purveyor.Consumer(api.url, consumer.name, PASSWORD) as client:
+    async with purveyor.Consumer(api.url, consumer.name, password=PASSWORD) as client:
         async for message in client:
             assert message.trace == {"traceparent": PARENT}
             await message.ack()

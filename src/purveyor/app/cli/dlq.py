@@ -25,7 +25,7 @@ from purveyor.model.errors import InvalidInput
 from purveyor.queues.letter_box import Parked
 
 app = typer.Typer(
-    help="Dead letters: list and show them, put them back, discard them.", rich_markup_mode=None, add_completion=False
+    help="Dead letters: list, show, put back and discard them.", rich_markup_mode=None, add_completion=False
 )
 T = TypeVar("T")
 _LONGEST_REASON = 60

@@ -17,7 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "topic": ("purveyor.app.cli.topic", "Declare topics; see which there are and who asks for them."),
     "schema": ("purveyor.app.cli.schema", "Say what objects of a topic must look like, and check it."),
     "subscription": ("purveyor.app.cli.subscription", "Add, look at, pause, replay and delete subscriptions."),
-    "dlq": ("purveyor.app.cli.dlq", "Dead letters: list and show them, put them back, discard them."),
+    "dlq": ("purveyor.app.cli.dlq", "Dead letters: list, show, put back and discard them."),
     "archive": ("purveyor.app.cli.archive", "Ask the archive in SQL, make a snapshot, merge small files."),
     "stages": ("purveyor.app.cli.stages", "Transactional stages: their tables, and how they are doing."),
     "pub": ("purveyor.app.cli.pub", "Publish messages and see where they are stored."),

@@ -62,12 +62,19 @@ async def _serve(settings: Settings, find_address: Callable[[], Address], teller
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+
+    def tell(name: str, event: str, words: str) -> None:
+        try:
+            teller.tell(name, event, words)
+        except OSError:  # the reader of our output is gone: so is whoever wanted this
+            stop.set()
+
     options = PushOptions(
         box=box_of(settings),
         allowed=parse_ranges(settings.push_allow),
         per_host=settings.push_per_host,
         replicas=settings.replicas,
-        tell=teller.tell,
+        tell=tell,
     )
     while not stop.is_set():
         try:

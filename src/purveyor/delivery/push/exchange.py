@@ -54,14 +54,17 @@ class Exchange(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether another request may be sent."""
-        return self._transport is not None and not self._closing and self._done is None
+        transport = self._transport
+        return transport is not None and not self._closing and self._done is None and not transport.is_closing()
 
     def send(self, request: bytes, done: Done) -> None:
         """One request; `done` hears the outcome, once. A timeout is the caller's."""
-        assert self._transport is not None
         self._begin()
         self._done = done
-        self._transport.write(request)
+        if self._transport is None or self._transport.is_closing():  # just now, and nobody was told yet
+            self._fail("no answer: connection lost")
+        else:
+            self._transport.write(request)
 
     def abandon(self) -> None:
         """Nobody waits for the answer any more."""
@@ -71,7 +74,7 @@ class Exchange(asyncio.Protocol):
     def close(self) -> None:
         """Hang up."""
         self._closing = True
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -56,6 +56,8 @@ class Line:
         self._queue: deque[Delivered] = deque()
         self._under_way = 0
         self._strict_at_once = 1
+        self._enough = 1
+        """So many answers are worth a write."""
         self._hungry = True
         self._listening = True
         self._ending = False
@@ -265,7 +267,7 @@ class Line:
             self._send_next()
         else:
             self._strict_at_once = min(self._strict_at_once * 2, _STRICT_AT_ONCE)
-        if not acknowledged or not self._under_way or len(self._answers) >= self._batch:
+        if not acknowledged or not self._under_way or len(self._answers) >= self._enough:
             self._wake.set()
         else:
             self._flush.set(_FLUSH_SECONDS)
@@ -275,16 +277,9 @@ class Line:
         outcome = verdict.what.name.lower()
         figures.PUSH_ATTEMPTS.add(self.name, outcome)
         figures.PUSH_SECONDS.add(seconds, self.name)
-        figures.PUSH_WINDOW.set(self._lanes.window, self.name)
-        figures.PUSH_OUTSTANDING.set(self._under_way, self.name)
         if tracing.enabled():
             trace, attempt = tracing.of_headers(message.headers), message.num_delivered
             tracing.record("push", seconds, trace, subscription=self.name, attempt=attempt, outcome=outcome)
-
-    @property
-    def _batch(self) -> int:
-        """So many answers are worth a write."""
-        return _STRICT_AT_ONCE if self._strict else min(max(self._lanes.window // 4, 1), _LARGEST_BATCH)
 
     # The book.
 
@@ -295,7 +290,10 @@ class Line:
         paused. 4. The book is written. 5. Notes that nobody needs any more are removed. A crash before 4 leaves a
         lease that runs out: the message is sent, or parked, again.
         """
-        name = self.name
+        name, window = self.name, self._lanes.window
+        self._enough = _STRICT_AT_ONCE if self._strict else min(max(window // 4, 1), _LARGEST_BATCH)
+        figures.PUSH_WINDOW.set(window, name)
+        figures.PUSH_OUTSTANDING.set(self._under_way, name)
         try:
             await asyncio.gather(*(self._note(each) for each in answers if each.is_failure and not each.noted))
             for each in answers:
