@@ -178,7 +178,7 @@ def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tm
     secrets = [*passwords.values(), *(path.read_text().strip() for path in (data / "nats").glob("password*"))]
     below = descendants(up.process.pid, "")
     shown = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in below if alive(pid)) + str(up.news)
-    assert len(secrets) == 7
+    assert len(secrets) == 8
     assert not any(secret in shown for secret in secrets)
 
     with httpx.Client(base_url=api["url"], timeout=60) as client:

@@ -18,6 +18,7 @@ from purveyor.app.settings import Settings
 from purveyor.app.up.keeper import News
 from purveyor.app.up.parts import API, PIPELINE, PROGRAM, Wanted, parts
 from purveyor.app.up.supervisor import Supervisor
+from purveyor.client.http import authorization
 from purveyor.model.errors import ServerFailed
 
 DEADLINE_SECONDS: Final = 300.0
@@ -35,7 +36,7 @@ class StageSet:
         self.url = url
         self._supervisor = supervisor
         [admin] = [each for each in logins_of(Settings(data_dir=directory)).logins if each.role.value == "admin"]
-        self._login = aiohttp.BasicAuth(admin.username, admin.password)
+        self._login = {"Authorization": authorization(admin.username, admin.password, None)}
 
     async def kill_pipeline(self) -> None:
         """Kill -9, as it happens to a machine that loses power; the supervisor starts it again."""
@@ -46,7 +47,7 @@ class StageSet:
 
     async def subscribe(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> None:
         """Add a subscription over HTTP."""
-        async with session.post(f"{self.url}/v1/subscriptions", json=body, auth=self._login) as answer:
+        async with session.post(f"{self.url}/v1/subscriptions", json=body, headers=self._login) as answer:
             if answer.status != 201:
                 raise ServerFailed(f"{body['name']} was refused: {await answer.text()}")
 
