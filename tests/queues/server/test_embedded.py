@@ -164,7 +164,7 @@ def test_files_are_for_the_owner_only(own_server: OwnServer) -> None:
     directory = own_server().directory
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / "jetstream").stat().st_mode) == 0o700
-    passwords = ["password", "password.api", "password.intake", "password.pipeline"]
+    passwords = ["password", "password.api", "password.intake", "password.pipeline", "password.push"]
     names = ["nats.conf", "nats.json", "nats.lock", "nats.log", "nats.pid", *passwords]
     assert sorted(path.name for path in directory.iterdir() if path.is_file()) == names
     assert {stat.S_IMODE((directory / name).stat().st_mode) for name in names} == {0o600}
