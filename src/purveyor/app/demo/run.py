@@ -167,6 +167,7 @@ class Story:
             await self._add(session, "late", _PEOPLE_ONLY, request_prefill=True)
             self._begin(consume(self._stage.url, self._password, self._late))
             self._watching.append((datetime.now(UTC), None))
+            self._late.watching = self._watching[-1:]  # what it is filled with happened before
             await self._stream("changes-3.ldif", _in_pieces(self._third.ldif))
 
     async def _until_all_have_all(self) -> None:
