@@ -30,6 +30,7 @@ async def test_a_killed_parent_takes_its_server_along(
     assert address is not None
     await store_one(address, "S", b"one")
     kill(other.pid)
+    other.process.wait()  # a signal is only sent by kill: until it arrives the parent owns the store, rightly
     next_one = own_server(directory=tmp_path / "nats")  # at once: waits for the dying server by itself
     assert not alive(server)
     assert next_one.address == address
