@@ -11,16 +11,14 @@ again it does not. So of all deliveries of a message one at most is not counted,
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from purveyor.delivery.words import Lease
 
 _MOMENT_SECONDS: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """A lease given ahead, and how often its message was delivered, this time counted."""
 
     lease: Lease

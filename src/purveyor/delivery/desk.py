@@ -14,12 +14,11 @@ Acknowledging, and what a crash between the steps means:
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from purveyor.delivery import book as book_json
 from purveyor.delivery import leases
@@ -54,8 +53,7 @@ _CLOSE_SECONDS: Final = 5.0
 _V = TypeVar("_V")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Generic[_V]):
+class Step(NamedTuple, Generic[_V]):
     """A decision on a book: what the caller gets, and what it changes."""
 
     value: _V
@@ -68,7 +66,7 @@ class Step(Generic[_V]):
     """Whether others may get something now that they could not have before."""
     empty: bool = False
     """Whether it came to nothing, or says something about the book as it is: then that is read before it counts."""
-    undo: Callable[[Book], Book] | None = field(default=None, compare=False)
+    undo: Callable[[Book], Book] | None = None
     """For a caller who is not there any more to take what it asked for."""
 
 
@@ -221,7 +219,7 @@ class Desk:
             if step.book is not None:
                 book, nothing = step.book, None
             elif step.empty and request.alike:
-                nothing = dataclasses.replace(step, missing=0)
+                nothing = step._replace(missing=0)
         return steps, book
 
     def _finish(self, requests: list[_Request[Any]], steps: list[Step[Any] | PurveyorError]) -> None:
@@ -232,10 +230,12 @@ class Desk:
                     request.answer.set_exception(step)
                 continue
             freed = freed or step.frees or bool(step.acked)
-            for kind in Kind if step.acked else ():
-                gone = {message.sequence for message in step.acked if message.kind is kind}
-                self.window.forget(kind, gone)
-                self._to_remove[kind] |= gone
+            gone: dict[Kind, set[int]] = {}
+            for message in step.acked:
+                gone.setdefault(message.kind, set()).add(message.sequence)
+            for kind, sequences in gone.items():
+                self.window.forget(kind, sequences)
+                self._to_remove[kind] |= sequences
             if not request.answer.done():
                 request.answer.set_result(step.value)
             elif step.undo is not None:
@@ -306,10 +306,11 @@ class Desk:
         return True
 
     def _tidy_soon(self) -> None:
+        if self._tidying is not None and not self._tidying.done():
+            return
         # Where nothing was ever acknowledged nothing can be left: thousands that are only looked at ask nothing.
-        left = self._book is not None and any(self._book.done(kind).last for kind in Kind)
-        wanted = any(self._to_remove.values()) or (left and not self._tidied)
-        if wanted and (self._tidying is None or self._tidying.done()):
+        left = not self._tidied and self._book is not None and any(self._book.done(kind).last for kind in Kind)
+        if left or any(self._to_remove.values()):
             self._tidying = asyncio.create_task(self._tidy())
 
     async def _tidy(self) -> None:

@@ -30,7 +30,7 @@ class Desks:
 
     async def of(self, found: Registered) -> Desk:
         """The desk of a subscription; a new one if it was deleted and added again."""
-        office = await self._open()
+        office = self._office or await self._open()
         desk = self._desks.get(found.name)
         if desk is None or desk.incarnation != found.incarnation:
             desk = self._desks[found.name] = Desk(office, found)

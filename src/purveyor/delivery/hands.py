@@ -4,14 +4,13 @@ Decisions are functions from a book to a `Step`; a desk makes them count.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from purveyor.delivery import leases
 from purveyor.delivery.ahead import Kept
 from purveyor.delivery.desk import Desk, Step
-from purveyor.delivery.window import kind_of, position_of
+from purveyor.delivery.window import position_of
 from purveyor.delivery.words import Acked, Ask, Book, Kind, Lease, Rules, Taken
 from purveyor.model import figures
 from purveyor.model.errors import InvalidInput, UnknownMessage
@@ -23,8 +22,7 @@ MOST_LAPSED: Final = 500
 """So many messages expire in one decision: their bytes were read to find that out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
+class Delivered(NamedTuple):
     """A message in the hands of a consumer."""
 
     sequence: int
@@ -38,8 +36,7 @@ class Delivered:
     until: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(NamedTuple):
     """What a consumer asked for."""
 
     instance: str
@@ -49,8 +46,7 @@ class Order:
     looked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Hand:
+class Hand(NamedTuple):
     """What a consumer gets, with the messages as far as they were at hand."""
 
     taken: Taken
@@ -118,14 +114,15 @@ def acknowledged(desk: Desk, book: Book, messages: Sequence[Acked]) -> Step[None
 
 def acknowledged_for(desk: Desk, book: Book, message: Acked, instance: str | None, now: int) -> Step[Kept | None]:
     """It is handled; and if it is worth it, the next one is kept for the instance that says so (see `ahead`)."""
-    after = acknowledged(desk, book, [message]).book
-    assert after is not None
+    if message.sequence in book.done(message.kind):
+        raise gone(desk.name, message.sequence)
+    after = leases.acknowledge(book, (message,), desk.window.seen())
     lease = book.lease_of(message.sequence)
     quick = lease is not None and lease.instance == instance and len(lease.sequences) == 1
     kept = _keep_next(desk, after, instance, now) if instance is not None and quick else None
     if kept is None:
-        return Step(value=None, book=after, acked=[message])
-    return Step(value=kept[1], book=kept[0], acked=[message])
+        return Step(value=None, book=after, acked=(message,))
+    return Step(value=kept[1], book=kept[0], acked=(message,))
 
 
 def _keep_next(desk: Desk, after: Book, instance: str, now: int) -> tuple[Book, Kept] | None:
@@ -172,7 +169,7 @@ def delivered(message: StoredMessage, lease: Lease, count: int, *, popped: bool)
     return Delivered(
         sequence=message.sequence,
         position=position_of(message.headers),
-        kind=kind_of(message),
+        kind=kind_in(lease, message.sequence),
         data=message.data,
         headers=message.headers,
         num_delivered=count,

@@ -13,7 +13,6 @@ not make a lease or a pause longer than it was meant to be, counted from when so
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, assert_never
 
 from purveyor.delivery.done import Seen
@@ -58,14 +57,14 @@ def expire(book: Book, now: int) -> Book:
     if not over and not _too_long(book, now) and all(wait.until > now for wait in book.waits.values()):
         return book
     kept = tuple(
-        replace(lease, until=min(lease.until, now + lease.length)) for lease in book.leases if lease.until > now
+        lease._replace(until=min(lease.until, now + lease.length)) for lease in book.leases if lease.until > now
     )
     waits = {
         sequence: Wait(min(wait.until, now + wait.length), wait.length)
         for sequence, wait in book.waits.items()
         if wait.until > now
     }
-    return replace(book, leases=kept, waits=waits, tries=_tried(book.tries, over))
+    return book._replace(leases=kept, waits=waits, tries=_tried(book.tries, over))
 
 
 def _too_long(book: Book, now: int) -> bool:
@@ -89,7 +88,7 @@ def take(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) -> Take
             taken = _take_any(now, pending, ask, rules)
         case _:
             assert_never(rules.order_by)
-    return taken if taken.lease is not None or _too_long(book, ask.now) else replace(taken, book=book)
+    return taken if taken.lease is not None or _too_long(book, ask.now) else taken._replace(book=book)
 
 
 def _take_oldest(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) -> Taken:
@@ -98,7 +97,7 @@ def _take_oldest(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules)
     if theirs:
         return Taken(book=book, again_at=max(theirs))
     had = [lease for lease in book.leases if not lease.ahead]
-    free = replace(book, leases=(), tries=_tried(book.tries, had)) if book.leases else book
+    free = book._replace(leases=(), tries=_tried(book.tries, had)) if book.leases else book
     given: list[Pending] = []
     for message in pending:
         if message.sequence in book.waits:
@@ -145,7 +144,7 @@ def _take_any(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) ->
             break
     if given:
         keys = {message.sequence: message.key for message in given if by_key and message.key is not None}
-        return replace(_grant(book, given, ask, keys, wants_more=not full), exhausted=tuple(exhausted))
+        return _grant(book, given, ask, keys, wants_more=not full)._replace(exhausted=tuple(exhausted))
     times = [*(lease.until for lease in book.leases), *(wait.until for wait in book.waits.values())]
     return Taken(book=book, exhausted=tuple(exhausted), again_at=min(times, default=None), wants_more=not full)
 
@@ -165,7 +164,7 @@ def _grant(
         keys=keys or {},
     )
     return Taken(
-        book=replace(book, leases=(*book.leases, lease), granted=number),
+        book=book._replace(leases=(*book.leases, lease), granted=number),
         lease=lease,
         deliveries=tuple(book.tries.get(sequence, 0) + 1 for sequence in lease.sequences),
         wants_more=wants_more,
@@ -177,17 +176,12 @@ def acknowledge(book: Book, messages: Iterable[Acked], seen: Mapping[Kind, Seen]
     acked = list(messages)
     sequences = frozenset(message.sequence for message in acked)
     known = seen or {}
-    done = {
-        kind: book.done(kind).plus((each.sequence for each in acked if each.kind is kind), known.get(kind))
-        for kind in Kind
-    }
-    return replace(
-        book,
+    for kind in {message.kind for message in acked}:
+        done = book.done(kind).plus((each.sequence for each in acked if each.kind is kind), known.get(kind))
+        book = book.with_done(kind, done)
+    return book._replace(
         leases=_without(book.leases, sequences),
         position=max([book.position, *(message.position for message in acked if message.kind is Kind.MAIN)]),
-        retry=done[Kind.RETRY],
-        prefill=done[Kind.PREFILL],
-        main=done[Kind.MAIN],
         putting=_put(book.putting, acked),
         tries=less(book.tries, sequences),
         waits=less(book.waits, sequences),
@@ -201,14 +195,14 @@ def keep_next(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) ->
     taken = take(book, pending, ask, rules)
     if taken.lease is None:
         return None
-    lease = replace(taken.lease, ahead=True)
-    return replace(taken.book, leases=(lease,)), lease
+    lease = taken.lease._replace(ahead=True)
+    return taken.book._replace(leases=(lease,)), lease
 
 
 def handed_over(book: Book, lease: Lease) -> Book:
     """A lease that was given ahead has been handed out."""
-    told = replace(lease, ahead=False)
-    return replace(book, leases=tuple(told if each is lease else each for each in book.leases))
+    told = lease._replace(ahead=False)
+    return book._replace(leases=tuple(told if each is lease else each for each in book.leases))
 
 
 def lapse(book: Book, messages: Sequence[Acked], now: int, seen: Mapping[Kind, Seen] | None = None) -> Book:
@@ -216,7 +210,7 @@ def lapse(book: Book, messages: Sequence[Acked], now: int, seen: Mapping[Kind, S
     before = book.expired
     position = max([before.position, *(message.position for message in messages if message.kind is Kind.MAIN)])
     counted = Expired(before.count + len(messages), position, now)
-    return replace(acknowledge(book, messages, seen), expired=counted)
+    return acknowledge(book, messages, seen)._replace(expired=counted)
 
 
 def in_hand(book: Book, instance: str | None, rules: Rules) -> frozenset[int]:
@@ -262,25 +256,25 @@ def retry(book: Book, sequence: int, again: Again, rules: Rules) -> Book:
     may_give_up(book, sequence, again.instance)
     lease = book.lease_of(sequence)
     if lease is not None:
-        book = replace(book, tries={**book.tries, sequence: book.tries.get(sequence, 0) + 1})
+        book = book._replace(tries={**book.tries, sequence: book.tries.get(sequence, 0) + 1})
         behind = lease.sequences[lease.sequences.index(sequence) :]
         book = _released(book, frozenset(behind if rules.order_by is OrderBy.POSITION else (sequence,)))
     if again.delay <= 0:
         return book
-    return replace(book, waits={**book.waits, sequence: Wait(again.now + again.delay, again.delay)})
+    return book._replace(waits={**book.waits, sequence: Wait(again.now + again.delay, again.delay)})
 
 
 def extend(book: Book, sequence: int, instance: str, now: int, length: int) -> tuple[Book, Lease]:
     """The lease of a message, with all that is in it, begins anew. `LeaseLost` if the instance has it no more."""
     book = expire(book, now)
     lease = held(book, sequence, instance)
-    longer = replace(lease, until=now + length, length=length)
-    return replace(book, leases=tuple(longer if each is lease else each for each in book.leases)), longer
+    longer = lease._replace(until=now + length, length=length)
+    return book._replace(leases=tuple(longer if each is lease else each for each in book.leases)), longer
 
 
 def give_back(book: Book, lease_id: str) -> Book:
     """A lease ends as if it had not been: nobody was there to take its messages."""
-    return replace(book, leases=tuple(lease for lease in book.leases if lease.id != lease_id))
+    return book._replace(leases=tuple(lease for lease in book.leases if lease.id != lease_id))
 
 
 def held(book: Book, sequence: int, instance: str) -> Lease:
@@ -321,7 +315,7 @@ def _tried(tries: Mapping[int, int], ended: Iterable[Lease]) -> Mapping[int, int
 
 
 def _released(book: Book, sequences: frozenset[int]) -> Book:
-    return replace(book, leases=_without(book.leases, sequences))
+    return book._replace(leases=_without(book.leases, sequences))
 
 
 def _without(leases: Sequence[Lease], sequences: frozenset[int]) -> tuple[Lease, ...]:

@@ -7,7 +7,6 @@ here is kept that another process could not do without: any number of them serve
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
@@ -89,7 +88,8 @@ class Pull:
         With `pop` it is acknowledged at once. With `looked` it is waited for without a look before: the caller has just
         asked without waiting, and got nothing. `PrefillFailed` if nothing will come until somebody acts.
         """
-        found = await self._poll(name, Order(instance=check_instance(instance), pop=pop, looked=looked), timeout)
+        order = Order(instance=check_instance(instance), pop=pop, looked=looked)
+        found = await self._poll(name, order, timeout) if timeout or looked else (await self._look(name, order))[0]
         return found[0] if found else None
 
     async def lease(
@@ -144,7 +144,7 @@ class Pull:
             book = leases.expire(book, self._now())
             handed_out = leases.handed_out(book, desk.window.pending(book), sequence, instance, rules)
             # The position of the last one is enough: what lies before it in the queue was written before it.
-            acked = [replace(known(desk, each.sequence), position=message.position) for each in handed_out]
+            acked = [known(desk, each.sequence)._replace(position=message.position) for each in handed_out]
             return Step(value=len(acked), book=leases.acknowledge(book, acked, desk.window.seen()), acked=acked)
 
         count = await desk.decide(decide)

@@ -211,14 +211,14 @@ def _note(book: Book, letters: Sequence[int]) -> Step[frozenset[int]]:
     """Note that letters are being put back; which of them were noted before."""
     before = frozenset(letters).intersection(book.putting)
     fresh = {letter: False for letter in letters if letter not in before}
-    noted = replace(book, putting={**book.putting, **fresh}) if fresh else None
+    noted = book._replace(putting={**book.putting, **fresh}) if fresh else None
     return Step(value=before, book=noted, empty=noted is None)
 
 
 def _open(book: Book, letters: Sequence[int], newest: int) -> Step[None]:
     """Letters are back in the queue, up to a sequence."""
     putting = {letter: done for letter, done in book.putting.items() if letter not in letters}
-    changed = replace(book, putting=putting, retry_to=max(book.retry_to, newest))
+    changed = book._replace(putting=putting, retry_to=max(book.retry_to, newest))
     return Step(value=None, book=changed if changed != book else None, frees=True)
 
 

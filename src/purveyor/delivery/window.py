@@ -6,6 +6,7 @@ said that there is no more of the prefill, because a replica that lags could not
 come before both, the oldest position first; that there are any, and up to which sequence, is told by the book.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -190,7 +191,11 @@ class Window:
         """Forget messages of a subject."""
         if not sequences:
             return
-        self._there[kind] = [sequence for sequence in self._there[kind] if sequence not in sequences]
+        there = self._there[kind]
+        for sequence in sequences:
+            at = bisect_left(there, sequence)
+            if at < len(there) and there[at] == sequence:
+                del there[at]
         self.drop_bodies(sequences)
         for sequence in sequences:
             for known in (self._position_of, self._letter_of, self._stored_at):

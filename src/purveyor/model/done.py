@@ -9,7 +9,7 @@ Delivery writes the book; of what others read there `Acknowledged` is the shape.
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from purveyor.model import jsontext
 from purveyor.model.errors import InvalidInput
@@ -17,8 +17,7 @@ from purveyor.model.errors import InvalidInput
 _SUBJECTS: Final = ("retry", "prefill", "main")
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """What a process has seen of a subject: the sequences that are not done, ascending, and how far it has looked.
 
     Up to there the subject holds nothing else, but what is done.

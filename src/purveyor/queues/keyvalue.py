@@ -24,7 +24,7 @@ from purveyor.queues.config import AckPolicy, ConsumerConfig, ConsumerInfo, Deli
 from purveyor.queues.consumers import Consumers
 from purveyor.queues.headers import Headers, first
 from purveyor.queues.messages import Message
-from purveyor.queues.publisher import Expect, Publisher
+from purveyor.queues.publisher import Expect, Letter, Publisher
 from purveyor.queues.puller import Puller
 from purveyor.queues.streams import Streams
 
@@ -150,14 +150,12 @@ class Bucket:
     ) -> int:
         # The id makes a repeated write after a lost answer the same write: without it a compare-and-set that
         # succeeded would look lost to its own repetition.
-        receipt = await self._services.publisher.publish(
-            self._subject(key),
-            value,
-            headers=headers,
-            msg_id=f"{self._writer}-{next(self._writes)}",
-            expect=Expect(stream=self._stream, last_subject_sequence=revision),
-        )
-        return receipt.sequence
+        msg_id = f"{self._writer}-{next(self._writes)}"
+        expect = Expect(stream=self._stream, last_subject_sequence=revision)
+        given = {name: (text,) for name, text in (headers or {}).items()}
+        block = header_names.encode({**given, header_names.MSG_ID: (msg_id,), **expect.headers()})
+        letter = Letter(self._subject(key), value, block, msg_id, expect)
+        return (await self._services.publisher.send(letter)).sequence
 
     async def keys(self, pattern: str = ">") -> list[str]:
         """The keys that exist, by name."""

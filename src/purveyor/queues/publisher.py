@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from purveyor.model.errors import (
     NoAnswer,
@@ -32,8 +32,7 @@ from purveyor.queues.streams import Streams
 _SEALED_PAUSE_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """The server's word that a message is stored, and where; a duplicate was stored before, at that sequence."""
 
     stream: str
@@ -90,21 +89,25 @@ class Publisher:
             given |= expect.headers()
         check_subject(subject)
         block = header_names.encode(given) if given else b""
-        size = len(data) + len(block)
+        return await self.send(Letter(subject, data, block, msg_id, expect))
+
+    async def send(self, letter: "Letter") -> Receipt:
+        """The same, for a message that is known to be right."""
+        size = len(letter.data) + len(letter.headers)
         if size > self._connection.max_payload:
             raise PublishRefused(
-                f"a message of {size} bytes for {subject!r} is above the server's limit of "
+                f"a message of {size} bytes for {letter.subject!r} is above the server's limit of "
                 f"{self._connection.max_payload} bytes",
                 fix="send less, or raise max_payload on the server",
                 code=400,
             )
         waiting = _Waiting()
         try:
-            return await self._store(_Letter(subject, data, block, msg_id, expect), waiting)
+            return await self._store(letter, waiting)
         finally:
             waiting.end()
 
-    async def _store(self, letter: "_Letter", waiting: "_Waiting") -> Receipt:
+    async def _store(self, letter: "Letter", waiting: "_Waiting") -> Receipt:
         subject, msg_id, expect = letter.subject, letter.msg_id, letter.expect
         give_up = time.monotonic() + self._connection.patience_seconds
         pause = 0.05
@@ -195,9 +198,8 @@ class Publisher:
             raise ServerUnavailable(f"the stream for {subject!r} does not answer", fix="is its cluster complete?")
 
 
-@dataclass(frozen=True, slots=True)
-class _Letter:
-    """A message as it goes out."""
+class Letter(NamedTuple):
+    """A message as it goes out: its headers are those of its id and of what is expected, and all others."""
 
     subject: str
     data: bytes

@@ -1,11 +1,12 @@
 """`purveyor serve api`: the HTTP API in the foreground."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +19,10 @@ from purveyor.queues.permissions import API
 
 if TYPE_CHECKING:
     from purveyor.app.console.console import ConsoleOptions
+
+
+_NEW_OBJECTS: Final = 20_000
+"""So many more objects than before are there when the collector looks at the young ones: some requests' worth."""
 
 
 def api(
@@ -70,6 +75,10 @@ def api(
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, server.stop)
+        # What was imported stays as long as the process: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_NEW_OBJECTS)
         await server.serve([listener])
 
     with telemetry(settings, "api"), listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:

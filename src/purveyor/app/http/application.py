@@ -237,7 +237,6 @@ def _routes(api: Api) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.api = api
     problems.install(app)
     # The busiest first: they are looked for in order.
     for part in (messages, events, subscriptions, dead_letters, schemas, topics, tokens, health, metrics):

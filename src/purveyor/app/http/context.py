@@ -1,5 +1,6 @@
 """What a route is given: the services on the one connection of the process, and who is asking."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from purveyor.app.http.guard import PRINCIPAL
+from purveyor.app.http.guard import API, HEADERS, PRINCIPAL
 from purveyor.app.http.problems import Problem
 from purveyor.app.http.security import Principal, Role, Security
 from purveyor.app.push_edge import PushEdge
@@ -38,6 +39,16 @@ class Services:
     figures: QueueFigures
 
 
+class Raw(Response):
+    """JSON as it lies there, with headers as they go out: what is sent for every message is not built up twice."""
+
+    def __init__(self, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+        self.status_code = HTTPStatus.OK
+        self.background = None
+        self.body = body
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json"), *headers]
+
+
 def as_json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
     """An answer that is as it should be already: no need to check it once more."""
     data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
@@ -46,20 +57,33 @@ def as_json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
 
 def services(request: Request) -> Services:
     """The services; an `Unavailable` before the server was reached for the first time."""
-    found: Services = request.app.state.api.services
+    found: Services = request.scope[API].services
     return found
 
 
 def security(request: Request) -> Security:
     """The logins."""
-    found: Security = request.app.state.api.security
+    found: Security = request.scope[API].security
+    return found
+
+
+def stopping(request: Request) -> asyncio.Event:
+    """Set when the API is to stop."""
+    found: asyncio.Event = request.scope[API].stopping
     return found
 
 
 def push(request: Request) -> PushEdge:
     """What push settings go through."""
-    found: PushEdge = request.app.state.api.push
+    found: PushEdge = request.scope[API].push
     return found
+
+
+def header(request: Request, name: bytes) -> str | None:
+    """A header, by its name in lower case."""
+    headers: dict[bytes, bytes] = request.scope[HEADERS]
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
 
 
 def principal(request: Request) -> Principal:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from purveyor.app.http import messages
-from purveyor.app.http.counting import ROUTE
+from purveyor.app.http.counting import count, counted
 from purveyor.app.http.models import StatusReport
 from purveyor.app.http.problems import answer_to
 
@@ -38,35 +38,36 @@ class Express:
         """Serve a request, or pass it on as it came."""
         found = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
         if found is None:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, counted(scope, send))
             return
         name, sequence = found.groups()
-        scope["app"] = self._app  # as it would say itself
-        scope[ROUTE] = _NEXT if sequence is None else _STATUS
         if sequence is None and scope["method"] == "GET":
             query = _QUERY.fullmatch(scope["query_string"])
             if query is not None:
                 seconds, pop = query.groups()
                 request = Request(scope, receive)
                 wait = _DEFAULT_SECONDS if seconds is None else float(seconds)
-                await _answer(messages.next_message(request, name, wait, pop == b"true"), scope, receive, send)
+                answer = await _answer(messages.next_message(request, name, wait, pop == b"true"))
+                count(_NEXT, "GET", answer.status_code)
+                await answer(scope, receive, send)
                 return
         elif sequence is not None and scope["method"] == "PATCH" and not scope["query_string"]:
             first = await receive()
             if not first.get("more_body") and first.get("body") in _OK_BODIES and _JSON in scope["headers"]:
                 request = Request(scope, receive)
-                await _answer(messages.tell_status(request, name, int(sequence), _OK), scope, receive, send)
+                answer = await _answer(messages.tell_status(request, name, int(sequence), _OK))
+                count(_STATUS, "PATCH", answer.status_code)
+                await answer(scope, receive, send)
                 return
             receive = _again(first, receive)
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, counted(scope, send))
 
 
-async def _answer(work: Awaitable[Response], scope: Scope, receive: Receive, send: Send) -> None:
+async def _answer(work: Awaitable[Response]) -> Response:
     try:
-        answer = await work
+        return await work
     except Exception as error:  # noqa: BLE001 - every error has its answer
-        answer = answer_to(error)
-    await answer(scope, receive, send)
+        return answer_to(error)
 
 
 def _again(first: Message, receive: Receive) -> Receive:

@@ -14,6 +14,10 @@ from purveyor.app.http.security import Backend, Security
 
 PRINCIPAL: Final = "purveyor.principal"
 """Where in the scope of a request the one who is asking is found."""
+API: Final = "purveyor.api"
+"""Where the API that serves it is found."""
+HEADERS: Final = "purveyor.headers"
+"""Where its headers are found, of each name the last."""
 _OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
 _EVENTS: Final = "/v1/messages"
 LARGEST_BODY: Final = 256 << 10
@@ -34,8 +38,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         path: str = scope["path"]
-        send = counted(scope, send)
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        scope[HEADERS], scope[API] = headers, self._backend
         try:
             if path not in _OPEN:
                 client = scope.get("client")
@@ -44,16 +48,20 @@ class Guard:
                     None if header is None else header.decode("latin-1"), client[0] if client else "", self._backend
                 )
             limit = LARGEST_EVENTS if path == _EVENTS else LARGEST_BODY
-            _check_length(headers.get(b"content-length"), limit)
+            told = _told_length(headers.get(b"content-length"), limit)
         except Exception as error:  # noqa: BLE001 - the handlers of the application are further in
-            await answer_to(error)(scope, receive, send)
+            await answer_to(error)(scope, receive, counted(scope, send))
             return
-        await self._app(scope, _limited(receive, limit), send)
+        await self._app(scope, receive if told else _limited(receive, limit), send)
 
 
-def _check_length(header: bytes | None, limit: int) -> None:
-    if header is not None and header.isdigit() and int(header) > limit:
+def _told_length(header: bytes | None, limit: int) -> bool:
+    """Whether the length of the body is told: then the server reads no more than that."""
+    if header is None or not header.isdigit():
+        return False
+    if int(header) > limit:
         raise _too_large(limit)
+    return True
 
 
 def _limited(receive: Receive, limit: int) -> Receive:

@@ -32,6 +32,7 @@ from purveyor.queues.headers import EVENT_ID, first
 
 router = APIRouter(prefix="/v1/subscriptions/{name}/messages", tags=["messages"])
 INSTANCE: Final = "X-Consumer-Instance"
+_INSTANCE: Final = INSTANCE.lower().encode()
 _log = logging.getLogger(__name__)
 _SOON_SECONDS: Final = 0.05
 _SEQUENCE: Final = Path(ge=0, lt=1 << 63)
@@ -62,15 +63,15 @@ async def next_message(
     if found is None and timeout > 0:
         found = await _wait(request, pull.next(name, instance, timeout=timeout, pop=pop, looked=True), None, timeout)
     if found is None:
-        return Response(b"null", media_type="application/json")
-    headers = {} if found.until is None else {"Purveyor-Lease-Until": found.until.isoformat()}
+        return context.Raw(b"null")
+    headers = [] if found.until is None else [(b"purveyor-lease-until", found.until.isoformat().encode())]
     if found.position is not None:
-        headers["Purveyor-Position"] = str(found.position)
+        headers.append((b"purveyor-position", b"%d" % found.position))
     identity = first(found.headers, EVENT_ID)
     if identity is not None and identity.isascii():
-        headers["Purveyor-Id"] = identity
-    headers |= _traced(name, found)
-    return Response(message_json(found, {}), headers=headers, media_type="application/json")
+        headers.append((b"purveyor-id", identity.encode()))
+    headers += [(key.encode(), value.encode("latin-1")) for key, value in _traced(name, found).items()]
+    return context.Raw(message_json(found, {}), *headers)
 
 
 @router.post("/lease", response_model=LeasedMessages, responses=documented(*_ERRORS))
@@ -124,7 +125,7 @@ async def _settle(request: Request, name: str, sequence: int, given: StatusRepor
             return context.as_json({"lease_until": until.isoformat()})
         case _:
             assert_never(given.status)
-    return Response(b"null", media_type="application/json")
+    return context.Raw(b"null")
 
 
 @router.patch("/status", response_model=Acknowledged, responses=documented(*_ERRORS))
@@ -141,12 +142,14 @@ async def tell_status_of_many(request: Request, name: str, given: BulkReport) ->
 
 def message_json(message: Delivered, more: Json) -> bytes:
     """A message with what the delivery adds. What is no JSON object, written by hand say, is shown as it is."""
-    added = jsontext.dump({**more, "sequence_number": message.sequence, "num_delivered": message.num_delivered})
+    added = b'"sequence_number":%d,"num_delivered":%d}' % (message.sequence, message.num_delivered)
+    if more:
+        added = jsontext.dump(more)[1:-1] + b"," + added
     body = message.data.strip()
     if not body.startswith(b"{") or not body.endswith(b"}"):
         body = jsontext.dump({"raw": base64.b64encode(message.data).decode()})
     inner = body[1:-1].strip()
-    return b"{" + inner + (b"," if inner else b"") + added[1:]
+    return b"{" + inner + (b"," if inner else b"") + added
 
 
 def _about_lease(message: Delivered) -> Json:
@@ -168,7 +171,7 @@ def _traced(name: str, message: Delivered) -> tracing.Carrier:
 
 
 def _instance(request: Request) -> str:
-    return request.headers.get(INSTANCE) or DEFAULT_INSTANCE
+    return context.header(request, _INSTANCE) or DEFAULT_INSTANCE
 
 
 async def _wait(request: Request, asking: Awaitable[T], nothing: T, wait_seconds: float) -> T:
@@ -180,7 +183,7 @@ async def _wait(request: Request, asking: Awaitable[T], nothing: T, wait_seconds
     try:
         await asyncio.wait((work,), timeout=_SOON_SECONDS)  # most are answered at once, and need no more than this
         if not work.done():
-            others += map(asyncio.ensure_future, (request.app.state.api.stopping.wait(), _left(request)))
+            others += map(asyncio.ensure_future, (context.stopping(request).wait(), _left(request)))
             await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else nothing
     finally:

@@ -1,7 +1,7 @@
 """Many answers of an instance at once, as one change of a book. Pure: what `leases` says of one message, for many."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from purveyor.delivery import leases
 from purveyor.delivery.done import Seen
@@ -45,14 +45,13 @@ def settle(book: Book, answers: Answers, now: int, rules: Rules, seen: Mapping[K
         after = _put_off(after, answers, now, rules)
     if answers.unused:
         mine = frozenset(answers.unused)
-        after = replace(after, leases=tuple(_less(lease, mine, answers.instance) for lease in after.leases))
-        after = replace(after, leases=tuple(lease for lease in after.leases if lease.sequences))
+        after = after._replace(leases=tuple(_less(lease, mine, answers.instance) for lease in after.leases))
+        after = after._replace(leases=tuple(lease for lease in after.leases if lease.sequences))
     if answers.renew is not None:
         until = now + answers.renew
-        after = replace(
-            after,
+        after = after._replace(
             leases=tuple(
-                replace(lease, until=until, length=answers.renew) if lease.instance == answers.instance else lease
+                lease._replace(until=until, length=answers.renew) if lease.instance == answers.instance else lease
                 for lease in after.leases
             ),
         )
@@ -82,7 +81,7 @@ def _put_off(book: Book, answers: Answers, now: int, rules: Rules) -> Book:
             waits[sequence] = Wait(now + delay, delay)
     gone = frozenset(ended)
     kept = (_less(lease, gone, answers.instance) for lease in book.leases)
-    return replace(book, tries=tries, waits=waits, leases=tuple(lease for lease in kept if lease.sequences))
+    return book._replace(tries=tries, waits=waits, leases=tuple(lease for lease in kept if lease.sequences))
 
 
 def _less(lease: Lease, sequences: frozenset[int], instance: str) -> Lease:
