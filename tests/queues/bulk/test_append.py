@@ -60,6 +60,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def portion_by_portion(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """In a chain, send the next rows only when those before are answered, and the caller has heard of it."""
     monkeypatch.setattr("purveyor.queues.bulk.append_chains._MOST_ROWS", 1)
+    monkeypatch.setattr("purveyor.queues.bulk.append_chains._ROWS_AT_ONCE", rows)
     monkeypatch.setattr("purveyor.queues.bulk.append_chains._FLIGHT_ROWS", rows)
 
 

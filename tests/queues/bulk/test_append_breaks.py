@@ -37,7 +37,7 @@ def test_a_cut_while_appending(server: Server, name: str, way: str, direction: s
     """Up, a frame is cut in the middle; down, the answer is lost for what was stored. Ids are soon forgotten."""
     target = make(server.address, name, duplicate_window=100_000_000)
     with Proxy(server.port) as proxy:
-        up, down = (COUNT * 135, COUNT * 50) if way == CHAINED else (COUNT * 165, 700)
+        up, down = (COUNT * 105, COUNT // 4) if way == CHAINED else (COUNT * 165, 700)
         if direction == "up":
             proxy.cut_after_up = 400 + int(up * part)
         else:
@@ -67,7 +67,7 @@ def test_an_outage_beyond_the_patience_is_an_error_and_the_next_call_goes_on(ser
     target = make(server.address, name)
     given = table(range(1, COUNT + 1))
     with Proxy(server.port, stay_down=True) as proxy:
-        proxy.cut_after_up = 800_000
+        proxy.cut_after_up = 500_000
         with pytest.raises(ServerUnavailable, match=r"gave up after 0\.3 s.*messages are stored"):
             append_once(proxy.address, [(target, given)], AppendOptions(patience_seconds=0.3))
     outcome = one(append_once(server.address, [(target, given)]))

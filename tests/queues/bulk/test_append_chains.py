@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +13,8 @@ import pytest
 
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Outcome, RefusalKind, Target, append_once, outgoing, publish_many
-from purveyor.queues.bulk.acks import Refusal
+from purveyor.queues.bulk.acks import Ack, Refusal
+from purveyor.queues.bulk.append_answers import KNOWN
 from purveyor.queues.bulk.append_chain import Advance, Chain, Flight
 from purveyor.queues.bulk.append_pace import PROBE_ROWS, Pace, Paces
 from purveyor.queues.bulk.link import ServerInfo
@@ -300,50 +301,54 @@ def test_a_pace_is_slow_after_two_slow_probes_and_forgotten_after_ten_minutes() 
 # What answers mean
 
 
-def chain(*flights: Sequence[str | Refusal]) -> Chain:
-    """A chain whose flights are answered so: stored, known, or refused; fewer answers than 3 are still awaited."""
+def chain(*answers: Ack | Refusal | None) -> Chain:
+    """A chain whose flights, of three rows each, are answered so, or not yet; the first row is one by itself."""
     result = Chain()
     result.begin(10)
-    for number, answers in enumerate(flights):
-        flight = Flight(number * 3, 10 + number * 3, 3, 100, float(number))
-        flight.next_answers(len(answers))
-        for place, answer in enumerate(answers):
-            if isinstance(answer, Refusal):
-                flight.refusals[place] = answer
-                continue
-            flight.there[place] = True
-            if answer == "known":
-                flight.duplicates.add(place)
+    for number, answer in enumerate(answers):
+        first, rows = (10, 1) if not number else (8 + number * 3, 3)
+        flight = Flight(number, first, rows, 100, float(number))
+        if answer is not None:
+            flight.hear(answer)
         result.flights.append(flight)
     return result
 
 
-OK, KNOWN = "stored", "known"
+def ok(sequence: int) -> Ack:
+    return Ack("S", sequence, duplicate=False)
+
+
+SEEN = Ack("S", 3, duplicate=True)
 
 
 @pytest.mark.parametrize(
-    ("flights", "expected"),
+    ("answers", "expected", "begun"),
     [
-        ([(OK, OK)], None),
-        ([(OK, OK, OK)], Advance(13, 3, 0.0)),
-        ([(OK, KNOWN, OK), (OK, OK, KNOWN), (OK,)], Advance(16, 4, 1.0)),
-        ([(OK, OK, OK), (OK, CONFLICT)], None),
-        ([(OK, OK, OK), (OK, CONFLICT, CONFLICT)], Advance(14, 4, 1.0, CONFLICT)),
-        ([(OK, TOO_LARGE, CONFLICT), (CONFLICT,) * 3], Advance(11, 1, 0.0, TOO_LARGE)),
-        ([(OK, KNOWN, CONFLICT)], Advance(12, 1, 0.0, CONFLICT, passed=True)),
-        ([(OK, OK, KNOWN), (CONFLICT,) * 3], Advance(13, 2, 0.0, CONFLICT, passed=True)),
-        ([(OK, KNOWN, TOO_LARGE)], Advance(12, 1, 0.0, TOO_LARGE)),
-        ([(KNOWN, CONFLICT, OK), (OK, OK, OK)], Advance(11, 0, 0.0, CONFLICT)),
-        ([(KNOWN, CONFLICT, CONFLICT), (OK, OK, OK)], Advance(11, 0, 0.0, CONFLICT)),
+        ([None], None, False),
+        ([ok(5)], Advance(11, 1, 0.0), True),
+        ([SEEN], Advance(11, 0, 0.0), True),
+        ([ok(5), ok(8), None], Advance(14, 4, 1.0), True),
+        ([ok(5), None, ok(11)], Advance(11, 1, 0.0), True),
+        ([CONFLICT], Advance(10, 0, 0.0, CONFLICT), False),
+        ([ok(5), ok(8), CONFLICT, CONFLICT], Advance(14, 4, 1.0, CONFLICT), True),
+        ([ok(5), ok(8), TOO_LARGE, CONFLICT], Advance(14, 4, 1.0, TOO_LARGE), True),
+        ([ok(5), CONFLICT, None], Advance(11, 1, 0.0), True),
+        ([ok(5), SEEN], Advance(11, 1, 0.0, KNOWN), True),
+        ([ok(5), CONFLICT, ok(12)], Advance(11, 1, 0.0, CONFLICT), True),
     ],
 )
-def test_a_chain_counts_up_to_its_first_refusal(flights: list[Sequence[str | Refusal]], expected: Advance) -> None:
-    assert chain(*flights).advance() == expected
+def test_a_chain_counts_what_is_stored_and_ends_when_all_is_answered(
+    answers: list[Ack | Refusal | None], expected: Advance | None, begun: bool
+) -> None:
+    given = chain(*answers)
+    assert given.advance() == expected
+    assert given.begun is begun
+    if expected is not None and expected.cause is not None:
+        assert not given.flights
 
 
 def test_a_chain_is_fruitless_if_more_was_sent_in_vain_than_stored() -> None:
-    for flights, fruitless in (([(OK, CONFLICT, CONFLICT)], 1), ([(OK, OK, OK), (CONFLICT,) * 3], 0)):
-        given = chain(*flights)
+    for between, fruitless in ((), 1), ((ok(8),), 0):
+        given = chain(ok(5), *between, CONFLICT)
         assert given.advance() is not None
         assert given.fruitless == fruitless
-        assert not given.flights

@@ -65,6 +65,10 @@ class Newest:
     """None if it carries none: somebody else wrote it."""
 
 
+KNOWN: Final = Answer(400, _WRONG_LAST_ID, "the stream knew this row before")
+"""Not the server's words: a row in a chain was not stored, because it was there once."""
+
+
 def is_conflict(answer: Answer) -> bool:
     """Whether the stream is not as it was expected to be."""
     return answer.err_code in (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_UNKNOWN, _WRONG_LAST_ID)

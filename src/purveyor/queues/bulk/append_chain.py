@@ -4,17 +4,17 @@ Each row of a chain expects that the last message of the stream is the row befor
 one is not stored, for whatever reason, none behind it is: no gap can arise, and what somebody else writes ends the
 chain. (A predicted sequence would not do: a message of somebody else takes the place of a row, and the row behind that
 one finds just the sequence it expects.)
+
+And when one is stored, all before it are: so it is enough to be told of one row in some hundred, and the server spares
+the answers to the others. Where such a row was refused, nobody knows how far the rows before it came: that is asked.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
-from purveyor.queues.bulk.acks import Refusal
-from purveyor.queues.bulk.append_answers import is_conflict
-from purveyor.queues.bulk.slices import Mask, Positions
+from purveyor.queues.bulk.acks import Ack, Refusal
+from purveyor.queues.bulk.append_answers import KNOWN
 
 MOST_FRUITLESS: Final = 2
 """Chains in a row that stored less than was sent in vain: then others write to this stream, and batches are better."""
@@ -22,33 +22,19 @@ MOST_FRUITLESS: Final = 2
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """Neighbouring rows that were sent together, answered in order on one reply subject."""
+    """Neighbouring rows that were sent together; the last of them is answered, for all."""
 
     number: int
-    """Of the reply subject; the answers to its rows count from here."""
+    """Of the reply subject."""
     start: int
     rows: int
     size: int
     sent_at: float
-    heard: int = 0
-    there: Mask = field(init=False)
-    """Which rows the stream has, by its answers."""
-    duplicates: set[int] = field(default_factory=set)
-    refusals: dict[int, Refusal] = field(default_factory=dict)
+    answer: Ack | Refusal | None = None
 
-    def __post_init__(self) -> None:
-        self.there = np.zeros(self.rows, np.bool_)
-
-    @property
-    def answered(self) -> bool:
-        """Whether nothing more is to be heard of it."""
-        return self.heard >= self.rows
-
-    def next_answers(self, count: int) -> Positions:
-        """The numbers of the rows that the next so many answers are for; -1 for more than were asked for."""
-        places = self.heard + np.arange(count)
-        self.heard += count
-        return np.where(places < self.rows, self.number + places, -1)
+    def hear(self, answer: Ack | Refusal) -> None:
+        """The stream has the last row, or has refused it. One that it knew before says nothing of the rows before."""
+        self.answer = KNOWN if isinstance(answer, Ack) and answer.duplicate and self.rows > 1 else answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +45,6 @@ class Advance:
     stored: int
     seen_at: float
     cause: Refusal | None = None
-    passed: bool = False
-    """It broke only because a row was known already, and that row is passed: there is nothing to ask."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,47 +60,38 @@ class Chain:
     begun: bool = False
     """Whether its first row is stored. None is sent behind it before: it alone proves that this is the right stream."""
     broken: bool = False
-    _after_duplicate: bool = False
+    _gained: int = 0
 
     def begin(self, row: int) -> None:
         """Start anew with a row."""
         self.flights.clear()
-        self.sent, self.sequence = row, 0
-        self.begun = self.broken = self._after_duplicate = False
+        self.sent, self.sequence, self._gained = row, 0, 0
+        self.begun = self.broken = False
 
     def advance(self) -> Advance | None:
-        """What can be said now, if anything: after a break nothing, until all is answered that was sent."""
-        if not self.broken:
-            self.broken = any(flight.refusals for flight in self.flights)
-        if self.broken:
-            return self._end() if all(flight.answered for flight in self.flights) else None
-        said: Advance | None = None
-        while self.flights and self.flights[0].answered:
-            flight = self.flights.popleft()
-            stored = flight.rows - len(flight.duplicates) + (said.stored if said else 0)
-            said = Advance(flight.start + flight.rows, stored, flight.sent_at)
-            self._after_duplicate = flight.rows - 1 in flight.duplicates
+        """What can be said now, if anything. That it is broken is said when all is answered that was sent."""
+        stored, passed = 0, None
+        while self.flights and isinstance(answer := self.flights[0].answer, Ack):
+            passed = self.flights.popleft()
             self.begun = True
-        return said
+            if not answer.duplicate:
+                stored += passed.rows
+                self.sequence = max(self.sequence, answer.sequence)
+        self._gained += stored
+        self.broken = self.broken or any(isinstance(flight.answer, Refusal) for flight in self.flights)
+        cause = self._cause() if self.broken else None
+        if passed is None and cause is None:
+            return None
+        place = self.flights[0].start if passed is None else passed.start + passed.rows
+        if cause is not None:
+            self.flights.clear()
+        return Advance(place, stored, 0.0 if passed is None else passed.sent_at, cause)
 
-    def _end(self) -> Advance:
-        """The chain is broken and all is heard: what counts are the rows in front of the first that was refused."""
-        first, stored, waste, later = self.flights[0].start, 0, 0, False
-        place, seen_at = first, 0.0
-        cause: Refusal | None = None
-        for flight in self.flights:
-            waste += len(flight.refusals)
-            if cause is not None:
-                later |= bool(flight.there.any())
-                continue
-            count = min(flight.refusals, default=flight.rows)
-            before = sum(row < count for row in flight.duplicates)
-            place, stored, cause = flight.start + count, stored + count - before, flight.refusals.get(count)
-            if count:
-                seen_at, self._after_duplicate = flight.sent_at, count - 1 in flight.duplicates
-            later = cause is not None and bool(flight.there[count:].any())
-        assert cause is not None
-        self.flights.clear()
-        self.fruitless = self.fruitless + 1 if place - first < waste else 0
-        passed = self._after_duplicate and is_conflict(cause) and not later
-        return Advance(place, stored, seen_at, cause, passed)
+    def _cause(self) -> Refusal | None:
+        """Why it is broken; None as long as something is not answered."""
+        answers = [flight.answer for flight in self.flights]
+        if None in answers:
+            return None
+        in_vain = sum(flight.rows for flight in self.flights if isinstance(flight.answer, Refusal))
+        self.fruitless = self.fruitless + 1 if self._gained < in_vain else 0
+        return next(answer for answer in answers if isinstance(answer, Refusal))

@@ -1,12 +1,11 @@
 """The chains of all targets of one `append_once`: rows go out one by one with thousands under way, answers come in.
 
 A chain's first row goes alone, and expects what was seen on the subject, like a batch does; each other row expects the
-row before it (see `append_chain`), so between those nothing has to be waited for. The server is a single one: it
-answers the messages of a subject in the order they were sent.
+row before it (see `append_chain`), so between those nothing has to be waited for, and one in some hundred is answered.
+The server is a single one: it takes the messages of a connection in the order they were sent.
 """
 
 import time
-from bisect import bisect_right
 from dataclasses import replace
 from typing import Final
 
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from purveyor.queues.address import Address
-from purveyor.queues.bulk.acks import Refusal, StreamAcks, parse_answers
+from purveyor.queues.bulk.acks import Ack, Refusal, one_by_one, parse_answer
 from purveyor.queues.bulk.append_chain import Flight
 from purveyor.queues.bulk.append_course import Course
 from purveyor.queues.bulk.append_pace import LEAST_ROWS, PACES, PROBE_ROWS, Pace
@@ -24,14 +23,15 @@ from purveyor.queues.bulk.frames import Frames
 from purveyor.queues.bulk.link import Link
 from purveyor.queues.bulk.outlet import Outlet
 from purveyor.queues.bulk.pipeline import as_bytes
-from purveyor.queues.bulk.slices import Positions
 from purveyor.queues.bulk.wire import frame
 from purveyor.queues.headers import EXPECTED_STREAM
 
 # A stream takes in no more than 10,000 messages ahead of storing them, and all may be for one.
 _MOST_ROWS: Final = 8000
-_FLIGHT_ROWS: Final = 1000
-_FLIGHT_BYTES: Final = 2 << 20
+_ROWS_AT_ONCE: Final = 1000
+_BYTES_AT_ONCE: Final = 2 << 20
+_FLIGHT_ROWS: Final = 250
+"""Of so many rows the last is answered."""
 
 
 class Chains:
@@ -86,41 +86,47 @@ class Chains:
         if link is not self._link:
             self._link, self._inbox = link, f"{self._outlet.inbox}c"  # apart from the answers to all else
             self._sid = link.subscribe(f"{self._inbox}.*")
-        reply = f" {self._inbox}.{self._numbers}".encode()
         if course.chain.begun:
             rows = self._count(block, start)
-            piece = as_bytes(block.frames(b"HPUB " + course.target.subject.encode() + reply, start, rows))
+            replies = [b""] * rows
+            ends = [*range(_FLIGHT_ROWS, rows, _FLIGHT_ROWS), rows]
+            for begin, end in zip((0, *ends), ends, strict=False):
+                replies[end - 1] = self._take_off(
+                    course, start + begin, end - begin, block.size(start + begin, end - begin)
+                )
+            beginning = b"HPUB " + course.target.subject.encode()
+            link.queue(as_bytes(block.frames(beginning, pa.array(replies, pa.binary()), start, rows)))
         else:
-            rows, piece = 1, memoryview(_first(block, start - block.start, course, reply))
-        link.queue(piece)
-        flight = Flight(self._numbers, start, rows, len(piece), time.monotonic())
-        self._numbers += rows
+            reply = self._take_off(course, start, 1, block.size(start, 1))
+            link.queue(memoryview(_first(block, start - block.start, course, reply)))
+        link.pump(0.0)
+
+    def _take_off(self, course: Course, start: int, rows: int, size: int) -> bytes:
+        """Rows are on their way; the reply that their last one carries."""
+        flight = Flight(self._numbers, start, rows, size, time.monotonic())
+        self._numbers += 1
         self._flights[flight.number] = course, flight
         self._rows += rows
-        self._bytes += flight.size
+        self._bytes += size
         course.chain.flights.append(flight)
         course.chain.sent = start + rows
-        link.pump(0.0)
+        return f" {self._inbox}.{flight.number}".encode()
 
     def hear(self, found: Frames) -> list[Course]:
         """Take in answers; the targets that they were for."""
-        answers = parse_answers(found, sid=self._sid, prefix_size=len(self._inbox) + 1, to_indices=self._answered)
-        numbers = list(self._flights)
-        for ack in answers.acks:
-            self._take(ack, numbers)
-        for number, refusal in answers.refusals.items():
-            if number >= 0:
-                _, flight = self._flights[numbers[bisect_right(numbers, number) - 1]]
-                flight.refusals[number - flight.number] = refusal
         touched: dict[Course, None] = {}
-        for number in numbers:
+        for number, headers, payload in one_by_one(found, sid=self._sid, prefix_size=len(self._inbox) + 1):
+            if number not in self._flights:
+                continue  # nobody waits for it any more
             course, flight = self._flights[number]
-            if flight.heard:
-                touched[course] = None
-            if flight.answered:
-                self._forget(flight)
-                if self.pace is Pace.UNKNOWN:
-                    PACES.note(self._address.urls, flight.rows, time.monotonic() - flight.sent_at)
+            answer = parse_answer(headers, payload)
+            if isinstance(answer, Ack) and answer.stream != course.target.stream:
+                answer = Refusal(400, 0, f"stream {answer.stream!r} takes this subject")
+            flight.hear(answer)
+            self._forget(flight)
+            touched[course] = None
+            if self.pace is Pace.UNKNOWN:
+                PACES.note(self._address.urls, flight.rows, time.monotonic() - flight.sent_at)
         return list(touched)
 
     def abandon(self, course: Course) -> None:
@@ -146,37 +152,10 @@ class Chains:
         """How many rows go together, from a row of a block on."""
         place = start - block.start
         before = int(block.ends[place - 1]) if place else 0
-        most_bytes = min(self._options.window_bytes, _FLIGHT_BYTES)
+        most_bytes = min(self._options.window_bytes, _BYTES_AT_ONCE)
         fitting = int(np.searchsorted(block.ends, before + most_bytes, side="right")) - place
-        most_rows = PROBE_ROWS if self.pace is Pace.UNKNOWN else _FLIGHT_ROWS
+        most_rows = PROBE_ROWS if self.pace is Pace.UNKNOWN else _ROWS_AT_ONCE
         return max(1, min(fitting, most_rows, len(block.rows) - place))
-
-    def _answered(self, numbers: Positions) -> Positions:
-        """Which rows were answered on the reply subjects with those numbers, in the order of the answers."""
-        result = np.full(len(numbers), -1, np.int64)
-        for number, (_, flight) in self._flights.items():
-            which = np.flatnonzero(numbers == number)
-            if len(which):
-                result[which] = flight.next_answers(len(which))
-        return result
-
-    def _take(self, ack: StreamAcks, numbers: list[int]) -> None:
-        """Rows that one stream has: those of one target, because no two chains are meant for the same stream."""
-        rows = np.sort(ack.indices[ack.indices >= 0])
-        while len(rows):
-            course, flight = self._flights[numbers[bisect_right(numbers, int(rows[0])) - 1]]
-            count = int(np.searchsorted(rows, flight.number + flight.rows))
-            places = rows[:count] - flight.number
-            rows = rows[count:]
-            if ack.stream != course.target.stream:
-                wrong = Refusal(400, 0, f"stream {ack.stream!r} takes this subject")
-                flight.refusals.update(dict.fromkeys(places.tolist(), wrong))
-                continue
-            flight.there[places] = True
-            if ack.duplicates:
-                flight.duplicates.update(places.tolist())
-            else:
-                course.chain.sequence = max(course.chain.sequence, ack.last_sequence)
 
     def _forget(self, flight: Flight) -> None:
         del self._flights[flight.number]

@@ -91,6 +91,8 @@ class Course:
     next: int = 0
     """The first row that is neither stored nor skipped."""
     stored: int = 0
+    in_doubt: int = 0
+    """Up to this row all was sent in a chain that broke: what is there of it counts as stored."""
     watermark: int = 0
     newest: int = 0
     """The position of the newest message of the subject."""
@@ -180,9 +182,10 @@ class Course:
             self.stored = max(0, self.stored - (self.next - following))
             self.next = following
         elif following > self.next:
+            self.stored += max(0, min(following, self.in_doubt) - self.next)
             self.next = following
             self.progress()
-        self.watermark = watermark
+        self.watermark, self.in_doubt = watermark, 0
         return self.next > before
 
     def refuse(self, reason: str, code: int, kind: RefusalKind) -> None:

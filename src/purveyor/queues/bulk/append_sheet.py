@@ -44,11 +44,16 @@ class Block:
         """The first row in the table."""
         return self.rows.first_index
 
-    def frames(self, beginning: bytes, row: int, count: int) -> Any:
-        """The frames of some rows, each with that beginning."""
+    def frames(self, beginning: bytes, replies: Any, row: int, count: int) -> Any:
+        """The frames of some rows, each with that beginning and a reply of its own, or none."""
         place = row - self.start
         parts = (part if isinstance(part, bytes) else part.slice(place, count) for part in self.parts)
-        return join(beginning, *parts)
+        return join(beginning, replies, *parts)
+
+    def size(self, row: int, count: int) -> int:
+        """About how many bytes some rows take."""
+        place = row - self.start
+        return int(self.ends[place + count - 1]) - (int(self.ends[place - 1]) if place else 0)
 
 
 class Sheet:

@@ -41,8 +41,6 @@ _FEW: Final = 4
 _TRUST_SECONDS: Final = 10.0
 _TURN_SECONDS: Final = 1.0
 _MOST_TRIES: Final = 12
-_GATHERED_BYTES: Final = 128 << 10
-_LEFT_OVER_SECONDS: Final = 0.002
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 1.0
 
@@ -168,10 +166,8 @@ class Appender:
         link = self._outlet.link
         backlog = link.backlog
         try:
-            if self._chains.open:  # looking at a few answers costs nearly as much as at a thousand
-                link.fill(_GATHERED_BYTES, _LEFT_OVER_SECONDS if link.buffered else self._longest_wait())
             found = link.receive()  # what an earlier turn read while it wrote
-            if not len(found) and not self._chains.open:
+            if not len(found):
                 link.pump(self._longest_wait())
                 found = link.receive()
         except PermissionDenied as error:
@@ -259,8 +255,10 @@ class Appender:
 
     def _begin(self, course: Course, floor: int) -> None:
         """It is known how far this target was written."""
+        stored = course.stored
         if course.written_up_to(max(course.newest, course.target.floor, floor)):
             self._outlet.progress()
+        self._count(course.stored - stored)
         if course.target.owner is None or course.next >= len(course.positions):
             self._go_on(course)
         else:
@@ -279,12 +277,10 @@ class Appender:
             course.stored += len(batch.rows)
             course.expected, course.seen_at = ack.sequence, course.asked_at
             course.limit = min(self._options.batch_rows, 2 * course.limit)
-            self._ledger.stored += len(batch.rows)
         course.progress()
         self._outlet.progress()
         self._go_on(course)
-        if self._options.on_progress is not None:
-            self._options.on_progress(self._ledger.stored)
+        self._count(0 if ack.duplicate else len(batch.rows))
 
     def _advance(self, course: Course) -> None:
         """Some rows of a chain are answered."""
@@ -296,27 +292,30 @@ class Appender:
             course.next = said.next
             course.stored += said.stored
             course.expected, course.seen_at = chain.sequence or course.expected, said.seen_at
-            self._ledger.stored += said.stored
             course.progress()
             self._outlet.progress()
         if said.cause is not None:
-            self._broken(course, said.cause, passed=said.passed)
+            self._broken(course, said.cause)
         elif chain.sent < len(course.positions) and course.chains:
             if not was_begun:
                 self._to_chain.append(course)
         elif not chain.flights:
             self._go_on(course)
-        if said.stored and self._options.on_progress is not None:
+        self._count(said.stored)
+
+    def _count(self, stored: int) -> None:
+        """So many more rows are stored; negative: so many are not, as it turned out."""
+        self._ledger.stored += stored
+        if stored > 0 and self._options.on_progress is not None:
             self._options.on_progress(self._ledger.stored)
 
-    def _broken(self, course: Course, cause: Answer, *, passed: bool) -> None:
+    def _broken(self, course: Course, cause: Answer) -> None:
         """A chain ended before its rows did, and all that was under way of it is answered."""
+        course.in_doubt = course.chain.sent
         self._settle(course)
         if course.chain.fruitless >= MOST_FRUITLESS:
             course.chains = False
-        if passed:
-            self._go_on(course)
-        elif answers.is_conflict(cause):
+        if answers.is_conflict(cause):
             self._refused(course, cause, 1)
         else:
             # Sent by itself, and not in a chain, that row is refused for its own sake, or stored.
@@ -403,6 +402,8 @@ class Appender:
         chained = [*self._chains.courses, *self._to_chain]
         others = [*self._under_way.values(), *self._resting, *self._to_write, *self._to_ask]
         courses = list(dict.fromkeys([*chained, *others]))
+        for course in chained:
+            course.in_doubt = course.chain.sent
         self._chains.clear()
         self._to_chain.clear()
         self._under_way.clear()
