@@ -2,7 +2,7 @@
 
 A message carries `traceparent` (and `tracestate`) as a header, as W3C's Trace Context has it; every queue keeps it. The
 parts open a `span` around their work. Unless somebody installed a `Tracer` (`app/telemetry/traces.py`) that does
-nothing but hand on the header as it came, and costs a function call.
+nothing but hand on the header as it came, and costs a function call where there is none.
 """
 
 import contextlib
@@ -38,6 +38,9 @@ class Tracer(Protocol):
     ) -> None:
         """A span that is over now, and began so many seconds ago."""
 
+    def link(self, links: Sequence[Carrier]) -> None:
+        """Tie the span that is open here to other traces."""
+
 
 _tracer: Tracer | None = None
 _current: ContextVar[Carrier | None] = ContextVar("purveyor-trace", default=None)
@@ -63,21 +66,27 @@ def span(
     ...     onward["traceparent"][:7]
     '00-1111'
     """
-    if _tracer is None:
-        return contextlib.nullcontext(parent)
-    return _spanning(_tracer, name, parent, links, attributes)
+    if _tracer is not None:
+        return _spanning(_tracer, name, parent, links, attributes)
+    return _carrying(parent) if parent else contextlib.nullcontext(parent)
+
+
+@contextlib.contextmanager
+def _carrying(parent: Carrier) -> Iterator[Carrier]:
+    """Nobody listens here; those behind a queue may, so that the header has to be found by whoever sends."""
+    token = _current.set(parent)
+    try:
+        yield parent
+    finally:
+        _current.reset(token)
 
 
 @contextlib.contextmanager
 def _spanning(
     tracer: Tracer, name: str, parent: Carrier, links: Sequence[Carrier], attributes: Mapping[str, Value]
 ) -> Iterator[Carrier]:
-    with tracer.span(name, parent or _current.get() or NONE, links, attributes) as onward:
-        token = _current.set(onward)
-        try:
-            yield onward
-        finally:
-            _current.reset(token)
+    with tracer.span(name, parent or _current.get() or NONE, links, attributes) as onward, _carrying(onward):
+        yield onward
 
 
 def record(
@@ -88,8 +97,14 @@ def record(
         _tracer.record(name, seconds, parent, links, attributes)
 
 
+def link(links: Sequence[Carrier]) -> None:
+    """Tie the open span to traces that were found while it lasted, to so many of them."""
+    if _tracer is not None and links:
+        _tracer.link(links[:MOST_LINKS])
+
+
 def current() -> Carrier | None:
-    """The span that is open here, if there is one."""
+    """The span that is open here, or the trace that was handed on; None if there is neither."""
     return _current.get()
 
 

@@ -63,6 +63,8 @@ def test_a_line_tells_the_span_it_was_written_in() -> None:
 
         def record(self, *_: object) -> None: ...
 
+        def link(self, *_: object) -> None: ...
+
     stream = io.StringIO()
     tracing.install(Echo())
     try:

@@ -22,11 +22,12 @@ from purveyor.app.telemetry import traces
 from purveyor.model import tracing
 from purveyor.model.errors import SetupError
 from purveyor.model.event import Event
+from purveyor.pipeline.carrying import carried
 from purveyor.pipeline.dispatch import messages as dispatched
 from purveyor.queues import bulk
 from purveyor.queues.address import Address
 from purveyor.queues.bulk.headers import TYPE as HEADERS
-from purveyor.queues.client import connect
+from purveyor.queues.client import Queues, connect
 from purveyor.queues.streams import StoredMessage
 from purveyor.stages import Context, SqlStore, Stages
 from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, event, fill, on_server, wanted
@@ -89,7 +90,7 @@ def test_a_trace_is_carried_into_incoming(events: httpx.Client, address: Address
 def test_dispatch_carries_it_on_and_knows_the_traces_of_a_batch() -> None:
     rows = [[("Nats-Msg-Id", ["e-1"]), ("traceparent", [PARENT])], [("traceparent", ["rubbish"])], []]
     batch = pa.record_batch({"headers": pa.array(rows, HEADERS)})
-    kept = dispatched.carried(batch.column("headers")).to_pylist()
+    kept = carried(batch.column("headers")).to_pylist()
     assert kept[0] == [("Purveyor-Id", ["e-1"]), ("traceparent", [PARENT])]
     assert dispatched.traces(batch) == {PARENT}
 
@@ -143,6 +144,39 @@ def test_with_a_collector_accepting_and_delivering_are_spans(
     (acknowledge,) = finished(spans, "acknowledge", subscription=consumer.name)
     assert acknowledge.context is not None
     assert f"{acknowledge.context.trace_id:032x}" == TRACE
+
+
+@pytest.mark.parametrize("collector", [False, True])
+def test_a_job_carries_the_trace_of_who_asked_for_it(
+    request: pytest.FixtureRequest, admin: httpx.Client, address: Address, unique: str, collector: bool
+) -> None:
+    """Prefill when a subscription is added, replay: what comes of them is done by another process."""
+    spans = request.getfixturevalue("spans") if collector else None
+    headers = {"traceparent": PARENT}
+    body = {**wanted(unique), "request_prefill": True}
+    assert admin.post("/v1/subscriptions", json=body, headers=headers).status_code == 201
+    asked = admin.post(f"/v1/subscriptions/{unique}/replay", json={"from": 1}, headers=headers)
+    assert asked.status_code == 202, asked.text
+    assert admin.post(f"/v1/subscriptions/{unique}/replay", json={"from": 1}).status_code == 202
+
+    async def jobs(queues: Queues) -> list[tuple[str, str | None]]:
+        found = []
+        async for batch in queues.read_range("stream:prefill", 1, 2**62):
+            for row in batch.to_pylist():
+                job = json.loads(row["data"])
+                if job["name"] == unique:
+                    trace = dict(row["headers"]).get("traceparent")
+                    found.append((job["kind"], trace[0] if trace else None))
+        return found
+
+    prefill, replay, other = on_server(address, jobs)
+    assert (prefill[0], replay[0], other[0]) == ("prefill", "replay", "replay")
+    if spans is None:
+        assert (prefill[1], replay[1], other[1]) == (PARENT, PARENT, None)
+        return
+    ids = [f"{span.context.span_id:016x}" for span in finished(spans, "ask", subscription=unique) if span.context]
+    assert [context_of(trace or "") for _, trace in (prefill, replay)] == [(TRACE, ids[0]), (TRACE, ids[1])]
+    assert context_of(other[1] or "")[1] == ids[2]
 
 
 def test_a_batch_is_one_span_with_links(spans: InMemorySpanExporter) -> None:
@@ -228,6 +262,9 @@ def test_without_a_collector_nothing_is_imported_or_told(monkeypatch: pytest.Mon
         assert not tracing.enabled()
     with tracing.span("deliver", {"traceparent": PARENT}) as onward:
         assert onward == {"traceparent": PARENT}
+        assert tracing.current() == onward  # as it came: what is sent from here goes on with it
+        tracing.link([onward])
+    with tracing.span("deliver"):
         assert tracing.current() is None
 
 

@@ -10,12 +10,17 @@ from purveyor.pipeline.prefill.workshop import Ending
 from tests.pipeline.prefill.bench import Bench, ids
 
 
-async def suspended(bench: Bench, record: Record, at: int) -> CatchUpJob:
+async def suspend(bench: Bench, record: Record, at: int) -> None:
     """As if the queue of a subscription had refused the message at a position."""
     found = await bench.registered(record.name)
     reason = Suspension(position=at, reason="full", at=datetime.now(UTC))
     state = DispatchState(incarnation=record.incarnation, next=at, suspended=reason)
     await bench.shop.registry.put_dispatch(record.name, state, found.dispatch_revision)
+
+
+async def suspended(bench: Bench, record: Record, at: int) -> CatchUpJob:
+    """The job that brings it back from there."""
+    await suspend(bench, record, at)
     await bench.subscriptions.resume(record.name)
     [job] = await bench.jobs()
     assert isinstance(job, CatchUpJob)

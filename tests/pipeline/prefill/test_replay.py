@@ -7,7 +7,7 @@ from purveyor.model.control import ReplayJob
 from purveyor.model.errors import PublishRefused
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import RealmTopic
-from purveyor.pipeline.prefill.frames import REPLAY
+from purveyor.pipeline.prefill.fill import REPLAY
 from purveyor.pipeline.prefill.workshop import Ending
 from tests.pipeline.prefill.bench import Bench, ids
 

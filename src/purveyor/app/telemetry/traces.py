@@ -18,6 +18,7 @@ from purveyor.model.tracing import Carrier, Value
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import SpanContext
 
 _PATH: Final = "/v1/traces"
 _STANDARD: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -25,11 +26,15 @@ _PREFIX: Final = "purveyor."
 _END_MILLISECONDS: Final = 5000
 _KINDS: Final = {
     "accept": "SERVER",
+    "ask": "SERVER",
     "dispatch": "CONSUMER",
     "deliver": "SERVER",
     "acknowledge": "SERVER",
     "push": "CLIENT",
     "stage": "CONSUMER",
+    "prefill": "CONSUMER",
+    "replay": "CONSUMER",
+    "catch-up": "CONSUMER",
 }
 """What a span is to the outside, by its name."""
 
@@ -112,12 +117,23 @@ class _OpenTelemetry:
         above = self._form.extract(parent) if parent else None
         self._tracer.start_span(name, above, start_time=began, **self._about(name, links, attributes)).end()
 
+    def link(self, links: Sequence[Carrier]) -> None:
+        from opentelemetry import trace  # noqa: PLC0415 - see the top
+
+        here = trace.get_current_span()
+        for context in self._contexts(links):
+            here.add_link(context)
+
+    def _contexts(self, links: Sequence[Carrier]) -> "list[SpanContext]":
+        from opentelemetry import trace  # noqa: PLC0415 - see the top
+
+        return [trace.get_current_span(self._form.extract(link)).get_span_context() for link in links]
+
     def _about(self, name: str, links: Sequence[Carrier], attributes: Mapping[str, Value]) -> dict[str, Any]:
         from opentelemetry import trace  # noqa: PLC0415 - see the top
 
-        others = [trace.get_current_span(self._form.extract(link)).get_span_context() for link in links]
         return {
             "kind": trace.SpanKind[_KINDS.get(name, "INTERNAL")],
-            "links": [trace.Link(other) for other in others],
+            "links": [trace.Link(context) for context in self._contexts(links)],
             "attributes": {_PREFIX + key: value for key, value in attributes.items()},
         }

@@ -1,8 +1,7 @@
 """Rows of a batch as messages of subscription queues, and as dead letters. Pure, and for all rows at once.
 
-The body goes as it came, but for what is hidden from the one who gets it. Of the headers, those of the server and
-those that a copy got on its way stay behind; the id of the event becomes `Purveyor-Id`, because the message id of a
-copy is its position.
+The body goes as it came, but for what is hidden from the one who gets it; of the headers see `carrying`. The message id
+of a copy is its position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,18 +18,17 @@ from purveyor.model.errors import InvalidInput
 from purveyor.model.event import Event
 from purveyor.model.tracing import TRACEPARENT
 from purveyor.model.tracing import valid as valid_trace
+from purveyor.pipeline.carrying import carried
 from purveyor.pipeline.censoring import censored
 from purveyor.queues.bulk.headers import TYPE as HEADERS
 from purveyor.queues.dead_letters import DeadLetter
-from purveyor.queues.headers import EVENT_ID, MSG_ID, POSITION
+from purveyor.queues.headers import POSITION
 
 INVALID: Final = -1
 """The target of what is no event: the dead letters."""
 INVALID_WRITER: Final = 0
 """Which of several writers writes those."""
 ORIGIN: Final = "incoming"
-
-_LEFT_BEHIND: Final = ("nats-", "purveyor-")
 
 Indices = npt.NDArray[np.int64]
 
@@ -54,26 +52,6 @@ def without_hidden(rows: pa.Table, hidden: Sequence[str]) -> pa.Table:
     bodies = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     seen = censored(bodies, hidden)
     return rows if seen is bodies else rows.set_column(rows.schema.get_field_index("data"), "data", seen)
-
-
-def carried(headers: Any) -> Any:
-    """The headers that go along."""
-    per_row = headers.offsets.to_numpy().astype(np.int64)
-    start, end = int(per_row[0]), int(per_row[-1])
-    encoded = headers.keys.slice(start, end - start).dictionary_encode()
-    renamed = [_renamed(name) for name in encoded.dictionary.to_pylist()]
-    names = pa.array(renamed, pa.string()).take(encoded.indices)
-    kept = pc.is_valid(names)
-    counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(kept.to_numpy(zero_copy_only=False))))
-    offsets = pa.array(counts[per_row - start].astype(np.int32))
-    lists = headers.items.slice(start, end - start).cast(HEADERS.item_type)
-    return pa.MapArray.from_arrays(offsets, names.filter(kept), lists.filter(kept), type=HEADERS)
-
-
-def _renamed(name: str) -> str | None:
-    if name == MSG_ID:
-        return EVENT_ID
-    return None if name.lower().startswith(_LEFT_BEHIND) else name
 
 
 def traces(batch: pa.RecordBatch) -> set[str]:

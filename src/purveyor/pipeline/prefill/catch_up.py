@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from purveyor.model import tracing
 from purveyor.model.control import CatchUpJob
 from purveyor.model.errors import WrongRevision
 from purveyor.model.registration import DispatchState, Suspension
@@ -66,7 +67,8 @@ async def catch_up(shop: Workshop, job: CatchUpJob) -> Ending:
         if wanted is None:
             break
         await shop.last_sequence(job)
-        refusal = await _write(shop, found, wanted)
+        with tracing.span("catch-up", shop.trace, subscription=job.name, first=wanted.first, last=wanted.last):
+            refusal = await _write(shop, found, wanted)
         if refusal is not None and refusal.kind is RefusalKind.MISSING_STREAM:
             raise refused(refusal, subscription_queue(job.name).stream)
         try:
@@ -90,6 +92,7 @@ async def _write(shop: Workshop, found: Registered, wanted: Round) -> Refusal | 
         rows = archived(events(shop.spark, shop.archive, seat.floor + 1, wanted.last))
         deliverer = Deliverer(shop.queues.address, AppendOptions(patience_seconds=shop.patience_seconds))
         report = deliverer.deliver(rows, [seat], writers=1, in_order=False)
+        tracing.link([{tracing.TRACEPARENT: trace} for trace in report.traces])
         return next((refusal for _, refusal in report.refusals), None)
 
     return await shop.on_spark(work)

@@ -9,7 +9,7 @@ message carries a number, made of the run that wrote it and the row's place in t
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,21 +19,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from purveyor.model import tracing
 from purveyor.model.censor import censor
 from purveyor.model.errors import PublishRefused, UnknownStream
+from purveyor.pipeline.carrying import carried, with_more
 from purveyor.pipeline.censoring import censored
+from purveyor.pipeline.dispatch.messages import traces
 from purveyor.pipeline.prefill.bodies import without_old
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind, Target, append_once
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters import DeadLetter, park
+from purveyor.queues.headers import POSITION
 from purveyor.spark.ahead import read_ahead
 from purveyor.spark.arrow import map_in_arrow
 
 NUMBER: Final = "Purveyor-Prefill-Number"
 """The header of the number: the run times `RUN`, plus the place of the row."""
+REPLAY: Final = "Purveyor-Replay"
+"""The header of a message that was written again: the job that did it."""
 RUN: Final = 10**12
-_RESULT: Final = "rows long, refused_at long, reason string, code int, kind string"
+_RESULT: Final = "rows long, refused_at long, reason string, code int, kind string, traces array<string>"
 _RESULT_ARROW: Final = pa.schema(
     [
         pa.field("rows", pa.int64()),
@@ -41,6 +47,7 @@ _RESULT_ARROW: Final = pa.schema(
         pa.field("reason", pa.string()),
         pa.field("code", pa.int32()),
         pa.field("kind", pa.string()),
+        pa.field("traces", pa.list_(pa.string())),
     ]
 )
 
@@ -56,11 +63,15 @@ class Filling:
     run: int
     id_prefix: str
     """Message ids are this and the row's place, parted by a colon."""
+    replay: str | None = None
+    """The job, if messages are written again."""
     hidden: tuple[str, ...] = ()
     """The fields that the subscription never sees."""
     by_position: bool = False
     """Whether the place of a row is its position; else rows are counted from 1."""
     patience_seconds: float = 60.0
+    traces: bool = False
+    """Whether somebody wants to know which traces the rows belong to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ def write(rows: DataFrame, filling: Filling) -> Written:
     """
     ordered = rows.repartition(1).sortWithinPartitions("rank", "position").drop("rank")
     results = map_in_arrow(ordered, _writer(filling), _RESULT).collect()
+    tracing.link([{tracing.TRACEPARENT: trace} for result in results for trace in result.traces or ()])
     for result in results:
         if result.refused_at is not None:
             kind = RefusalKind(result.kind)
@@ -107,16 +119,19 @@ def refused(refusal: Refusal, stream: str) -> UnknownStream | PublishRefused:
 def _writer(filling: Filling) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen = parked = 0
+        met: set[str] = set()
         for batch in read_ahead(batches):
             if batch.num_rows == 0:
                 continue
+            if filling.traces and len(met) < tracing.MOST_LINKS:
+                met |= traces(batch)
             refusal, too_large = _append(batch, filling, seen)
             parked += too_large
             if refusal is not None:
-                yield _result(seen - parked, refusal.position, refusal.reason, refusal.code, refusal.kind.value)
+                yield _result(seen - parked, met, refusal)
                 return
             seen += batch.num_rows
-        yield _result(seen - parked)
+        yield _result(seen - parked, met)
 
     return write
 
@@ -131,7 +146,7 @@ def _append(batch: pa.RecordBatch, filling: Filling, before: int) -> tuple[Refus
         if no is None or no.kind is not RefusalKind.TOO_LARGE:
             return no, parked
         at = int(np.searchsorted(table["position"].to_numpy(), no.position))
-        _park(filling, batch.slice(at, 1).to_pylist()[0], no.reason)
+        _park(filling, {**batch.slice(at, 1).to_pylist()[0], "headers": table["headers"][at].as_py()}, no.reason)
         target, parked = replace(target, floor=no.position), parked + 1
 
 
@@ -160,11 +175,14 @@ def messages(batch: pa.RecordBatch, filling: Filling, before: int) -> pa.Table:
     count = batch.num_rows
     places = batch.column("position") if filling.by_position else pa.array(range(before + 1, before + count + 1))
     places = places.cast(pa.int64())
+    said = {POSITION: batch.column("position").cast(pa.string())}
+    if filling.replay is not None:
+        said[REPLAY] = pa.repeat(pa.scalar(filling.replay), count)
     return pa.table(
         {
             "position": pc.add(places, filling.run * RUN),
             "data": censored(_bodies(batch.column("data"), batch.column("emptied")), filling.hidden),
-            "headers": batch.column("headers"),
+            "headers": with_more(carried(batch.column("headers")), said),
             "msg_id": pc.binary_join_element_wise(filling.id_prefix, places.cast(pa.string()), ":"),
         }
     )
@@ -177,12 +195,8 @@ def _bodies(data: Any, emptied: Any) -> Any:
     return pa.array(cut, pa.binary())
 
 
-def _result(
-    rows: int,
-    refused_at: int | None = None,
-    reason: str | None = None,
-    code: int | None = None,
-    kind: str | None = None,
-) -> Any:
-    row = {"rows": rows, "refused_at": refused_at, "reason": reason, "code": code, "kind": kind}
+def _result(rows: int, met: Collection[str], no: Refusal | None = None) -> Any:
+    row: dict[str, Any] = {"rows": rows, "traces": sorted(met)[: tracing.MOST_LINKS]}
+    if no is not None:
+        row |= {"refused_at": no.position, "reason": no.reason, "code": no.code, "kind": no.kind.value}
     return pa.RecordBatch.from_pylist([row], _RESULT_ARROW)

@@ -1,6 +1,6 @@
-"""From the archive to the rows that `fill` writes: which events a subscription gets, in which order and headers.
+"""From the archive to the rows that `fill` writes: which events a subscription gets, and in which order.
 
-All of it is Spark SQL; only the body of an object that was modified is made where it is written (see `bodies`).
+All of it is Spark SQL; headers, and the body of an object that was modified, are made where they are written.
 """
 
 from dataclasses import replace
@@ -14,10 +14,6 @@ from purveyor.model.subscription import Subscription
 from purveyor.pipeline.archive.columns import EVENT
 from purveyor.pipeline.archive.read import ArchiveSource, events, objects_at
 from purveyor.pipeline.matching import Matcher, deliveries
-from purveyor.queues.headers import EVENT_ID, POSITION
-
-REPLAY = "Purveyor-Replay"
-"""The header of a message that was written again: the job that did it."""
 
 Range = tuple[int, int]
 """Positions, both included."""
@@ -40,7 +36,7 @@ def objects(spark: SparkSession, archive: ArchiveSource, definition: Subscriptio
         f.get("targets", f.lit(0)).alias("rank"),
         "position",
         emptied.alias("emptied"),
-        _headers({POSITION: f.col("position").cast("string")}).alias("headers"),
+        "headers",
         "data",
     )
 
@@ -53,10 +49,7 @@ def history(
     if job.topics:
         narrow = Subscription(name=definition.name, realms_topics=job.topics)
         found = deliveries(found, [narrow])
-    about = {POSITION: f.col("position").cast("string"), REPLAY: f.lit(job.job)}
-    return found.select(
-        f.lit(0).alias("rank"), "position", f.lit(False).alias("emptied"), _headers(about).alias("headers"), "data"
-    )
+    return found.select(f.lit(0).alias("rank"), "position", f.lit(False).alias("emptied"), "headers", "data")
 
 
 def first_stored_at(spark: SparkSession, archive: ArchiveSource, moment: datetime, newest: int) -> int | None:
@@ -67,17 +60,6 @@ def first_stored_at(spark: SparkSession, archive: ArchiveSource, moment: datetim
 
 def _events(spark: SparkSession, archive: ArchiveSource, range_: Range) -> DataFrame:
     return events(spark, archive, *range_).where(f.col("kind") == EVENT)
-
-
-def _headers(about: dict[str, Column]) -> Column:
-    """The event's own headers but those of the server and of an earlier copy, its id, and what is said here."""
-    own = f.map_filter(
-        f.coalesce("headers", f.create_map().cast("map<string,array<string>>")),
-        lambda name, _: ~f.lower(name).startswith("nats-") & ~f.lower(name).startswith("purveyor-"),
-    )
-    said = f.create_map(*(part for name, value in about.items() for part in (f.lit(name), f.array(value))))
-    with_id = f.map_concat(own, said, f.create_map(f.lit(EVENT_ID), f.array("id")))
-    return f.when(f.col("id").isNull(), f.map_concat(own, said)).otherwise(with_id)
 
 
 def _without_old(text: Column) -> Column:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import assert_never
 
+from purveyor.model import tracing
 from purveyor.model.control import CatchUpJob, Job, Place, PrefillJob, ReplayJob
 from purveyor.model.errors import PurveyorError, Unavailable, UnknownSubscription
 from purveyor.model.registration import PrefillStatus
@@ -80,6 +81,7 @@ async def prefill(shop: Workshop, job: PrefillJob, found: Registered) -> Ending:
         run=run,
         id_prefix=f"prefill:{run}",
         patience_seconds=shop.patience_seconds,
+        traces=tracing.enabled(),
     )
 
     def write() -> int:
@@ -89,8 +91,9 @@ async def prefill(shop: Workshop, job: PrefillJob, found: Registered) -> Ending:
     async def count() -> int:
         return (await shop.queues.streams.subjects(stream, subject)).get(subject, 0)
 
-    written = await _watched(shop, claim, shop.on_spark(write), count)
-    await _check(shop, filling, written, await count())
+    with tracing.span("prefill", shop.trace, subscription=job.name, position=job.position):
+        written = await _watched(shop, claim, shop.on_spark(write), count)
+        await _check(shop, filling, written, await count())
     await claim.update(status=PrefillStatus.DONE, total=written, written=written)
     return Ending.DONE
 
@@ -121,8 +124,10 @@ async def replay(shop: Workshop, job: ReplayJob, found: Registered) -> Ending:
         hidden=found.record.definition.hidden_fields,
         run=claim.state.attempt,
         id_prefix=f"replay:{job.job}",
+        replay=job.job,
         by_position=True,
         patience_seconds=shop.patience_seconds,
+        traces=tracing.enabled(),
     )
 
     def write() -> int:
@@ -133,7 +138,8 @@ async def replay(shop: Workshop, job: ReplayJob, found: Registered) -> Ending:
     async def count() -> int:
         return max((await shop.queues.streams.subjects(stream, subject)).get(subject, 0) - before, 0)
 
-    written = await _watched(shop, claim, shop.on_spark(write), count)
+    with tracing.span("replay", shop.trace, subscription=job.name, first=begin, last=end):
+        written = await _watched(shop, claim, shop.on_spark(write), count)
     await claim.update(status=PrefillStatus.DONE, total=written, written=written)
     return Ending.DONE
 

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from purveyor.model.control import CatchUpJob, Job, PrefillJob, ReplayJob, decode_job
 from purveyor.model.errors import InvalidInput, Unavailable, WrongRevision
 from purveyor.model.registration import PrefillState, PrefillStatus
+from purveyor.model.tracing import of_headers
 from purveyor.pipeline.archive.read import ArchiveSource
 from purveyor.pipeline.failures import Failure, explain
 from purveyor.pipeline.prefill.jobs import run_job
@@ -157,7 +158,7 @@ class PrefillWorker:
             return
         try:
             async with _held(message):
-                ending = await run_job(shop, job)
+                ending = await run_job(replace(shop, trace=of_headers(message.headers)), job)
         except asyncio.CancelledError:
             await message.nak()
             raise

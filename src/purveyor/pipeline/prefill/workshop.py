@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import TypeVar
@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from purveyor.model.control import Job
 from purveyor.model.errors import UnknownStream, UnknownSubscription
+from purveyor.model.tracing import Carrier
 from purveyor.pipeline.archive.read import ArchiveSource
 from purveyor.pipeline.prefill.claims import is_gone
 from purveyor.queues.catalogue import subscription_queue
@@ -46,6 +47,8 @@ class Workshop:
     replicas: int = 1
     progress_seconds: float = 1.0
     patience_seconds: float = 60.0
+    trace: Carrier = field(default_factory=dict)
+    """The trace of whoever asked for the job."""
 
     async def find(self, job: Job) -> Registered | None:
         """The subscription that a job is for; None when it is gone."""

@@ -1,0 +1,91 @@
+"""Traces through prefill, replay and catch-up: the job belongs to who asked for it, the messages to their events."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from purveyor.app.telemetry.traces import tracing_to
+from purveyor.model import tracing
+from purveyor.model.event import Event
+from purveyor.pipeline.prefill import PrefillWorker, WorkerOptions
+from purveyor.queues.catalogue import PREFILL
+from tests.pipeline.prefill.bench import Bench, eventually
+from tests.pipeline.prefill.test_catch_up import suspend
+from tests.pipeline.prefill.test_hidden import definition
+
+ASKED = f"00-{'a' * 32}-{'b' * 16}-01"
+QUICK = WorkerOptions(first_pause_seconds=0.05, turn_seconds=0.5, progress_seconds=0.1)
+
+
+def traceparent(number: int) -> str:
+    return f"00-{number:032x}-{number:016x}-01"
+
+
+@pytest.fixture
+def spans() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+async def publish(bench: Bench, topic: str, count: int) -> list[int]:
+    """Objects, each by an event with a trace of its own; the positions."""
+    about = Event(publisher_name="x", ts=datetime.now(UTC), realm=bench.realm, topic=topic)
+    made = [(replace(about, new={"id": number}), traceparent(number)) for number in range(1, count + 1)]
+    return [await bench.publish_bytes(event.encode(), traceparent=trace) for event, trace in made]
+
+
+async def work_off(bench: Bench) -> None:
+    async def idle() -> bool:
+        return (await bench.queues.streams.info(PREFILL.stream)).state.messages == 0
+
+    worker = PrefillWorker(bench.shop.spark, bench.queues.address, bench.shop.archive, QUICK)
+    worker.start()
+    try:
+        await eventually(idle)
+    finally:
+        worker.stop()
+
+
+def links(span: ReadableSpan) -> set[int]:
+    return {link.context.trace_id for link in span.links}
+
+
+async def test_jobs_are_spans_of_who_asked_linked_to_events_whose_messages_keep_their_traces(
+    bench: Bench, unique: str, spans: InMemorySpanExporter
+) -> None:
+    positions = await publish(bench, "a/x", 3)
+    with tracing.span("ask", {"traceparent": ASKED}):  # nobody listens where it is asked for, and yet it is handed on
+        await bench.subscriptions.add(definition(bench, unique, prefill=True))
+        await bench.subscriptions.replay(unique, positions[1], positions[2])
+    with tracing_to(None, "pipeline", spans):
+        await work_off(bench)
+    told = {span.name: span for span in spans.get_finished_spans()}
+    assert set(told) == {"prefill", "replay"}
+    for span in told.values():
+        assert span.parent is not None
+        assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == ("a" * 32, "b" * 16)
+        assert (span.attributes or {})["purveyor.subscription"] == unique
+    assert links(told["prefill"]) == {1, 2, 3}
+    assert links(told["replay"]) == {2, 3}
+    assert (told["replay"].attributes or {})["purveyor.last"] == positions[2]
+    kept = [message.headers["traceparent"] for message in await bench.stored(unique)]
+    assert kept == [traceparent(number) for number in (1, 2, 3, 2, 3)]
+
+
+async def test_a_catch_up_is_a_span_too_and_many_events_are_not_all_linked(
+    bench: Bench, unique: str, spans: InMemorySpanExporter
+) -> None:
+    record, _ = await bench.add(unique, "a/x", prefill=False)
+    first, *_ = await publish(bench, "a/x", tracing.MOST_LINKS + 3)
+    await suspend(bench, record, first)
+    with tracing.span("ask", {"traceparent": ASKED}):
+        await bench.subscriptions.resume(unique)
+    with tracing_to(None, "pipeline", spans):
+        await work_off(bench)
+    (span,) = spans.get_finished_spans()
+    assert (span.name, len(span.links)) == ("catch-up", tracing.MOST_LINKS)
+    assert span.parent is not None
+    assert f"{span.parent.trace_id:032x}" == "a" * 32
+    assert len(await bench.stored(unique, "main")) == tracing.MOST_LINKS + 3
