@@ -81,7 +81,9 @@ def test_a_letter_is_shown_whole(cli: Cli, name: str, ids: list[str], address: A
     assert (shown["reason"], shown["attempts"], shown["data"]) == ("no such mailbox", 1, '{"number": 0}')
     assert (shown["subject"], shown["headers"][POSITION]) == (f"{name}.main", ["100"])
     assert shown["details"]["position"] == 100
+    assert [each["excerpt"] for each in shown["attempts_log"]] == ["no such mailbox"]
     text = cli("dlq", "show", ids[0]).ok().out
+    assert "rejected by instance 'default'" in text
     assert text.startswith(f"Dead letter {ids[0]}:")
     assert text.endswith('{"number": 0}\n')
     assert cli("dlq", "show", ids[0], "--raw").ok().out == '{"number": 0}'

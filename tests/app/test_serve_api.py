@@ -1,5 +1,6 @@
 """`purveyor serve api` as its user sees it: its lines, its files, its exit codes."""
 
+import asyncio
 import json
 import os
 import signal
@@ -8,14 +9,20 @@ import ssl
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 
+from purveyor.delivery.dead_letters import DeadLetters
 from purveyor.queues.address import Address
+from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.queues.client import connect
 from tests.app.conftest import PROGRAM, Cli, invoke, url_of
 from tests.certificates import self_signed
+from tests.conftest import OwnServer
+from tests.spark.broker import eventually
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -64,6 +71,23 @@ def test_it_says_where_it_listens_and_where_the_passwords_are_and_stops_cleanly(
         out, err = api.communicate(timeout=30)
     assert (api.returncode, err) == (0, "")
     assert json.loads(out)["event"] == "stopped"
+
+
+def test_how_long_dead_letters_are_kept_is_what_was_set_last(start: Start, own_server: OwnServer) -> None:
+    address = own_server().address
+
+    async def kept(before: timedelta | None = None) -> timedelta:
+        async with connect(address) as queues, DeadLetters(queues) as letters:
+            if before is not None:
+                await letters.keep(before)
+            return (await queues.streams.info(DEAD_LETTERS.stream)).config.max_age
+
+    assert asyncio.run(kept(timedelta(days=30))) == timedelta(days=30)
+    api = start("--json", PURVEYOR_NATS_URL=url_of(address), PURVEYOR_DEAD_LETTER_DAYS="0.5")
+    url = json.loads(line(api))["url"]
+    with httpx.Client(base_url=url) as anybody:
+        eventually(lambda: anybody.get("/readyz").status_code == 200)
+    assert asyncio.run(kept()) == timedelta(hours=12)
 
 
 def test_it_speaks_tls(start: Start, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from purveyor.app.push_edge import PushEdge
 from purveyor.delivery.push.addresses import parse_ranges
 from purveyor.delivery.push.sealing import FILE_NAME, SecretBox
 from purveyor.delivery.push.signing import new_secret
+from purveyor.delivery.push.troubles import Troubles
 from purveyor.delivery.push.worker import PushOptions, Worker
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.push import Push
@@ -135,6 +136,36 @@ def test_a_pause_with_a_reason_is_shown(cli: Cli, unique: str, data_dir: Path, n
     assert cli("subscription", "show", unique, "--json").ok().json["pause_reason"].endswith("(410)")
     cli("subscription", "resume", unique).ok()
     assert "pause_reason" not in cli("subscription", "show", unique, "--json").ok().json
+
+
+def test_why_it_is_not_pushed_is_shown_on_every_surface(
+    cli: Cli, unique: str, data_dir: Path, nats_server: EmbeddedServer, api: RunningApi
+) -> None:
+    add(cli, unique, "--push", URL)
+
+    async def tell(reason: str, name: str = unique) -> None:
+        async with connect(nats_server.address) as queues:
+            incarnation = (await Subscriptions(queues).get(unique)).incarnation
+            troubles = Troubles(queues)
+            troubles.tell(name, incarnation, "no such variable")
+            troubles.tell(name, incarnation if reason else "another", reason or "of one that is gone")
+            await troubles.close()
+
+    def shown() -> list[Any]:
+        with api.client("admin", "admin-secret") as admin:
+            listed = next(each for each in admin.get("/v1/subscriptions").json() if each["name"] == unique)
+            one = admin.get(f"/v1/subscriptions/{unique}").json()
+        by_cli = next(each for each in cli("subscription", "list", "--json").ok().json if each["name"] == unique)
+        bodies = (listed, one, by_cli, cli("subscription", "show", unique, "--json").ok().json)
+        return [each.get("push_trouble", {}).get("reason") for each in bodies]
+
+    assert shown() == [None] * 4
+    asyncio.run(tell("10.0.0.1 is no public address"))
+    assert shown() == ["10.0.0.1 is no public address"] * 4
+    assert "Not pushed because: 10.0.0.1 is no public address" in cli("subscription", "show", unique).ok().out
+    assert any(row.split()[::2][:2] == [unique, "stuck"] for row in cli("subscription", "list").ok().out.splitlines())
+    asyncio.run(tell(""))  # by a worker that had to do with a subscription of the same name
+    assert shown() == [None] * 4
 
 
 @pytest.fixture

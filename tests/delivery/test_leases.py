@@ -1,5 +1,6 @@
 """Order is kept, no message is in two hands, nothing is lost: for any interleaving of consumers, crashes and clocks."""
 
+import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from purveyor.delivery import leases
 from purveyor.delivery.book import decode, encode
 from purveyor.delivery.done import Done, Seen
+from purveyor.delivery.ends import KEPT, MOST_KEPT, log
 from purveyor.delivery.leases import Acked, Again, Ask, Book, Kind, Lease, Pending, Rules, Taken
-from purveyor.model.errors import LeaseLost
+from purveyor.delivery.words import End, Ended
+from purveyor.model.errors import InvalidInput, LeaseLost
 from purveyor.model.policy import OrderBy
 from tests.scale import pick
 
@@ -293,6 +296,9 @@ class Machine(RuleBasedStateMachine):
         assert book.position == max((self.positions.get(sequence, 0) for sequence in self.acked), default=0)
         if self.order_by is OrderBy.POSITION:
             assert len({lease.instance for lease in book.leases}) <= 1
+        assert {each: len(found) for each, found in book.ends.items()} == {
+            each: min(count, KEPT) for each, count in book.tries.items()
+        }
 
     def teardown(self) -> None:
         """Whatever happened, one consumer that goes on gets all the rest, in order, and the queue is empty then."""
@@ -425,6 +431,64 @@ def test_after_the_last_attempt_a_message_is_to_be_given_up() -> None:
     assert ([each.sequence for each in last.exhausted], last.lease.main) == ([1], (2,))
     ordered = leases.take(book, queue, ask(most=9, now=2 * LENGTH), Rules(max_attempts=2))
     assert ([each.sequence for each in ordered.exhausted], ordered.lease) == ([1], None)
+
+
+def test_a_message_that_is_acknowledged_when_it_first_comes_leaves_nothing_in_the_book() -> None:
+    queue = [message(1), message(2)]
+    taken = leases.take(NEW, queue, ask(most=2), ORDERED)
+    after = leases.acknowledge(taken.book, [Acked(1, Kind.MAIN), Acked(2, Kind.MAIN)])
+    assert (after.ends, after.tries) == ({}, {})
+    assert b"ends" not in encode(taken.book) + encode(after)
+
+
+def test_how_deliveries_ended_is_told_until_the_message_is_acknowledged() -> None:
+    queue = [message(1), message(2)]
+    first = leases.take(NEW, queue, ask("a", most=2), ORDERED)
+    again = leases.take(first.book, queue, ask("a", most=2, now=7), ORDERED)
+    over = leases.take(again.book, queue, ask("b", now=99_999), ORDERED)
+    back = leases.retry(over.book, 1, Again(instance="b", now=100_000), ORDERED)
+    book = decode(encode(back))
+    shared = (End(7, Ended.ASKED_AGAIN, "a"), End(7 + LENGTH, Ended.RAN_OUT, "a"))
+    assert book.ends == {1: (*shared, End(100_000, Ended.RETRY, "b")), 2: shared}
+    assert [each["error"] for each in log(book.ends[1])] == [
+        "instance 'a' asked for the next one without an answer to this one",
+        "the lease of instance 'a' ran out",
+        "instance 'b' gave it back, to be delivered again",
+    ]
+    assert log(book.ends[2])[0] | {"error": ""} == {
+        "time": "1970-01-01T00:00:00.007000+00:00",
+        "status": None,
+        "error": "",
+        "excerpt": "",
+    }
+    assert leases.acknowledge(book, [Acked(1, Kind.MAIN)]).ends == {2: shared}
+    given_up = leases.take(book, queue, ask(now=100_001), Rules(max_attempts=3))
+    assert ([each.sequence for each in given_up.exhausted], given_up.ends) == ([1], book.ends)
+
+
+def test_notes_of_how_deliveries_ended_are_bounded_and_those_of_a_lease_are_one() -> None:
+    queue = [message(number) for number in range(1, leases.MOST_IN_FLIGHT + 1)]
+    book = NEW
+    for number in range(KEPT + 5):
+        book = leases.take(book, queue[:1], ask("i" * 200, now=number), ORDERED).book
+    assert [end.at for end in book.ends[1]] == [*range(5, KEPT + 5)][-len(book.ends[1]) :]
+    assert len(book.ends[1]) == KEPT
+    assert len(encode(book)) < 3000
+    for number in range(3):
+        book = leases.take(book, queue, ask("a", len(queue), now=LENGTH * (number + 2)), ANY).book
+    assert len(book.ends) == MOST_KEPT
+    assert sum(map(len, book.ends.values())) <= MOST_KEPT
+    assert len(encode(book._replace(tries={}))) < 1000
+
+
+def test_an_end_of_which_only_a_newer_version_knows_is_left_out_and_rubbish_is_refused() -> None:
+    known, other = [5, "retry", "a", [[1, 2]]], [6, "abducted", "a", [[1, 1]]]
+    ends = json.dumps([known, other]).encode()
+    end = End(5, Ended.RETRY, "a")
+    assert decode(b'{"incarnation": "i", "position": 7, "ends": %s}' % ends).ends == {1: (end,), 2: (end,)}
+    for rubbish in (b"[[1]]", b"[7]", b'[["x", "retry", "a", [[1, 1]]]]', b"7"):
+        with pytest.raises(InvalidInput):
+            decode(b'{"incarnation": "i", "position": 7, "ends": %s}' % rubbish)
 
 
 def test_what_is_out_and_put_off_is_bounded() -> None:

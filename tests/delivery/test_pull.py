@@ -6,10 +6,12 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from purveyor.delivery.dead_letters import attempts_of
 from purveyor.delivery.desk import Desk
 from purveyor.delivery.leases import Kind
 from purveyor.delivery.pull import Delivered, Pull
@@ -30,6 +32,7 @@ from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters import DeadLetter
 from purveyor.queues.headers import POSITION
+from purveyor.queues.letter_box import Parked
 from tests.conftest import OwnServer
 from tests.delivery.conftest import definition, stored
 
@@ -339,7 +342,10 @@ async def test_a_rejected_message_is_a_dead_letter_with_its_reason(
         for message in await stored(queues, "stream:dead-letters")
     ]
     assert (letter.reason, letter.subject, letter.data, letter.attempts) == ("no such mailbox", "ox.main", b"one", 1)
-    assert letter.details == {"subscription": "ox", "incarnation": record.incarnation, "position": 2}
+    log = json.loads(str(letter.details["attempts_log"]))
+    assert [(each["error"], each["excerpt"]) for each in log] == [("rejected by instance 'a'", "no such mailbox")]
+    told = {name: value for name, value in letter.details.items() if name != "attempts_log"}
+    assert told == {"subscription": "ox", "incarnation": record.incarnation, "position": 2}
     with pytest.raises(UnknownMessage):
         await pull.reject("ox", sequence, "again", instance="a")
 
@@ -358,14 +364,23 @@ async def test_after_the_last_attempt_a_message_becomes_a_dead_letter_and_the_ne
         message = await pull.next("ox")
         assert message is not None
         assert (message.data, message.num_delivered) == (b"poison", count)
+        if count == 1:
+            await pull.retry("ox", message.sequence, delay=0)
         clock.now += 31
-    message = await pull.next("ox")
+    message = await pull.next("ox", "b")
     assert message is not None
     assert (message.data, message.num_delivered) == (b"two", 1)
     (parked,) = await stored(queues, "stream:dead-letters")
     letter = DeadLetter.from_message(parked.headers, parked.data)
     assert (letter.data, letter.attempts) == (b"poison", 2)
     assert "after 2 deliveries" in letter.reason
+    told = [(attempt.time, attempt.error) for attempt in attempts_of(Parked.of(parked))]
+    assert told == [
+        (datetime(2027, 1, 15, 8, 0, 0, 0, UTC), "instance 'default' gave it back, to be delivered again"),
+        (datetime(2027, 1, 15, 8, 1, 1, 0, UTC), "the lease of instance 'default' ran out"),
+    ]
+    book = await (await subscriptions.registry())._acknowledged.get("ox")
+    assert b'"ends"' not in book.value  # forgotten with the message
 
 
 async def test_a_paused_subscription_hands_out_nothing_and_goes_on_when_resumed(
@@ -395,8 +410,6 @@ async def test_five_hundred_who_wait_ask_nothing_and_are_woken_by_what_they_wait
         waiting = [asyncio.create_task(pull.next("ox", f"i{number}", timeout=60)) for number in range(500)]
         bells = pull._bells._bells
         await until(lambda: _value(bool(bells) and bells["ox"].waiters == 500 and len(bells["ox"]._listening) == 3))
-        desk = pull._desks._desks["ox"]
-        await until(lambda: _value(desk.idle))
         asked = 0
         request = queues.connection.request
 
@@ -405,9 +418,14 @@ async def test_five_hundred_who_wait_ask_nothing_and_are_woken_by_what_they_wait
             asked += 1
             return await request(*args, **kwargs)
 
+        async def is_quiet() -> bool:
+            nonlocal asked
+            asked = 0
+            await asyncio.sleep(1)
+            return asked < 10  # those who look by themselves from time to time do so together
+
         monkeypatch.setattr(queues.connection, "request", counted)
-        await asyncio.sleep(1)
-        assert asked < 10  # those who look by themselves from time to time do so together
+        await until(is_quiet)  # when each has looked for the last time
         monkeypatch.undo()
         await asyncio.gather(*(queues.publish("ox.main", str(number).encode()) for number in range(500)))
         async with asyncio.timeout(60):

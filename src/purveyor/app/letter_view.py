@@ -4,7 +4,8 @@ import base64
 from datetime import datetime
 from typing import Any
 
-from purveyor.delivery.dead_letters import ATTEMPTS_LOG, Attempt, Report, attempts_of
+from purveyor.delivery.dead_letters import Attempt, Report, attempts_of
+from purveyor.delivery.letters import ATTEMPTS_LOG
 from purveyor.queues.headers import Headers
 from purveyor.queues.letter_box import Parked
 

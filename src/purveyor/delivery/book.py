@@ -8,6 +8,7 @@ message given up at once, or neither.
 from collections.abc import Mapping
 from typing import Any
 
+from purveyor.delivery import ends
 from purveyor.delivery.done import Done, numbers, runs
 from purveyor.delivery.words import Book, Lease, Wait
 from purveyor.model import jsontext
@@ -39,6 +40,8 @@ def encode(book: Book) -> bytes:
         value["tries"] = {str(sequence): count for sequence, count in book.tries.items()}
     if book.waits:
         value["waits"] = {str(sequence): [wait.until, wait.length] for sequence, wait in book.waits.items()}
+    if book.ends:
+        value["ends"] = ends.to_json(book.ends)
     return jsontext.dump(value)
 
 
@@ -59,6 +62,7 @@ def decode(data: bytes) -> Book:
             retry_to=int(value.get("retry_to") or 0),
             putting={int(letter): bool(done) for letter, done in (value.get("putting") or {}).items()},
             expired=Expired.from_json(value.get("expired")),
+            ends=ends.from_json(value.get("ends") or ()),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"the {_WHAT} cannot be read: {error!r}", fix="who else writes to it?") from error

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from purveyor.delivery.bells import Bells
 from purveyor.delivery.desks import Desks
 from purveyor.delivery.gate import Gate
+from purveyor.delivery.letters import ATTEMPTS_LOG
 from purveyor.delivery.putting_back import Done, Point, PuttingBack
 from purveyor.delivery.way_back import belongs_to, origins_of, way_back
 from purveyor.model.errors import PurveyorError, Refused, UnknownMessage, UnknownSubscription
@@ -23,8 +24,6 @@ from purveyor.queues.client import Queues
 from purveyor.queues.letter_box import LETTERS, Fate, LetterBox, Parked, subjects_of
 from purveyor.queues.registry import Registered
 
-ATTEMPTS_LOG: Final = "attempts_log"
-"""The detail with the attempts, where each was noted: JSON of a list of time, status, error and excerpt."""
 _PORTION: Final = 50
 
 

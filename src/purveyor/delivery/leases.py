@@ -16,7 +16,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
 from purveyor.delivery.done import Seen
-from purveyor.delivery.words import Acked, Again, Ask, Book, Kind, Lease, Pending, Rules, Taken, Wait, less
+from purveyor.delivery.ends import noted
+from purveyor.delivery.words import (
+    Acked,
+    Again,
+    Ask,
+    Book,
+    End,
+    Ended,
+    Kind,
+    Lease,
+    Pending,
+    Rules,
+    Taken,
+    Wait,
+    less,
+)
 from purveyor.model.done import Expired
 from purveyor.model.errors import LeaseLost
 from purveyor.model.policy import OrderBy
@@ -64,7 +79,8 @@ def expire(book: Book, now: int) -> Book:
         for sequence, wait in book.waits.items()
         if wait.until > now
     }
-    return book._replace(leases=kept, waits=waits, tries=_tried(book.tries, over))
+    ended = [(lease.sequences, End(lease.until, Ended.RAN_OUT, lease.instance)) for lease in over]
+    return _tried(book, ended)._replace(leases=kept, waits=waits)
 
 
 def _too_long(book: Book, now: int) -> bool:
@@ -96,8 +112,7 @@ def _take_oldest(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules)
     theirs = [lease.until for lease in book.leases if lease.instance != ask.instance]
     if theirs:
         return Taken(book=book, again_at=max(theirs))
-    had = [lease for lease in book.leases if not lease.ahead]
-    free = book._replace(leases=(), tries=_tried(book.tries, had)) if book.leases else book
+    free = _given_up(book, ask) if book.leases else book
     given: list[Pending] = []
     for message in pending:
         if message.sequence in book.waits:
@@ -106,7 +121,7 @@ def _take_oldest(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules)
             break
         if _exhausted(free, message, rules):
             if not given:
-                return Taken(book=book, exhausted=(message,))
+                return Taken(book=book, exhausted=(message,), ends=free.ends)
             break
         given.append(message)
         if len(given) == ask.most:
@@ -116,6 +131,12 @@ def _take_oldest(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules)
             return Taken(book=book, wants_more=True)
         return _grant(free, given, ask, wants_more=True)
     return _grant(free, given, ask)
+
+
+def _given_up(book: Book, ask: Ask) -> Book:
+    had = (lease for lease in book.leases if not lease.ahead)
+    ended = [(lease.sequences, End(ask.now, Ended.ASKED_AGAIN, ask.instance)) for lease in had]
+    return _tried(book, ended)._replace(leases=())
 
 
 def _take_any(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) -> Taken:
@@ -144,9 +165,11 @@ def _take_any(book: Book, pending: Iterable[Pending], ask: Ask, rules: Rules) ->
             break
     if given:
         keys = {message.sequence: message.key for message in given if by_key and message.key is not None}
-        return _grant(book, given, ask, keys, wants_more=not full)._replace(exhausted=tuple(exhausted))
+        granted = _grant(book, given, ask, keys, wants_more=not full)
+        return granted._replace(exhausted=tuple(exhausted), ends=book.ends) if exhausted else granted
     times = [*(lease.until for lease in book.leases), *(wait.until for wait in book.waits.values())]
-    return Taken(book=book, exhausted=tuple(exhausted), again_at=min(times, default=None), wants_more=not full)
+    again_at = min(times, default=None)
+    return Taken(book=book, exhausted=tuple(exhausted), ends=book.ends, again_at=again_at, wants_more=not full)
 
 
 def _grant(
@@ -185,6 +208,7 @@ def acknowledge(book: Book, messages: Iterable[Acked], seen: Mapping[Kind, Seen]
         putting=_put(book.putting, acked),
         tries=less(book.tries, sequences),
         waits=less(book.waits, sequences),
+        ends=less(book.ends, sequences) if book.ends else book.ends,
     )
 
 
@@ -256,7 +280,8 @@ def retry(book: Book, sequence: int, again: Again, rules: Rules) -> Book:
     may_give_up(book, sequence, again.instance)
     lease = book.lease_of(sequence)
     if lease is not None:
-        book = book._replace(tries={**book.tries, sequence: book.tries.get(sequence, 0) + 1})
+        end = End(again.now, Ended.RETRY, again.instance)
+        book = _tried(book, [((sequence,), end)], noting=again.noted)
         behind = lease.sequences[lease.sequences.index(sequence) :]
         book = _released(book, frozenset(behind if rules.order_by is OrderBy.POSITION else (sequence,)))
     if again.delay <= 0:
@@ -306,12 +331,15 @@ def _exhausted(book: Book, message: Pending, rules: Rules) -> bool:
     return rules.max_attempts is not None and book.tries.get(message.sequence, 0) >= rules.max_attempts
 
 
-def _tried(tries: Mapping[int, int], ended: Iterable[Lease]) -> Mapping[int, int]:
-    counts = dict(tries)
-    for lease in ended:
-        for sequence in lease.sequences:
-            counts[sequence] = counts.get(sequence, 0) + 1
-    return counts
+def _tried(book: Book, ended: Sequence[tuple[Sequence[int], End]], *, noting: bool = True) -> Book:
+    """Deliveries are over, each of some messages, and count."""
+    if not ended:
+        return book
+    tries = dict(book.tries)
+    for sequences, _ in ended:
+        for sequence in sequences:
+            tries[sequence] = tries.get(sequence, 0) + 1
+    return book._replace(tries=tries, ends=noted(book.ends, ended) if noting else book.ends)
 
 
 def _released(book: Book, sequences: frozenset[int]) -> Book:

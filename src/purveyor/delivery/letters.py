@@ -1,17 +1,24 @@
 """Messages that a subscription gives up become dead letters: rejected by a consumer, or delivered too often."""
 
 import contextlib
-from collections.abc import Mapping
+import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 from purveyor.delivery.desk import Desk
+from purveyor.delivery.ends import KEPT
 from purveyor.delivery.window import position_of
 from purveyor.model.figures import DEAD_LETTERS as PARKED
+from purveyor.model.jsontext import Json
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters import DeadLetter, Detail, park, subscription_origin
 from purveyor.queues.headers import FAILED_FIRST, RETRIES, Headers, first
 from purveyor.queues.streams import StoredMessage
+
+ATTEMPTS_LOG: Final = "attempts_log"
+"""The detail with the attempts, where each was noted: JSON of a list of time, status, error and excerpt."""
 
 
 def dead_letter_origin(name: str) -> str:
@@ -28,14 +35,12 @@ class Parking:
         self._ready = False
 
     async def park(
-        self,
-        desk: Desk,
-        message: StoredMessage,
-        reason: str,
-        attempts: int,
-        details: Mapping[str, Detail] | None = None,
+        self, desk: Desk, message: StoredMessage, reason: str, attempts: int, log: Sequence[Json] = ()
     ) -> int:
-        """Store a dead letter; its sequence. Its id tells where the message came from: parked again, it is the same."""
+        """Store a dead letter; its sequence. Its id tells where the message came from: parked again, it is the same.
+
+        `attempts` is how often it was tried, and `log` tells of those attempts that were noted.
+        """
         if not self._ready:
             (await self._queues.ensure(DEAD_LETTERS, replicas=self._replicas)).require_usable()
             self._ready = True
@@ -55,7 +60,7 @@ class Parking:
                 "incarnation": desk.incarnation,
                 "position": position_of(message.headers),
                 **_retries(message.headers),
-                **(details or {}),
+                **({ATTEMPTS_LOG: json.dumps(log[-KEPT:])} if log else {}),
             },
         )
         receipt = await park(self._queues, letter)

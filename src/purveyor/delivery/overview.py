@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+from purveyor.delivery.push.troubles import Trouble, troubles_of
 from purveyor.model.done import Expired
 from purveyor.model.errors import UnknownMessage, UnknownStream
 from purveyor.queues.catalogue import subscription_queue
@@ -26,14 +27,19 @@ class Overview:
     """How many dead letters that were put back wait."""
     expired: Expired
     """What nobody acknowledged in time."""
+    trouble: Trouble | None = None
+    """Why it is not pushed, though it should be."""
 
 
 async def look(queues: Queues, registry: Registry, found: Registered) -> Overview:
     """How one subscription stands."""
     queue = subscription_queue(found.name)
     main, prefill, retry = queue.subjects
-    book, newest, waiting = await asyncio.gather(
-        registry.book(found), _newest(queues, queue.stream, main), _waiting(queues, queue.stream)
+    book, newest, waiting, troubles = await asyncio.gather(
+        registry.book(found),
+        _newest(queues, queue.stream, main),
+        _waiting(queues, queue.stream),
+        troubles_of(queues, [found]),
     )
     positions = [position for position in (book.position if book else 0, newest) if position]
     return Overview(
@@ -43,6 +49,7 @@ async def look(queues: Queues, registry: Registry, found: Registered) -> Overvie
         prefill=None if waiting is None else waiting.get(prefill, 0),
         retry=None if waiting is None else waiting.get(retry, 0),
         expired=book.expired if book else Expired(),
+        trouble=troubles.get(found.name),
     )
 
 

@@ -6,7 +6,7 @@ here is kept that another process could not do without: any number of them serve
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
@@ -16,6 +16,7 @@ from purveyor.delivery.ahead import Kept
 from purveyor.delivery.bells import Bells
 from purveyor.delivery.desk import Desk, Step
 from purveyor.delivery.desks import Desks
+from purveyor.delivery.ends import entry, log
 from purveyor.delivery.gate import Gate, is_open
 from purveyor.delivery.hands import (
     MOST_LAPSED,
@@ -39,7 +40,7 @@ from purveyor.delivery.hands import (
 )
 from purveyor.delivery.letters import Parking
 from purveyor.delivery.window import kind_of, letter_of, position_of
-from purveyor.delivery.words import Acked, Again, Book, Lease, Pending
+from purveyor.delivery.words import Acked, Again, Book, End, Lease, Pending
 from purveyor.model import figures
 from purveyor.model.errors import InvalidInput, UnknownMessage, UnknownStream, UnknownSubscription
 from purveyor.model.policy import LONGEST_DELAY_SECONDS, OrderBy, check_lease_seconds
@@ -185,18 +186,21 @@ class Pull:
         desk = await self._desk(name)
         message = await self._find(desk, sequence)
 
-        def check(book: Book) -> Step[int]:
+        def check(book: Book) -> Step[Book]:
             book = leases.expire(book, self._now())
             if sequence in book.done(message.kind):
                 raise gone(name, sequence)
             leases.may_give_up(book, sequence, instance)
-            return Step(value=book.deliveries(sequence), empty=True)
+            return Step(value=book, empty=True)
 
-        deliveries = await desk.decide(check)
+        book = await desk.decide(check)
         body = await self._read(desk, sequence)
         if body is None:
             raise gone(name, sequence)
-        await self._parking.park(desk, body, reason or "rejected by the consumer", deliveries)
+        last = entry(self._now(), f"rejected by instance {instance!r}", reason)
+        attempts = [*log(book.ends.get(sequence, ())), last]
+        reason = reason or "rejected by the consumer"
+        await self._parking.park(desk, body, reason, book.deliveries(sequence), attempts)
         await desk.decide(lambda book: acknowledged(desk, book, [message]))
 
     async def extend(
@@ -289,7 +293,7 @@ class Pull:
                 self._gate.forget(name)  # deleted and perhaps added again: asked anew, the registry tells
                 continue
             for message in hand.taken.exhausted:
-                await self._give_up(desk, message)
+                await self._give_up(desk, message, hand.taken.ends.get(message.sequence, ()))
             if hand.lapsed:
                 figures.EXPIRED.add(name, by=hand.lapsed)
             found = await self._bodies(desk, hand)
@@ -314,14 +318,15 @@ class Pull:
         count_delivered(desk.name, found, popped=hand.popped)
         return found
 
-    async def _give_up(self, desk: Desk, message: Pending) -> None:
+    async def _give_up(self, desk: Desk, message: Pending, ends: Sequence[End]) -> None:
         """Park a message that was delivered too often, and go on behind it."""
         attempts = desk.definition.retry.max_attempts or 0
         body = await self._read(desk, message.sequence)
         headers = {} if body is None else body.headers
         acked = Acked(message.sequence, message.kind, position_of(headers) or 0, letter_of(headers))
         if body is not None:
-            await self._parking.park(desk, body, f"not acknowledged after {attempts} deliveries", attempts)
+            reason = f"not acknowledged after {attempts} deliveries"
+            await self._parking.park(desk, body, reason, attempts, log(ends))
         await desk.decide(lambda book: acknowledged(desk, book, [acked]))
 
     async def _find(self, desk: Desk, sequence: int) -> Acked:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import assert_never
 
+from purveyor.model import tracing
 from purveyor.model.control import (
     CONTROL_SUBJECT,
     JOB_SUBJECT,
@@ -312,7 +313,13 @@ class Subscriptions:
 
     async def _put_job(self, job: Job) -> None:
         (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_usable()
-        await self._queues.publish(JOB_SUBJECT, job.encode(), msg_id=job.job, expect=Expect(stream=PREFILL.stream))
+        await self._queues.publish(
+            JOB_SUBJECT,
+            job.encode(),
+            headers=tracing.current(),  # what comes of it belongs to the trace of whoever asks
+            msg_id=job.job,
+            expect=Expect(stream=PREFILL.stream),
+        )
 
 
 def _begun(record: Record, position: int) -> Record:

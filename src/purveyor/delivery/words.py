@@ -83,6 +83,25 @@ class Wait(NamedTuple):
     length: int
 
 
+class Ended(Enum):
+    """How a delivery ended that did not end with an acknowledgement."""
+
+    RAN_OUT = "ran out"
+    """Its lease did."""
+    ASKED_AGAIN = "asked again"
+    """In ordered delivery, the one who had it asked for messages and had not answered for it."""
+    RETRY = "retry"
+    """The one who had it wants it to be delivered again."""
+
+
+class End(NamedTuple):
+    """When and how a delivery ended, and who had the message."""
+
+    at: int
+    how: Ended
+    instance: str
+
+
 class Book(NamedTuple):
     """All that is known about the delivery of one subscription."""
 
@@ -103,6 +122,8 @@ class Book(NamedTuple):
     putting: Mapping[int, bool] = _NOTHING
     """Dead letters that are being put back, and whether that was acknowledged before it was known to be complete."""
     expired: Expired = Expired()
+    ends: Mapping[int, tuple[End, ...]] = _NOTHING
+    """How the earlier deliveries of a message ended, the last of them (see `ends`)."""
 
     def done(self, kind: Kind) -> Done:
         """What is acknowledged of a subject."""
@@ -155,6 +176,8 @@ class Again(NamedTuple):
     instance: str
     now: int
     delay: int = 0
+    noted: bool = True
+    """Whether the book is to tell it; push keeps notes of its own."""
 
 
 class Taken(NamedTuple):
@@ -166,6 +189,8 @@ class Taken(NamedTuple):
     """Of each message of the lease, this one counted."""
     exhausted: tuple[Pending, ...] = ()
     """Messages that were delivered too often; they become dead letters, then asking again goes on behind them."""
+    ends: Mapping[int, tuple[End, ...]] = _NOTHING
+    """How the deliveries of those ended."""
     again_at: int | None = None
     """When time alone may change a refusal."""
     wants_more: bool = False

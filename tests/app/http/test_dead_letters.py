@@ -44,7 +44,9 @@ def test_a_subscription_sees_its_letters_whole(consumer: Consumer, ids: list[int
     letter = consumer.get(f"dead-letters/{ids[0]}").json()
     assert letter["headers"]["Purveyor-Position"] == ["2"]
     assert '"number": 2' in letter["data"]
-    assert (letter["attempts_log"], letter["details"]["position"]) == ([], 2)
+    [attempt] = letter["attempts_log"]
+    assert (attempt["status"], attempt["error"]) == (None, "rejected by instance 'default'")
+    assert (attempt["excerpt"], letter["details"]["position"]) == ("no such mailbox", 2)
     problem(consumer.get("dead-letters/999999999"), 404)
     problem(consumer.get("dead-letters/x"), 422)
     problem(consumer.get("dead-letters", params={"limit": 0}), 422)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -110,6 +111,15 @@ class Desk:
                 push=Push(endpoints=endpoints, **push),
             )
         )
+
+    async def change(self, **push: Any) -> None:
+        """Other push settings."""
+
+        def changed(now: Subscription) -> Subscription:
+            assert now.push is not None
+            return dataclasses.replace(now, push=dataclasses.replace(now.push, **push))
+
+        await self.subscriptions.redefine(self.name, changed)
 
     async def write(self, *events: dict[str, Any]) -> None:
         """Messages as the dispatcher writes them."""

@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
+from purveyor.delivery.overview import look
+from purveyor.delivery.push.attempts import Attempts
+from purveyor.delivery.push.counter import Counter
+from purveyor.delivery.push.parked import ParkedKeys
+from purveyor.delivery.push.troubles import troubles_of
 from purveyor.delivery.push.worker import Worker
 from purveyor.model.policy import OrderBy, RetryPolicy
 from purveyor.model.push import AckCodes, AfterDeadLetter
+from purveyor.model.registration import RecordState
 from purveyor.queues.catalogue import DEAD_LETTERS
 from tests.delivery.push.conftest import SWIFT, Desk, Told, until, until_true
 
@@ -259,6 +265,45 @@ async def test_an_address_that_is_not_allowed_is_never_reached(desk: Desk, work:
     assert "PURVEYOR_PUSH_ALLOW" in told[0][2]
     assert await desk.waiting() == 1
     assert not desk.seen()
+    await until(lambda: _is_told(desk, "127.0.0.1, which is no public address"))
+
+
+async def test_why_it_is_not_pushed_is_told_until_the_cause_is_gone_and_no_attempt_is_spent(
+    desk: Desk, work: Work
+) -> None:
+    await desk.add("/ok", retry=TWICE, secret="env:PURVEYOR_TEST_NO_SUCH_SECRET")
+    await desk.write({})
+    await work()
+    await until(lambda: _is_told(desk, "PURVEYOR_TEST_NO_SUCH_SECRET"))
+    await desk.change(secret=None, endpoints=("http://10.0.0.1/", "http://10.0.0.2/"))
+    await until(lambda: _is_told(desk, "10.0.0.2"))
+    found = await desk.subscriptions.get(desk.name)
+    overview = await look(desk.queues, await desk.subscriptions.registry(), found)
+    assert overview.trouble is not None
+    assert "SECRET" not in overview.trouble.reason
+    assert found.record.state is RecordState.ACTIVE
+    await desk.subscriptions.pause(desk.name)  # then that is the reason
+    await until(lambda: _is_told(desk, None))
+    await desk.subscriptions.resume(desk.name)
+    await until(lambda: _is_told(desk, "10.0.0.1"))
+    await desk.change(endpoints=(desk.site.url(f"/ok?for={desk.name}"),))
+    await desk.drained()
+    await until(lambda: _is_told(desk, None))
+    assert [json.loads(each["body"])["deliveryAttempt"] for each in desk.seen()] == [1]
+    assert not await desk.letters()
+
+
+async def _is_told(desk: Desk, words: str | None) -> bool:
+    """Whether those who look at the subscription see why it is not pushed; None: that nothing is in the way."""
+    found = await desk.subscriptions.get(desk.name)
+    other = dataclasses.replace(
+        found,
+        record=dataclasses.replace(found.record, definition=dataclasses.replace(found.record.definition, name="o")),
+    )
+    trouble = (await troubles_of(desk.queues, [found])).get(desk.name)
+    if trouble != (await troubles_of(desk.queues, [found, other])).get(desk.name):
+        return False  # told just now
+    return trouble is None if words is None else trouble is not None and words in trouble.reason
 
 
 async def test_a_secret_that_is_not_there_stops_one_subscription_and_says_so(
@@ -295,6 +340,32 @@ async def test_a_worker_that_stops_leaves_no_lease_behind(desk: Desk, work: Work
     book = await (await first._shop.counter._desk(desk.name)).look()
     assert not book.leases
     assert all(count == 0 for count in book.tries.values())
+
+
+async def test_by_policy_a_message_that_only_crashes_used_up_parks_the_later_messages_of_its_key_too(
+    desk: Desk, work: Work
+) -> None:
+    await desk.add("/ok", order_by=OrderBy.KEY, retry=TWICE, after_dead_letter=AfterDeadLetter.PARK_KEY)
+    await desk.write({"uuid": "a"}, {"uuid": "a"}, {"uuid": "b"})
+    notes, keys = Attempts(desk.queues), ParkedKeys(desk.queues)
+    for number in range(2):
+        async with Counter(desk.queues, notes, keys, instance=f"killed-{number}") as killed:
+            await until(lambda killed=killed: _has_taken(killed, desk.name))  # type: ignore[misc]
+    await asyncio.gather(work(), work())
+    await desk.drained()
+    assert desk.acked() == [3]
+    used_up, later = await desk.letters()
+    assert [json.loads(each.data)["body"]["new"]["n"] for each in (used_up, later)] == [1, 2]
+    assert (used_up.reason, used_up.attempts) == ("not acknowledged after 2 deliveries", 2)
+    told = [each["error"] for each in json.loads(str(used_up.details["attempts_log"]))]
+    assert told == [f"the lease of instance 'killed-{number}' ran out" for number in range(2)]
+    assert "parked with an earlier message about 'a'" in later.reason
+
+
+async def _has_taken(counter: Counter, name: str) -> bool:
+    """Takes one message and never answers for it, as a worker that is killed."""
+    found, _ = await counter.look(name, 1, 0.1)
+    return [each.data for each in found if b'"n": 1,' in each.data] != []
 
 
 async def test_by_policy_the_later_messages_of_a_key_are_parked_with_one_that_failed_until_it_is_seen_to(

@@ -20,7 +20,8 @@ from purveyor.app.cli.render import (
 )
 from purveyor.app.cli.text import safe
 from purveyor.app.letter_view import report_json, summary, whole
-from purveyor.delivery.dead_letters import ATTEMPTS_LOG, Choice, DeadLetters, Page, Report, attempts_of
+from purveyor.delivery.dead_letters import Choice, DeadLetters, Page, Report, attempts_of
+from purveyor.delivery.letters import ATTEMPTS_LOG
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.letter_box import Parked
 

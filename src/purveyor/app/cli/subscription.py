@@ -42,6 +42,7 @@ from purveyor.app.cli.text import safe
 from purveyor.app.cli.values import parse_duration, parse_time, utc_now
 from purveyor.app.push_edge import PushEdge
 from purveyor.delivery.overview import Overview, backlogs, look
+from purveyor.delivery.push.troubles import Trouble, troubles_of
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model import jsontext
 from purveyor.model.control import Place
@@ -214,15 +215,19 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """List the subscriptions."""
     cli = Cli.of(ctx, as_json)
 
-    async def work(subscriptions: Subscriptions, queues: Queues) -> tuple[Snapshot, dict[str, int]]:
-        return await subscriptions.list(), await backlogs(queues)
+    async def work(subscriptions: Subscriptions, queues: Queues) -> tuple[Snapshot, dict[str, int], dict[str, Trouble]]:
+        snapshot = await subscriptions.list()
+        return snapshot, await backlogs(queues), await troubles_of(queues, [*snapshot.subscriptions.values()])
 
-    found, waiting = _call(cli, work)
+    found, waiting, troubles = _call(cli, work)
     for name, reason in found.unreadable.items():
         note(f"subscription {name} cannot be read: {reason}")
     if cli.json:
         write_json(
-            [{**registered_dict(each), "backlog": waiting.get(each.name)} for each in found.subscriptions.values()],
+            [
+                {**registered_dict(each, troubles.get(each.name)), "backlog": waiting.get(each.name)}
+                for each in found.subscriptions.values()
+            ],
             indent=2,
         )
         return
@@ -230,7 +235,7 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
         (
             each.name,
             [f"{topic.realm}:{topic.topic}" for topic in each.record.definition.realms_topics],
-            condition(each),
+            condition(each, troubles.get(each.name)),
             each.record.begin,
             waiting.get(each.name),
             each.prefill.status if each.prefill else None,

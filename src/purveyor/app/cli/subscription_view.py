@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from purveyor.app.cli.render import block, show_time
 from purveyor.delivery.overview import Overview
+from purveyor.delivery.push.troubles import Trouble
 from purveyor.model.done import Expired
 from purveyor.model.policy import DEFAULT_HIDDEN
 from purveyor.model.push import AfterDeadLetter
@@ -12,15 +13,17 @@ from purveyor.model.subscription import Subscription
 from purveyor.queues.registry import PrefillState, Registered
 
 
-def condition(found: Registered) -> str:
+def condition(found: Registered, trouble: Trouble | None = None) -> str:
     """The state in one word, the one that asks for attention first."""
     if found.suspended is not None:
         return "suspended"
-    return "paused" if found.record.paused else found.record.state.value
+    if found.record.paused:
+        return "paused"
+    return "stuck" if trouble is not None else found.record.state.value
 
 
-def registered_dict(found: Registered) -> dict[str, object]:
-    """What the registry knows, as JSON."""
+def registered_dict(found: Registered, trouble: Trouble | None = None) -> dict[str, object]:
+    """What the registry knows, as JSON; and why it is not pushed."""
     record = found.record
     return {
         **record.definition.shown(),
@@ -28,6 +31,7 @@ def registered_dict(found: Registered) -> dict[str, object]:
         "state": record.state.value,
         "paused": record.paused,
         **({} if record.pause_reason is None else {"pause_reason": record.pause_reason}),
+        **({} if trouble is None else {"push_trouble": trouble.to_json()}),
         "created": record.created,
         "begin": record.begin,
         "suspended": found.suspended.to_json() if found.suspended else None,
@@ -39,7 +43,7 @@ def as_dict(found: Overview) -> dict[str, object]:
     """All about a subscription, as JSON."""
     waiting = {"main": found.main, "prefill": found.prefill, "retry": found.retry}
     return {
-        **registered_dict(found.registered),
+        **registered_dict(found.registered, found.trouble),
         "position": found.position,
         "backlog": None if found.main is None else waiting,
         "expired": expired_dict(found.expired),
@@ -65,8 +69,9 @@ def as_text(found: Overview) -> str:
         *([("Only", filters)] if filters else []),
         *([("Hidden", list(hidden) or "nothing")] if hidden != DEFAULT_HIDDEN else []),
         *push_rows(record.definition),
-        ("State", condition(found.registered)),
+        ("State", condition(found.registered, found.trouble)),
         *([] if record.pause_reason is None else [("Paused because", record.pause_reason)]),
+        *([] if found.trouble is None else [("Not pushed because", found.trouble.reason)]),
         ("Created", record.created),
         ("Begins after", record.begin),
         ("Dispatched up to", found.position),

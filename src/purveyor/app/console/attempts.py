@@ -4,14 +4,14 @@ Read from the book of deliveries and the queue itself; nothing is taken, leased 
 """
 
 import contextlib
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from purveyor.delivery import book
 from purveyor.delivery.dead_letters import Attempt
-from purveyor.delivery.push.attempts import LOG, Attempts
+from purveyor.delivery.ends import log
+from purveyor.delivery.push.attempts import Attempts
 from purveyor.delivery.words import Book, Kind
 from purveyor.model.errors import InvalidInput, UnknownKey, UnknownStream
 from purveyor.queues.catalogue import subscription_queue
@@ -90,15 +90,11 @@ def _attempted(kept: Book, message: StoredMessage, kind: Kind) -> Attempted:
 
 
 async def failed(queues: Queues, found: Registered, sequence: int) -> list[Attempt]:
-    """The attempts to push a message that failed, the last ones; none for a subscription that is not pushed."""
-    if found.record.definition.push is None:
-        return []
-    kept = await Attempts(queues).details(found.name, found.incarnation, sequence)
-    try:
-        told: Any = json.loads(str(kept.get(LOG) or "[]"))
-    except ValueError:
-        return []
-    return [_attempt(each) for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    """The deliveries of a message that came to nothing, the last ones: what the book tells, and what push has noted."""
+    told = log((await _book(queues, found)).ends.get(sequence, ()))
+    if found.record.definition.push is not None:
+        told += await Attempts(queues).log(found.name, found.incarnation, sequence)
+    return [_attempt(each) for each in sorted(told, key=lambda each: str(each.get("time")))]
 
 
 def _attempt(told: dict[str, Any]) -> Attempt:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from purveyor.app.http.push_models import PushBody, PushShown
+from purveyor.app.http.push_models import PushBody, PushShown, TroubleBody
 from purveyor.app.push_edge import PushEdge
 from purveyor.delivery.pull import LONGEST_WAIT_SECONDS
 from purveyor.delivery.pull import MOST_AT_ONCE as MOST_LEASED
@@ -206,6 +206,7 @@ class SubscriptionBody(BaseModel):
     lease_seconds: float | None = None
     retry: RetryBody | None = None
     push: PushShown | None = None
+    push_trouble: TroubleBody | None = Field(default=None, description="why it is not pushed, though it should be")
     retention_seconds: float | None = None
     expired: ExpiredBody | None = Field(default=None, description="what nobody acknowledged in time")
     paused: bool | None = Field(default=None, description="true: nothing is handed out at present")

@@ -49,6 +49,13 @@ class PushBody(BaseModel):
         return given
 
 
+class TroubleBody(BaseModel):
+    """Why nothing is sent, and since when a worker knows."""
+
+    reason: str
+    since: str
+
+
 class PushShown(BaseModel):
     """Push settings as they are shown: of a secret, that there is one, or the variable that holds it."""
 

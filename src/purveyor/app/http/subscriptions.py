@@ -1,6 +1,8 @@
 """Routes of subscriptions: add, list, look at, change, delete, replay, and the state of a prefill."""
 
 import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import Any
 
@@ -19,9 +21,13 @@ from purveyor.app.http.models import (
 from purveyor.app.http.problems import documented
 from purveyor.app.http.security import Role
 from purveyor.delivery import prefill_status
+from purveyor.delivery.push.troubles import Trouble, troubles_of
+from purveyor.model import tracing
 from purveyor.model.errors import InvalidName
 from purveyor.model.jsontext import Json
 from purveyor.model.registration import PrefillStatus, RecordState
+from purveyor.model.tracing import Carrier
+from purveyor.queues.registry import Registered
 
 router = APIRouter(prefix="/v1/subscriptions", tags=["subscriptions"])
 _log = logging.getLogger(__name__)
@@ -35,8 +41,9 @@ async def list_subscriptions(request: Request) -> Response:
     snapshot = await context.services(request).subscriptions.list()
     for name, reason in snapshot.unreadable.items():
         _log.warning("subscription %s cannot be read: %s", name, reason)
-    found = snapshot.subscriptions.values()
-    return context.as_json([subscription_json(each) for each in found if each.record.state is not RecordState.DELETING])
+    found = [each for each in snapshot.subscriptions.values() if each.record.state is not RecordState.DELETING]
+    troubles = await troubles_of(context.services(request).queues, found)
+    return context.as_json([{**subscription_json(each), **_trouble(each, troubles)} for each in found])
 
 
 @router.post(
@@ -63,7 +70,8 @@ async def add_subscription(request: Request, given: NewSubscription) -> Response
     definition = given.definition(context.push(request), existing)
     if context.security(request).is_reserved(definition.name):
         raise InvalidName(f"the name {definition.name!r} is that of a login", fix="choose another name")
-    record, created = await services.subscriptions.add(definition)
+    with _traced(request, definition.name):
+        record, created = await services.subscriptions.add(definition)
     new = await services.credentials.set_first(definition.name, record.incarnation, given.password.get_secret_value())
     services.pull.forget(definition.name)
     body = await _body(request, definition.name)
@@ -97,7 +105,8 @@ async def change_subscription(request: Request, name: str, given: SubscriptionCh
         edge = context.push(request)
         await services.subscriptions.redefine(name, lambda now: given.applied(now, edge))
     if given.paused is not None:
-        await (services.subscriptions.pause if given.paused else services.subscriptions.resume)(name)
+        with _traced(request, name):
+            await (services.subscriptions.pause if given.paused else services.subscriptions.resume)(name)
     if given.password is not None:
         await services.credentials.set_password(
             name,
@@ -151,14 +160,26 @@ async def replay(request: Request, name: str, given: ReplayRequest) -> Json:
     """Write events of the past to its queue again, those that fit. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
     begin, end = given.places()
-    job = await context.services(request).subscriptions.replay(name, begin, end, given.topics())
+    with _traced(request, name):
+        job = await context.services(request).subscriptions.replay(name, begin, end, given.topics())
     return {"job": job.job}
 
 
+def _traced(request: Request, name: str) -> AbstractContextManager[Carrier]:
+    """A job that comes of the request belongs to its trace."""
+    return tracing.span("ask", tracing.carrier(request.headers.get), subscription=name)
+
+
 async def _body(request: Request, name: str) -> Json:
-    subscriptions = context.services(request).subscriptions
-    found = await subscriptions.get(name)
+    services = context.services(request)
+    found = await services.subscriptions.get(name)
+    trouble = _trouble(found, await troubles_of(services.queues, [found]))
     if found.record.definition.retention_seconds is None:
-        return subscription_json(found)
-    book = await (await subscriptions.registry()).book(found)
-    return subscription_json(found, None if book is None else book.expired)
+        return {**subscription_json(found), **trouble}
+    book = await (await services.subscriptions.registry()).book(found)
+    return {**subscription_json(found, None if book is None else book.expired), **trouble}
+
+
+def _trouble(found: Registered, troubles: Mapping[str, Trouble]) -> Json:
+    told = troubles.get(found.name)
+    return {} if told is None else {"push_trouble": told.to_json()}

@@ -1,25 +1,22 @@
 """What each failed attempt to push a message came to, kept until the message is acknowledged or becomes a dead letter.
 
 It lies in a bucket of its own, one key for each message that failed: the book of a subscription is written with every
-message, and has to be short. It is a record for people: how often a message was tried is counted in the book.
+message, and has to be short. It is a record for people, of the last attempts: how often a message was tried is counted
+in the book.
 """
 
 import json
 from datetime import timedelta
 from typing import Any, Final
 
+from purveyor.delivery.ends import KEPT
 from purveyor.delivery.push.verdict import Outcome
 from purveyor.model.errors import UnknownKey
 from purveyor.model.jsontext import Json
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters import Detail
 from purveyor.queues.keyvalue import Bucket, BucketConfig
 from purveyor.queues.permissions import PUSH_ATTEMPTS
 
-LOG: Final = "attempts_log"
-"""The detail of a dead letter that holds the attempts, as a JSON text."""
-_KEPT: Final = 20
-"""Of a message that is tried for ever, only the last attempts are kept."""
 _AGE: Final = timedelta(days=30)
 
 
@@ -37,18 +34,16 @@ class Attempts:
         key = _key(name, sequence)
         if attempt > 1 and key not in self._known:
             self._known[key] = await self._read(key, incarnation)
-        log = [*self._known.get(key, ()), entry][-_KEPT:]
+        log = [*self._known.get(key, ()), entry][-KEPT:]
         self._known[key] = log
         value = json.dumps({"incarnation": incarnation, "attempts": log}, separators=(",", ":"))
         await (await self._open()).put(key, value.encode())
 
-    async def details(self, name: str, incarnation: str, sequence: int) -> dict[str, Detail]:
-        """For a dead letter."""
+    async def log(self, name: str, incarnation: str, sequence: int) -> list[Json]:
+        """The failed attempts that are kept, as a dead letter has them."""
         key = _key(name, sequence)
         log = self._known.get(key)
-        if log is None:
-            log = await self._read(key, incarnation)
-        return {LOG: json.dumps(log)} if log else {}
+        return await self._read(key, incarnation) if log is None else log
 
     async def forget(self, name: str, sequence: int, *, failed_before: bool) -> None:
         """The message is done with."""

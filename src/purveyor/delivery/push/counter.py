@@ -4,37 +4,36 @@ The rules, the book and the queue are those of `pull`; so push workers, several 
 serve one subscription.
 """
 
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from purveyor.delivery import leases
 from purveyor.delivery.desk import Desk, Step
+from purveyor.delivery.ends import log
 from purveyor.delivery.hands import Delivered, Order, acknowledged, rules_of
 from purveyor.delivery.pull import Pull
 from purveyor.delivery.push.attempts import Attempts
+from purveyor.delivery.push.formats import key_of
+from purveyor.delivery.push.parked import ParkedKeys
 from purveyor.delivery.push.settling import Answers, settle
 from purveyor.delivery.window import letter_of, position_of
-from purveyor.delivery.words import Acked, Book, Kind, Pending
+from purveyor.delivery.words import Acked, Book, End, Kind, Pending
 from purveyor.model import figures
 from purveyor.model.errors import LeaseLost, UnknownSubscription
+from purveyor.model.push import AfterDeadLetter
 from purveyor.queues.client import Queues
+from purveyor.queues.streams import StoredMessage
 
 
 class Counter(Pull):
     """See the module. `instance` is the name under which this process has messages."""
 
     def __init__(
-        self,
-        queues: Queues,
-        attempts: Attempts,
-        *,
-        instance: str,
-        replicas: int = 1,
-        clock: Callable[[], float] = time.time,
+        self, queues: Queues, attempts: Attempts, parked: ParkedKeys, *, instance: str, replicas: int = 1
     ) -> None:
-        super().__init__(queues, replicas=replicas, clock=clock)
+        super().__init__(queues, replicas=replicas)
         self.instance = instance
         self._attempts = attempts
+        self._parked = parked
 
     async def look(self, name: str, most: int, lease_seconds: float) -> tuple[list[Delivered], float | None]:
         """What there is now, without waiting; and in how many seconds time alone may bring more, if that is known."""
@@ -62,39 +61,51 @@ class Counter(Pull):
         if answers.again:
             figures.RETURNED.add(name, by=len(answers.again))
 
-    async def park(self, name: str, incarnation: str, message: Delivered, reason: str) -> int | None:
-        """Store a message that failed for good as a dead letter; its sequence, or None if it is in other hands by now.
+    async def park(self, name: str, incarnation: str, message: Delivered, reason: str) -> bool:
+        """Store a message that failed for good as a dead letter; False if it is in other hands by now.
 
         It is acknowledged afterwards, by `settle`: after a crash between the two it is given up again, and is the same
         dead letter.
         """
         desk = await self._own_desk(name, incarnation)
 
-        def check(book: Book) -> Step[None]:
-            leases.held(leases.expire(book, self._now()), message.sequence, self.instance)
-            return Step(value=None, empty=True)
+        def check(book: Book) -> Step[Sequence[End]]:
+            book = leases.expire(book, self._now())
+            leases.held(book, message.sequence, self.instance)
+            return Step(value=book.ends.get(message.sequence, ()), empty=True)
 
         try:
-            await desk.decide(check)
+            ends = await desk.decide(check)
         except LeaseLost:
-            return None
+            return False
         body = await self._read(desk, message.sequence)
-        if body is None:
-            return 0  # somebody removed it
-        details = await self._attempts.details(name, incarnation, message.sequence)
-        return await self._parking.park(desk, body, reason, message.num_delivered, details)
+        if body is not None:  # else somebody removed it
+            await self._store(desk, body, reason, message.num_delivered, ends)
+        return True
 
-    async def _give_up(self, desk: Desk, message: Pending) -> None:
+    async def _give_up(self, desk: Desk, message: Pending, ends: Sequence[End]) -> None:
         """A message that was out too often, the last time with a worker that did not live to tell what came of it."""
         body = await self._read(desk, message.sequence)
         headers = {} if body is None else body.headers
         acked = Acked(message.sequence, message.kind, position_of(headers) or 0, letter_of(headers))
         if body is not None:
             attempts = desk.definition.retry.max_attempts or 0
-            details = await self._attempts.details(desk.name, desk.incarnation, message.sequence)
-            await self._parking.park(desk, body, f"not acknowledged after {attempts} deliveries", attempts, details)
+            await self._store(desk, body, f"not acknowledged after {attempts} deliveries", attempts, ends)
         await desk.decide(lambda book: acknowledged(desk, book, [acked]))
         await self._attempts.forget(desk.name, message.sequence, failed_before=True)
+
+    async def _store(self, desk: Desk, body: StoredMessage, reason: str, count: int, ends: Sequence[End]) -> None:
+        """1. The dead letter. 2. Its key is noted, if the later messages about it are to be parked too.
+
+        It tells the attempts with their answers, and the leases of workers that did not live to note any.
+        """
+        name, incarnation, push = desk.name, desk.incarnation, desk.definition.push
+        noted = await self._attempts.log(name, incarnation, body.sequence)
+        attempts = sorted([*noted, *log(ends)], key=lambda each: str(each.get("time")))
+        letter = await self._parking.park(desk, body, reason, count, attempts)
+        parks_keys = push is not None and push.after_dead_letter is AfterDeadLetter.PARK_KEY
+        if parks_keys and (key := key_of(body.data)) is not None:
+            await self._parked.add(name, incarnation, key, letter)
 
     async def _own_desk(self, name: str, incarnation: str) -> Desk:
         desk = await self._desk(name)

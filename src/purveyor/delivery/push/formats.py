@@ -56,6 +56,11 @@ def read(message: Delivered, subscription: str) -> Letter:
     )
 
 
+def key_of(data: bytes) -> str | None:
+    """Which object a message is about, as an endpoint is told."""
+    return _key(_event(data))
+
+
 def write(form: PushFormat, message: Delivered, letter: Letter, subscription: str) -> tuple[bytes, bytes]:
     """Body and header lines."""
     match form:

@@ -29,6 +29,8 @@ class Health:
         self.breaker = Breaker()
         self.listeners: set[Callable[[], None]] = set()
         """Called when it is up again."""
+        self.refused = ""
+        """Why push must not go there, if that was the last thing that was found out."""
 
     def state(self, now: float) -> State:
         """As of now."""
@@ -38,7 +40,7 @@ class Health:
         """It answered."""
         if self.breaker.until is not None or self.breaker.failures:
             was_open = self.breaker.until is not None
-            self.breaker = self.breaker.succeeded()
+            self.breaker, self.refused = self.breaker.succeeded(), ""
             if was_open:
                 for listener in [*self.listeners]:
                     listener()
@@ -92,6 +94,8 @@ class Lane:
         self.under_way = 0
         self.probing = False
         """It may send one message, to see whether the endpoint is up again."""
+        self.refused = ""
+        """What was told of the endpoint: why push must not go there."""
 
     def adopt(self, subscription: str, push: Push, secrets: Secrets) -> None:
         """New settings; what was learnt of the endpoint stays."""

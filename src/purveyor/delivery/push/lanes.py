@@ -14,7 +14,7 @@ from purveyor.delivery.push.lane import Lane, Secrets
 from purveyor.delivery.push.sender import why
 from purveyor.delivery.push.shop import Shop
 from purveyor.delivery.push.verdict import Outcome, Verdict, What
-from purveyor.model.errors import PurveyorError
+from purveyor.model.errors import PurveyorError, Refused
 from purveyor.model.push import Push
 
 _REFUSED_SECONDS: Final = 30.0
@@ -22,15 +22,25 @@ _OTHERS_PROBE_SECONDS: Final = 1.0
 
 
 class Lanes:
-    """See the module. `look_again` is called when there may be room where there was none."""
+    """See the module. `look_again` is called when there may be room where there was none.
+
+    `hindered` hears of an endpoint why push must not go there, and nothing when it may.
+    """
 
     def __init__(
-        self, shop: Shop, name: str, *, look_again: Callable[[], None], say: Callable[[str, str], None]
+        self,
+        shop: Shop,
+        name: str,
+        *,
+        look_again: Callable[[], None],
+        say: Callable[[str, str], None],
+        hindered: Callable[[str, str], None],
     ) -> None:
         self._shop = shop
         self._name = name
         self._look_again = look_again
         self._say = say
+        self._hindered = hindered
         self._loop = asyncio.get_running_loop()
         self._lanes: list[Lane] = []
         self._probes: set[asyncio.Task[None]] = set()
@@ -57,6 +67,7 @@ class Lanes:
             self._lanes.append(lane)
         for dropped in known.values():
             dropped.end_probe()
+            self._hindered(dropped.endpoint.url, "")
 
     def room(self) -> int:
         """How many messages can be sent now; those that are down are seen to."""
@@ -65,6 +76,9 @@ class Lanes:
         for lane in self._lanes:
             if lane.health.state(now) is not State.CLOSED and not lane.probing:
                 self._await_lane(lane, now)
+            if lane.health.refused or lane.refused:
+                lane.refused = lane.health.refused
+                self._hindered(lane.endpoint.url, lane.refused)
             room += lane.room(now)
         return room
 
@@ -86,8 +100,10 @@ class Lanes:
         now = self._loop.time()
         if outcome.refused:
             lane.health.asked_for_pause(now, _REFUSED_SECONDS)
+            lane.health.refused = outcome.words
             self._say("refused", outcome.words)
         elif outcome.sent:
+            lane.health.refused = ""
             lane.flow = lane.flow.failed(turn)
             if outcome.is_down:
                 lane.health.failed(now)
@@ -132,10 +148,11 @@ class Lanes:
             await lane.host.probe()
         except (OSError, TimeoutError, PurveyorError) as error:
             lane.health.failed(self._loop.time())
-            self._say("down", f"{lane.endpoint.url}: {why(error)}")
+            lane.health.refused = why(error) if isinstance(error, Refused) else ""
+            self._say("refused" if lane.health.refused else "down", f"{lane.endpoint.url}: {why(error)}")
         except asyncio.CancelledError:
             lane.health.breaker = lane.health.breaker.give_up_probe()
             raise
         else:
-            lane.probing = True
+            lane.probing, lane.health.refused = True, ""
         self._look_again()

@@ -19,7 +19,7 @@ from purveyor.delivery.push.answer import Answer, together
 from purveyor.delivery.push.attempts import note
 from purveyor.delivery.push.ear import Ear
 from purveyor.delivery.push.flow import is_slow
-from purveyor.delivery.push.formats import read
+from purveyor.delivery.push.formats import key_of
 from purveyor.delivery.push.lane import Lane, utc
 from purveyor.delivery.push.lanes import Lanes
 from purveyor.delivery.push.shop import Shop
@@ -36,6 +36,7 @@ _STRICT_AT_ONCE: Final = 50
 _FLUSH_SECONDS: Final = 0.005
 _TROUBLE_SECONDS: Final = 1.0
 _STUCK_SECONDS: Final = 30.0
+_SECRETS: Final = "secrets"
 
 
 class Line:
@@ -50,7 +51,9 @@ class Line:
         self._changed = True
         self._wake = asyncio.Event()
         self._ear = Ear(shop.connection, found.name, self.look_again)
-        self._lanes = Lanes(shop, found.name, look_again=self.look_again, say=self._say)
+        self._lanes = Lanes(shop, found.name, look_again=self.look_again, say=self._say, hindered=self._hindered)
+        self._hindrances: dict[str, str] = {}
+        """Why nothing is sent to an endpoint, or to none."""
         self._answers: list[Answer] = []
         self._unused: list[int] = []
         self._queue: deque[Delivered] = deque()
@@ -115,6 +118,7 @@ class Line:
         self._alarm.stop()
         self._flush.stop()
         await self._lanes.close()
+        self._shop.troubles.tell(self.name, self.incarnation, "")
         for gauge in (figures.PUSH_WINDOW, figures.PUSH_OUTSTANDING):
             gauge.remove(self.name)
         self._shop.attempts.drop(self.name)
@@ -204,7 +208,7 @@ class Line:
         blocked: dict[int, str] = {}
         parked = await self._shop.parked.of(self.name, self.incarnation)
         for message in found if parked else ():
-            key = read(message, self.name).key
+            key = key_of(message.data)
             if key is None or key not in parked or message.kind is Kind.RETRY:
                 continue
             if not await self._shop.parked.is_free(self.name, self.incarnation, key, parked[key]):
@@ -327,15 +331,12 @@ class Line:
         answer.noted = True
 
     async def _park(self, answer: Answer) -> None:
-        message, name, incarnation = answer.message, self.name, self.incarnation
+        message = answer.message
         reason = f"not acknowledged after {message.num_delivered} deliveries; the last: {note(answer.outcome)}"
         if not answer.outcome.sent:
             reason = answer.outcome.words
-        letter = await self._shop.counter.park(name, incarnation, message, reason)
-        if letter is None:
+        if not await self._shop.counter.park(self.name, self.incarnation, message, reason):
             answer.verdict = Verdict(What.RELEASE)  # another has it: what becomes of it is for that one to say
-        elif letter and self._parks_keys and (key := read(message, name).key) is not None:
-            await self._shop.parked.add(name, incarnation, key, letter)
         answer.parked = True
 
     # What was asked for.
@@ -345,9 +346,20 @@ class Line:
         try:
             self._lanes.configure(self._push)
             self._changed = False
+            self._hindered(_SECRETS, "")
         except PurveyorError as error:
             self._say("stuck", str(error))
+            self._hindered(_SECRETS, str(error))
             self._alarm.set(_STUCK_SECONDS)
+
+    def _hindered(self, what: str, words: str) -> None:
+        """Something is in the way, or no more."""
+        if words:
+            self._hindrances[what] = words
+        elif self._hindrances.pop(what, None) is None:
+            return
+        reason = "; ".join(dict.fromkeys(self._hindrances.values()))
+        self._shop.troubles.tell(self.name, self.incarnation, reason)
 
     @property
     def _push(self) -> Push:

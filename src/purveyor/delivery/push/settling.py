@@ -62,7 +62,8 @@ def _put_off(book: Book, answers: Answers, now: int, rules: Rules) -> Book:
     if rules.order_by is OrderBy.POSITION:
         for sequence, delay in answers.again.items():
             try:
-                book = leases.retry(book, sequence, Again(instance=answers.instance, now=now, delay=delay), rules)
+                again = Again(instance=answers.instance, now=now, delay=delay, noted=False)
+                book = leases.retry(book, sequence, again, rules)
             except LeaseLost:
                 continue
         return book

@@ -10,6 +10,7 @@ from purveyor.delivery.push.lane import Health
 from purveyor.delivery.push.parked import ParkedKeys
 from purveyor.delivery.push.sealing import SecretBox
 from purveyor.delivery.push.sender import Sender
+from purveyor.delivery.push.troubles import Troubles
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.queues.connection import Connection
 
@@ -24,6 +25,7 @@ class Shop:
     sender: Sender
     attempts: Attempts
     parked: ParkedKeys
+    troubles: Troubles
     box: SecretBox
     health: Callable[[str], Health]
     """Of an endpoint, by its URL."""

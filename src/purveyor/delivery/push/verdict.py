@@ -7,12 +7,11 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final
 
+from purveyor.delivery.ends import EXCERPT
 from purveyor.model.jsontext import Json
 from purveyor.model.policy import LONGEST_DELAY_SECONDS, RetryPolicy
 from purveyor.model.push import Push
 
-EXCERPT: Final = 200
-"""So many characters of an answer are kept."""
 _GONE: Final = 410
 _BUSY: Final = frozenset({408, 425, 429})
 _ASKS_FOR_PAUSE: Final = frozenset({429, 503})

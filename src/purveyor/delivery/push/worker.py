@@ -24,6 +24,7 @@ from purveyor.delivery.push.parked import ParkedKeys
 from purveyor.delivery.push.sealing import SecretBox
 from purveyor.delivery.push.sender import PER_HOST, Sender
 from purveyor.delivery.push.shop import Shop
+from purveyor.delivery.push.troubles import Troubles
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model import jsontext
 from purveyor.model.errors import InvalidInput, PurveyorError
@@ -72,14 +73,16 @@ class Worker:
         self._records: dict[str, Record] = {}
         self._health: weakref.WeakValueDictionary[str, Health] = weakref.WeakValueDictionary()
         attempts = Attempts(queues, replicas=options.replicas)
+        parked = ParkedKeys(queues, replicas=options.replicas)
         instance = f"push-{socket.gethostname()[:60]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._shop = Shop(
             connection=queues.connection,
-            counter=Counter(queues, attempts, instance=instance, replicas=options.replicas),
+            counter=Counter(queues, attempts, parked, instance=instance, replicas=options.replicas),
             subscriptions=Subscriptions(queues, replicas=options.replicas),
             sender=Sender(options.allowed, per_host=options.per_host),
             attempts=attempts,
-            parked=ParkedKeys(queues, replicas=options.replicas),
+            parked=parked,
+            troubles=Troubles(queues, replicas=options.replicas),
             box=options.box,
             health=self._health_of,
             tell=options.tell,
@@ -113,6 +116,7 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._shop.sender.close()
+        await self._shop.troubles.close()
         await self._shop.counter.close()
 
     async def _follow(self) -> None:
