@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from purveyor.pipeline.archive import write
+from purveyor.pipeline.archive import upkeep, write
 from purveyor.pipeline.archive.checkpoint import committed
 from purveyor.pipeline.archive.layout import EVENTS, RANGES
 from purveyor.pipeline.archive.store import Store
@@ -137,6 +137,21 @@ def test_nothing_is_released_that_spark_may_run_again(archive: Archive, monkeypa
     assert archive.until() == 1
     assert committed(archive.settings.checkpoint) is None
     assert archive.broker.state(archive.stream)["messages"] == 1
+
+
+def test_housekeeping_that_fails_keeps_nothing_from_being_released(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("Job aborted\nand a page of its stack trace")
+
+    monkeypatch.setattr(upkeep, "compact", fail)
+    monkeypatch.setattr(upkeep, "_HOUSEKEEPING_SECONDS", 0.0)
+    with archive.running():
+        eventually(lambda: "Job aborted" in caplog.text)
+        archive.publish(event("a"), event("b"))
+        eventually(lambda: archive.broker.floor(archive.stream, archive.settings.durable) == 2)
+    assert "stack trace" not in caplog.text
 
 
 def test_no_trace_of_spark_lies_in_the_archive(archive: Archive) -> None:

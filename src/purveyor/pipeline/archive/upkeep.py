@@ -63,8 +63,9 @@ class Upkeep:
                 if time.monotonic() > next_housekeeping:
                     self._keep_house()
                     next_housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
-            except PurveyorError as error:  # the server is away: the query tells it, and the next round tries again
-                _log.warning("upkeep of the archive: %s", error)
+            except Exception as error:  # noqa: BLE001 - the server is away, a job of the engine failed: the next round
+                if _is_active(query):  # else the engine is being stopped, and took the job along
+                    _log.warning("upkeep of the archive: %s", _in_short(error))
 
     def release(self, now: float) -> None:
         """Move the durable to where the query was done `hold_seconds` ago."""
@@ -87,6 +88,11 @@ class Upkeep:
         compact(self._spark, self._store)
         snapshot_if_worthwhile(self._spark, self._store)
         self._store.tidy()
+
+
+def _in_short(error: Exception) -> str:
+    """An error of the engine has pages of its stack trace in its words."""
+    return str(error) if isinstance(error, PurveyorError) else next(iter(str(error).splitlines()), repr(error))
 
 
 def _is_active(query: StreamingQuery) -> bool:
