@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from purveyor.app.demo.directory import Step, beginning, changes
-from purveyor.app.demo.ledger import Ledger
+from purveyor.app.demo.ledger import Ledger, Stretch
 from tests.app.conftest import invoke
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,13 +51,16 @@ def test_what_is_missing_is_noticed() -> None:
     ]
 
 
-def test_latency_is_that_of_events_that_were_watched() -> None:
+def test_latency_is_that_of_calm_times_and_apart_from_it_that_of_others() -> None:
+    second = timedelta(seconds=1)
     got = Ledger("x", "pull")
-    got.watching.append((NOW, NOW + timedelta(seconds=1)))
-    got.take(event(at=NOW - timedelta(seconds=9)), 1, NOW)
-    got.take(event(at=NOW), 2, NOW + timedelta(seconds=2))
-    got.take(event(at=NOW + timedelta(seconds=1)), 3, NOW + timedelta(seconds=2))
-    assert (got.latency(0.5), len(got.latencies)) == (2.0, 1)
+    got.stretches += [Stretch(NOW, calm=True, until=NOW + second), Stretch(NOW + second, calm=False)]
+    got.take(event(at=NOW - 9 * second), 1, NOW)
+    got.take(event(at=NOW), 2, NOW + 2 * second)
+    got.take(event(at=NOW + second), 3, NOW + 9 * second)
+    assert (got.latency(0.5), got.latency(0.5, calm=False)) == (2.0, 8.0)
+    assert len(got.latencies) == 2
+    assert got.newest == NOW + second
 
 
 @pytest.mark.timeout(600)
@@ -73,3 +76,5 @@ def test_the_demo_runs_and_finds_nothing_wrong() -> None:
     assert set(received) == {"everything", "by-key", "webhook", "table", "late"}
     assert all(each["got"] == each["expected"] > 0 for each in received.values())
     assert received["webhook"]["retried"] > 0
+    assert all(each["latency_p50_seconds"] and each["disturbed_p50_seconds"] for each in received.values())
+    assert told["recovery_seconds"] > 0

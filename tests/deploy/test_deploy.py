@@ -1,7 +1,6 @@
 """The files of deploy/ are what they should be: they parse, refer to what exists, and start commands that exist."""
 
 import configparser
-import json
 import os
 import re
 import shutil
@@ -15,7 +14,6 @@ import yaml  # type: ignore[import-untyped]  # it ships no types
 
 from purveyor.app.cli.queues_permissions import variable
 from purveyor.app.settings import PREFIX, Settings
-from purveyor.app.telemetry.catalogue import figures, samples
 from purveyor.queues.permissions import components
 from purveyor.queues.server.binary import find_server
 from tests.app.conftest import invoke
@@ -24,10 +22,6 @@ from tests.deploy import schemas
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
-_METRIC = re.compile(r"\bpurveyor_[a-z_]+\b")
-_BY = re.compile(r"\bby \(([^)]*)\)")
-_PICKED = re.compile(r"\{([^{}]*)\}")
-_EVERYWHERE = {"le", "instance", "job"}
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -188,15 +182,6 @@ def test_the_compose_file_is_one() -> None:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
 
 
-def test_the_image_has_the_extras_that_exist() -> None:
-    text = (DEPLOY / "Dockerfile").read_text()
-    (extras,) = re.findall(r"'\.\[([a-z,]+)\]'", text)
-    project = (DEPLOY.parent / "pyproject.toml").read_text()
-    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras.split(","))
-    for name in re.findall(r"(PURVEYOR_[A-Z_]+)=", text):
-        check_setting(name, "Dockerfile")
-
-
 # systemd
 
 
@@ -230,82 +215,3 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 def test_the_example_of_settings_names_settings() -> None:
     for name in re.findall(r"^#?(PURVEYOR_[A-Z_]+)=", (DEPLOY / "systemd" / "purveyor.env").read_text(), re.MULTILINE):
         check_setting(name, "purveyor.env")
-
-
-# Prometheus and Grafana
-
-
-def check_query(query: str, where: str) -> None:
-    """Its metrics exist, it groups by and picks by labels that they have, and its brackets close."""
-    names = _METRIC.findall(query)
-    known = {sample: figure for figure in figures() for sample in samples(figure)}
-    assert set(names) <= set(known), f"{where}: {set(names) - set(known)} does not exist"
-    assert names or query.startswith("up{"), f"{where}: {query}"
-    labels = {label for name in names for label in known[name].labels} | _EVERYWHERE
-    for words in _BY.findall(query):
-        assert {word.strip() for word in words.split(",")} <= labels, f"{where}: by ({words})"
-    for words in _PICKED.findall(query):
-        assert {re.split(r"[=!]", word)[0].strip() for word in words.split(",")} <= labels, f"{where}: {{{words}}}"
-    for opening, closing in ("()", "{}", "[]"):
-        assert query.count(opening) == query.count(closing), f"{where}: {query}"
-
-
-def test_the_alerts_are_about_metrics_that_exist() -> None:
-    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
-    valid(schemas.RULES, rules, "rules.yml")
-    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
-    assert len({rule["alert"] for rule in alerts}) == len(alerts)
-    for rule in alerts:
-        check_query(rule["expr"], rule["alert"])
-        told = " ".join(rule["annotations"].values())
-        known = {label for name in _METRIC.findall(rule["expr"]) for label in _labels(name)} | _EVERYWHERE
-        assert set(re.findall(r"\$labels\.([a-z_]+)", told)) <= known, rule["alert"]
-        for command in re.findall(r"`(purveyor [^`]*)`", told):
-            words = [word for word in command.split()[1:] if word.islower()]
-            check_command(words[:2], rule["alert"])
-    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-    assert config["rule_files"] == ["rules.yml"]
-    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    targets = [
-        target for job in config["scrape_configs"] for each in job["static_configs"] for target in each["targets"]
-    ]
-    assert {target.partition(":")[0] for target in targets} <= set(compose["services"])
-
-
-def _labels(sample: str) -> tuple[str, ...]:
-    return next(figure.labels for figure in figures() if sample in samples(figure))
-
-
-def test_the_dashboard_shows_metrics_that_exist() -> None:
-    board = json.loads((DEPLOY / "grafana" / "purveyor.json").read_text())
-    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    for panel in panels:
-        assert panel["title"]
-        assert panel["description"]
-        assert panel["datasource"]["uid"] == "${source}"
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        for target in panel["targets"]:
-            check_query(target["expr"], panel["title"])
-            shown = set(re.findall(r"\{\{([a-z_]+)\}\}", target["legendFormat"]))
-            grouped = {word.strip() for words in _BY.findall(target["expr"]) for word in words.split(",")}
-            assert shown <= grouped | set(_labels(_METRIC.findall(target["expr"])[0])), panel["title"]
-    (variable_,) = board["templating"]["list"]
-    assert variable_["name"] == "source"
-
-
-def test_every_figure_is_shown_or_known_to_be_left_out() -> None:
-    """A new figure is put on the dashboard, or named here."""
-    text = (DEPLOY / "grafana" / "purveyor.json").read_text()
-    shown = set(_METRIC.findall(text))
-    left_out = {figure.name for figure in figures() if not shown & set(samples(figure))}
-    assert left_out <= {
-        "purveyor_build_info",
-        "purveyor_database_up",
-        "purveyor_events_published_total",
-        "purveyor_messages_expired_total",
-        "purveyor_nats_up",
-        "purveyor_subscription_prefill_failed",
-        "purveyor_subscriptions",
-    }

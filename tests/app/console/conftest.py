@@ -26,7 +26,7 @@ from purveyor.queues.client import Queues
 from purveyor.queues.server import EmbeddedServer
 from scripts.browser import find_browser
 from tests.app.conftest import PROGRAM, SOURCE, url_of
-from tests.app.http.conftest import PASSWORD, on_server, wanted
+from tests.app.http.conftest import PASSWORD, fill, on_server, wanted
 from tests.conftest import FAST
 
 T = TypeVar("T")
@@ -210,3 +210,12 @@ def browser(site: Site) -> Iterator[Chromium]:
         pytest.skip("no Chromium on this machine: python -m scripts.browser installs it, or says why not")
     with Chromium(path, site.url) as chromium:
         yield chromium
+
+
+@pytest.fixture
+def ox(site: Site, unique: str) -> str:
+    """A subscription with thirty messages."""
+    name = unique.lower()
+    site.subscribe(name)
+    fill(site.address, name, range(1, 31))
+    return name

@@ -1,21 +1,20 @@
 """Each page in a real browser: it shows what is, does what it offers, and the browser has nothing to complain of."""
 
 import json
+import re
 import threading
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
-import pytest
 from playwright.async_api import Page, expect
 
-from purveyor.pipeline.failures import Failure
-from purveyor.pipeline.status import PartStatus, Reading, State
+from purveyor.pipeline.status import State
 from purveyor.queues.catalogue import PREFILL, PREFILL_FAILURES
 from purveyor.queues.client import Queues
 from purveyor.queues.config import Retention, StreamConfig
-from purveyor.queues.dead_letters import DeadLetter, park
 from tests.app.console.conftest import Chromium, Site, log_in, picture
+from tests.app.console.reading import HARD_TO_READ, UNTOLD
+from tests.app.console.scenes import all_parts, dead_letters, messages, part
 from tests.app.http.conftest import fill
 
 PAGES = {
@@ -25,61 +24,6 @@ PAGES = {
     "dead-letters": "/console/dead-letters",
     "pipeline": "/console/pipeline",
 }
-
-
-def part(name: str, state: State = State.RUNNING, *, error: str | None = None, **reading: Any) -> PartStatus:
-    told = (
-        Reading(**reading) if reading else Reading(position=12, lag=0, rows=4, rows_per_second=80, batch=3, batch_ms=64)
-    )
-    failure = None if error is None else Failure(error)
-    return PartStatus(
-        name=name, state=state, since=datetime.now(UTC), reading=told, error=failure, restarts=2 if error else 0
-    )
-
-
-def all_parts(**other: PartStatus) -> list[PartStatus]:
-    return [other.get(name) or part(name) for name in ("transform", "dispatch", "archive", "prefill")]
-
-
-@pytest.fixture
-def ox(site: Site, unique: str) -> str:
-    """A subscription with thirty messages."""
-    name = unique.lower()
-    site.subscribe(name)
-    fill(site.address, name, range(1, 31))
-    return name
-
-
-def messages(site: Site, queue: str) -> int:
-    async def count(queues: Queues) -> int:
-        return (await queues.streams.info(f"stream:{queue}")).state.messages
-
-    return site.on_server(count)
-
-
-def dead_letters(site: Site, name: str, count: int, reason: str) -> None:
-    async def work(queues: Queues) -> None:
-        registered = site.admin.get(f"/v1/subscriptions/{name}")
-        assert registered.status_code == 200
-        stream = (await queues.streams.raw_info(f"stream:{name}"))["config"]
-        incarnation = stream["metadata"]["purveyor.incarnation"]
-        now = datetime.now(UTC)
-        for number in range(count):
-            letter = DeadLetter(
-                reason=reason,
-                origin=f"subscription:{name}",
-                subject=f"{name}.main",
-                data=json.dumps({"number": number, "name": name}).encode(),
-                failed_first=now,
-                failed_last=now,
-                headers={"Purveyor-Position": (str(number + 1),), "Nats-Msg-Id": (f"{name}-{number}",)},
-                position=number + 1,
-                attempts=3,
-                details={"subscription": name, "incarnation": incarnation, "position": number + 1},
-            )
-            await park(queues, letter)
-
-    site.on_server(work)
 
 
 def test_a_login_leads_to_the_page_that_was_wanted_and_a_wrong_one_says_so(site: Site, browser: Chromium) -> None:
@@ -101,6 +45,9 @@ def test_the_overview_is_live_and_red_where_something_is_stuck(site: Site, brows
         await page.goto("/")
         await expect(page.locator("svg.flow .name", has_text="dispatch")).to_be_visible()
         await expect(page.locator("svg.flow [data-box='part:archive'] g")).to_have_class("box fine")
+        way = page.locator(f"svg.flow [data-arrow$='--sub:{ox}']")  # its rate, what waits, and the age of the oldest
+        await expect(way.locator(".rate")).to_have_text(re.compile(r"^[\d.,k]+/s$"))
+        await expect(way.locator(".backlog")).to_have_text(re.compile(r"^30 · \d+ ?\w+$"))
         site.post(*all_parts(archive=part("archive", State.WAITING, error="no space left on device")))
         stuck = page.locator(".trouble.stuck", has_text="archive fails")
         await expect(stuck).to_contain_text("no space left on device")
@@ -135,7 +82,13 @@ def test_messages_are_browsed_without_being_taken(site: Site, browser: Chromium,
         await expect(sheet).to_have_count(0)
         # One that the API's own user may not read.
         await page.goto("/console/queues?queue=incoming")
-        await expect(page.locator("[aria-label=Readers]")).to_contain_text("archive")
+        readers = page.locator("[aria-label=Readers]")
+        archive = readers.locator("tbody tr", has_text="archive")
+        for title in ("Ack floor", "Pending", "Unanswered", "Redelivered"):
+            await expect(readers.locator("th", has_text=title)).to_be_visible()
+            await expect(archive.locator(f"[data-title='{title}']")).to_have_text(re.compile(r"^[\d,]+$"))
+        for title in ("State", "Messages", "Size", "Oldest"):
+            await expect(page.locator("dt", has_text=title)).to_be_visible()
         await expect(page.locator("[aria-label=Messages] tbody tr").first).to_contain_text("incoming")
 
     browser.visit(work)
@@ -302,7 +255,9 @@ def test_the_pipeline_page_shows_its_parts_their_errors_and_spark(site: Site, br
         site.post(*all_parts(transform=broken), spark_ui="http://127.0.0.1:4040")
         await page.goto("/console/pipeline")
         table = page.locator("[aria-label=Parts]")
-        await expect(table).to_contain_text("64 ms")
+        dispatch = table.locator("tbody tr", has_text="dispatch")
+        for title, text in {"Batch": "64 ms", "Rows/s": "80", "Behind": "0", "Position": "12", "Batches": "3"}.items():
+            await expect(dispatch.locator(f"[data-title='{title}']")).to_have_text(text)
         await expect(table).to_contain_text("the mapping is wrong")
         await expect(page.locator(".badge.stuck", has_text="failed")).to_be_visible()
         await expect(page.get_by_role("link", name="http://127.0.0.1:4040")).to_be_visible()
@@ -357,7 +312,12 @@ def test_every_page_is_readable_in_light_and_dark_and_on_a_phone(site: Site, bro
                 await page.set_viewport_size({"width": width, "height": 900})
                 await page.evaluate("theme => purveyor.wear(theme)", theme)
                 assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (title, width)
+                assert await page.evaluate(HARD_TO_READ) == [], (title, theme, width)
                 await picture(page, f"{title}-{theme}-{width}")
+            # A row is a card there, whose values say what they are; and every page can be reached.
+            assert await page.evaluate(UNTOLD) == [], title
+        await page.locator("nav a", has_text="Pipeline").click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Pipeline")
 
     browser.visit(work)
 

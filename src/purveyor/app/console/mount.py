@@ -17,7 +17,7 @@ def build(console: Console) -> tuple[ASGIApp, contextlib.AbstractAsyncContextMan
     shell = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for page in (overview, queues, subscriptions, subscription, dead_letters, pipeline, elsewhere):
         page.install(console)
-    framework.config.quasar_config["brand"] = {"primary": "#2f5fd0", "negative": "#c02b2b", "positive": "#2b8a57"}
+    framework.config.quasar_config["brand"] = {"primary": "#2f5fd0", "negative": "#c02b2b", "positive": "#24774b"}
     ui.run_with(
         shell,
         title="Purveyor",

@@ -10,6 +10,20 @@ from purveyor.app.demo.directory import Step
 
 
 @dataclass(slots=True)
+class Stretch:
+    """A time in which changes stream in; without an end as long as it lasts."""
+
+    since: datetime
+    calm: bool
+    """Whether nothing else happens: no part is down or starting, and nobody is filled."""
+    until: datetime | None = None
+
+    def holds(self, moment: datetime) -> bool:
+        """Whether something happened in it."""
+        return self.since <= moment and (self.until is None or moment < self.until)
+
+
+@dataclass(slots=True)
 class Ledger:
     """Kept by a subscriber while it works."""
 
@@ -26,10 +40,11 @@ class Ledger:
     disordered: int = 0
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By key, as the events told."""
-    latencies: list[float] = field(default_factory=list)
-    """Seconds from the source's record to this subscriber, of events that were stored while `watching`."""
-    watching: list[tuple[datetime, datetime | None]] = field(default_factory=list)
-    """From when to when, the last one perhaps without an end."""
+    latencies: list[tuple[Stretch, float]] = field(default_factory=list)
+    """Seconds from the source's record to this subscriber, of events that were stored in one of the `stretches`."""
+    stretches: list[Stretch] = field(default_factory=list)
+    newest: datetime | None = None
+    """When the source had the newest record of which it got the event."""
     _began: float | None = None
     _ended: float = 0.0
     _last: dict[str, int] = field(default_factory=dict)
@@ -52,8 +67,10 @@ class Ledger:
         else:
             self.objects.pop(key, None)
         stored = datetime.fromisoformat(event["ts"])
-        if any(since <= stored and (end is None or stored < end) for since, end in self.watching):
-            self.latencies.append((now - stored).total_seconds())
+        self.newest = max(self.newest or stored, stored)
+        stretch = next((each for each in self.stretches if each.holds(stored)), None)
+        if stretch is not None:
+            self.latencies.append((stretch, (now - stored).total_seconds()))
 
     @property
     def rate(self) -> float:
@@ -61,9 +78,9 @@ class Ledger:
         seconds = self._ended - (self._began or 0.0)
         return (self.got - 1) / seconds if self.got > 1 and seconds > 0 else 0.0
 
-    def latency(self, share: float) -> float | None:
-        """A percentile, in seconds."""
-        found = sorted(self.latencies)
+    def latency(self, share: float, *, calm: bool = True) -> float | None:
+        """A percentile, in seconds: of events that came while nothing else happened, or of all others."""
+        found = sorted(seconds for stretch, seconds in self.latencies if stretch.calm is calm)
         return found[min(int(len(found) * share), len(found) - 1)] if found else None
 
     def problems(self, final: Step) -> Iterator[str]:

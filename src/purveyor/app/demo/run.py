@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Final
 import aiohttp
 
 from purveyor.app.demo.directory import Step, beginning, changes
-from purveyor.app.demo.ledger import Ledger
+from purveyor.app.demo.ledger import Ledger, Stretch
 from purveyor.app.demo.stage_set import Say, StageSet, running, until
 from purveyor.app.demo.subscribers import consume, endpoint
 from purveyor.app.demo.table import fill_table, table_differs
@@ -40,7 +39,7 @@ class Result:
     people: int
     dead_letters: int
     recovery_seconds: float
-    """From the kill of the pipeline to the next event at a subscriber."""
+    """From the kill of the pipeline to the next event at a subscriber whose record came after the kill."""
     audit: dict[str, Any]
     wrong: Sequence[str]
 
@@ -77,9 +76,8 @@ class Story:
         self._tasks: list[asyncio.Task[None]] = []
         self._imported = 0
         self._recovery_seconds = 0.0
-        self._watching: list[tuple[datetime, datetime | None]] = []
-        for ledger in self._ledgers:
-            ledger.watching = self._watching
+        self._changes = stage.directory / "changes.ldif"
+        self._present = [self._ordered, self._parallel, self._pushed, self._table]
 
     async def play(self) -> Result:
         """From the first subscription to the last count."""
@@ -87,9 +85,10 @@ class Story:
         async with aiohttp.ClientSession() as session, endpoint(self._pushed) as url:
             try:
                 await self._subscribe(session, url, database)
-                await self._import_directory()
-                await self._stream_changes_through_a_crash()
-                await self._let_a_late_one_in(session)
+                async with self._directory_imported() as end:
+                    await self._stream_changes_through_a_crash()
+                    await self._let_a_late_one_in(session)
+                    followed = await end()
                 await self._until_all_have_all()
             finally:
                 for task in self._tasks:
@@ -101,6 +100,8 @@ class Story:
         wrong = [problem for ledger in self._ledgers for problem in ledger.problems(self._third)]
         if (differs := await table_differs(database, self._table)) is not None:
             wrong.append(differs)
+        if followed != self._imported - self._first.events:
+            wrong.append(f"the import that followed the changes took {followed:,} of them")
         if not audit.get("clean"):
             wrong.append("the audit found differences")
         if not self._pushed.again:
@@ -135,65 +136,98 @@ class Story:
         assert address is not None
         self._begin(fill_table(address, database, self._table))
 
-    async def _import_directory(self) -> None:
+    @contextlib.asynccontextmanager
+    async def _directory_imported(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+        """Import what is there at first; then a second import follows a file of changes, until it is ended."""
         path = self._stage.directory / "directory.ldif"
         path.write_text(self._first.ldif, encoding="utf-8")
-        async with self._scene(f"importing a directory of {len(self._first.people):,} people"):
-            told = await self._stage.call("import", str(path), "--source", "directory", "--json")
-            self._imported += int(told["added"])
-            await until(lambda: self._ordered.got >= self._first.events, "the directory")
+        self._changes.touch()
+        async with contextlib.AsyncExitStack() as following:
+            async with self._scene(f"importing a directory of {len(self._first.people):,} people"):
+                told = await self._stage.call("import", str(path), "--source", "directory", "--json")
+                self._imported = int(told["added"])
+                end = await following.enter_async_context(self._stage.following(self._changes))
+                await until(self._caught_up, "the directory")
+            yield end
 
     async def _stream_changes_through_a_crash(self) -> None:
         """Changes come a few at a time; half-way the pipeline is killed."""
         pieces = _in_pieces(self._second.ldif)
-        async with self._scene(f"streaming {self._second.events:,} changes"):
-            self._watching.append((datetime.now(UTC), None))
-            await self._stream("changes-1.ldif", pieces[: len(pieces) // 2])
-            await until(lambda: self._ordered.got >= self._imported, "the changes")
-            self._watching[-1] = self._watching[-1][0], datetime.now(UTC)
-        async with self._scene("kill -9 of the pipeline; more changes come meanwhile"):
-            killed, before = time.monotonic(), self._ordered.got
-            await self._stage.kill_pipeline()
-            self._begin(self._note_recovery(killed, before))
-            await self._stream("changes-2.ldif", pieces[len(pieces) // 2 :])
+        async with self._scene(f"streaming {self._second.events:,} changes"), self._stretch(calm=True):
+            await self._stream(pieces[: len(pieces) // 2])
+        async with self._scene("kill -9 of the pipeline, while changes come"), self._stretch(calm=False):
+            await self._stream(pieces[len(pieces) // 2 :], midway=self._kill)
 
-    async def _note_recovery(self, killed: float, before: int) -> None:
-        await until(lambda: self._ordered.got > before, "the pipeline, which was killed,")
-        self._recovery_seconds = time.monotonic() - killed
+    async def _kill(self) -> None:
+        killed = datetime.now(UTC)
+        await self._stage.kill_pipeline()
+        self._begin(self._note_recovery(killed))
+
+    async def _note_recovery(self, killed: datetime) -> None:
+        def goes_on() -> bool:
+            return self._ordered.newest is not None and self._ordered.newest > killed
+
+        await until(goes_on, "the pipeline, which was killed,")
+        self._recovery_seconds = (datetime.now(UTC) - killed).total_seconds()
 
     async def _let_a_late_one_in(self, session: aiohttp.ClientSession) -> None:
         """It begins behind all that was imported so far, and is given the state of that moment first."""
+        pieces = _in_pieces(self._third.ldif)
         async with self._scene(f"a late subscriber, and {self._third.events:,} more changes while it is filled"):
             await self._add(session, "late", _PEOPLE_ONLY, request_prefill=True)
             self._begin(consume(self._stage.url, self._password, self._late))
-            self._watching.append((datetime.now(UTC), None))
-            self._late.watching = self._watching[-1:]  # what it is filled with happened before
-            await self._stream("changes-3.ldif", _in_pieces(self._third.ldif))
+            self._present.append(self._late)  # what it is filled with happened before: no stretch has it
+            async with self._stretch(calm=False):
+                await self._stream(pieces[: len(pieces) // 2])
+        async with self._scene("the rest of the changes, now that everybody is there"), self._stretch(calm=True):
+            await self._stream(pieces[len(pieces) // 2 :])
 
     async def _until_all_have_all(self) -> None:
         async with self._scene("waiting until everybody has everything"):
             await until(self._all_there, "the subscribers")
             await asyncio.sleep(1.0)  # whatever is delivered twice would come now
 
+    @contextlib.asynccontextmanager
+    async def _stretch(self, *, calm: bool) -> AsyncIterator[None]:
+        """Changes that come in this block are measured together; it ends when everybody has them."""
+        stretch = Stretch(datetime.now(UTC), calm)
+        for ledger in self._present:
+            ledger.stretches.append(stretch)
+        yield
+        await until(self._caught_up, "the changes")
+        stretch.until = datetime.now(UTC)
+
+    def _caught_up(self) -> bool:
+        """Whether everybody who is there has all that was imported so far; all but the first records are of people."""
+        self._raise_failures()
+        people = self._imported - self._first.events + self._first.about_people
+        since_late = self._imported - self._first.events - self._second.events
+        wanted = {
+            **dict.fromkeys((self._ordered.name, self._parallel.name), self._imported),
+            **dict.fromkeys((self._pushed.name, self._table.name), people),
+            self._late.name: len(self._second.people) + since_late,
+        }
+        return all(ledger.got >= wanted[ledger.name] for ledger in self._present)
+
     def _all_there(self) -> bool:
+        self._raise_failures()
+        return all(ledger.got >= ledger.expected for ledger in self._ledgers)
+
+    def _raise_failures(self) -> None:
         for task in self._tasks:
             if task.done():
                 task.result()
-        return all(ledger.got >= ledger.expected for ledger in self._ledgers)
 
-    async def _stream(self, name: str, pieces: Sequence[str]) -> None:
-        """Let a file grow while an import follows it, until all of it has become events."""
-        path = self._stage.directory / name
-        path.touch()
-        async with self._stage.following(path) as end:
-            with path.open("a", encoding="utf-8") as file:
-                for piece in pieces:
-                    file.write(piece)
-                    file.flush()
-                    await asyncio.sleep(_PIECE_SECONDS)
-            there = self._imported + sum(piece.count("changetype:") for piece in pieces)
-            await until(lambda: self._stage.reached("transform", there), f"the transform of {name}")
-            self._imported += await end()
+    async def _stream(self, pieces: Sequence[str], midway: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Let the file grow that is followed."""
+        with self._changes.open("a", encoding="utf-8") as file:
+            for number, piece in enumerate(pieces):
+                if midway is not None and number == len(pieces) // 3:
+                    await midway()
+                file.write(piece)
+                file.flush()
+                self._imported += piece.count("changetype:")
+                await asyncio.sleep(_PIECE_SECONDS)
 
     async def _add(self, session: aiohttp.ClientSession, name: str, topic: str, **more: object) -> None:
         wanted = {"name": name, "realms_topics": [{"realm": "udm", "topic": topic}], "password": self._password}

@@ -51,12 +51,6 @@ class StageSet:
             if answer.status != 201:
                 raise ServerFailed(f"{body['name']} was refused: {await answer.text()}")
 
-    def reached(self, part: str, position: int) -> bool:
-        """Whether a part of the pipeline has come to a position of what it reads."""
-        [path] = self.directory.glob("pipeline-status*.json")
-        found = {told["part"]: told for told in json.loads(path.read_text())["parts"]}
-        return int(found[part].get("position") or 0) >= position
-
     async def call(self, *words: str) -> dict[str, Any]:
         """A command of this program; what it says as JSON."""
         return await asyncio.to_thread(self._call, words)

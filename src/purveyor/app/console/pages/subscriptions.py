@@ -99,6 +99,8 @@ def prefill(found: Registered) -> html.Cell:
     if told.status is PrefillStatus.RUNNING and told.total:
         bar = html.progress(told.written, told.total).text
         return html.Markup(f"{bar}{html.cell(number(told.written))} of {html.cell(number(told.total))}")
+    if told.status is PrefillStatus.RUNNING:
+        return f"{told.status.value}, {number(told.written)} objects so far"
     return (
         f"{told.status.value}, {number(told.written)} objects"
         if told.status is PrefillStatus.DONE

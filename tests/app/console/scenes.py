@@ -1,0 +1,59 @@
+"""What tests of pages need on the server: pipelines that report, messages, dead letters."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from purveyor.pipeline.failures import Failure
+from purveyor.pipeline.status import PartStatus, Reading, State
+from purveyor.queues.client import Queues
+from purveyor.queues.dead_letters import DeadLetter, park
+from tests.app.console.conftest import Site
+
+
+def part(name: str, state: State = State.RUNNING, *, error: str | None = None, **reading: Any) -> PartStatus:
+    told = (
+        Reading(**reading) if reading else Reading(position=12, lag=0, rows=4, rows_per_second=80, batch=3, batch_ms=64)
+    )
+    failure = None if error is None else Failure(error)
+    return PartStatus(
+        name=name, state=state, since=datetime.now(UTC), reading=told, error=failure, restarts=2 if error else 0
+    )
+
+
+def all_parts(**other: PartStatus) -> list[PartStatus]:
+    return [other.get(name) or part(name) for name in ("transform", "dispatch", "archive", "prefill")]
+
+
+def messages(site: Site, queue: str) -> int:
+    async def count(queues: Queues) -> int:
+        return (await queues.streams.info(f"stream:{queue}")).state.messages
+
+    return site.on_server(count)
+
+
+def dead_letters(site: Site, name: str, count: int, reason: str, *, first: int = 0) -> None:
+    """Letters of a subscription; those of one position are one letter."""
+
+    async def work(queues: Queues) -> None:
+        registered = site.admin.get(f"/v1/subscriptions/{name}")
+        assert registered.status_code == 200
+        stream = (await queues.streams.raw_info(f"stream:{name}"))["config"]
+        incarnation = stream["metadata"]["purveyor.incarnation"]
+        now = datetime.now(UTC)
+        for number in range(first, first + count):
+            letter = DeadLetter(
+                reason=reason,
+                origin=f"subscription:{name}",
+                subject=f"{name}.main",
+                data=json.dumps({"number": number, "name": name}).encode(),
+                failed_first=now,
+                failed_last=now,
+                headers={"Purveyor-Position": (str(number + 1),), "Nats-Msg-Id": (f"{name}-{number}",)},
+                position=number + 1,
+                attempts=3,
+                details={"subscription": name, "incarnation": incarnation, "position": number + 1},
+            )
+            await park(queues, letter)
+
+    site.on_server(work)

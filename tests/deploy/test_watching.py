@@ -1,0 +1,123 @@
+"""Alert rules and the dashboard: a real parser takes every query, and each is about what the documentation promises."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]  # it ships no types
+
+from purveyor.app.telemetry.catalogue import figures, samples
+from tests.deploy import promql, schemas
+from tests.deploy.test_deploy import DEPLOY, check_command, valid
+
+RULES = DEPLOY / "prometheus" / "rules.yml"
+BOARD = DEPLOY / "grafana" / "purveyor.json"
+CASES = Path(__file__).parent / "alerts.yml"
+
+
+def alerts() -> list[dict[str, Any]]:
+    rules = yaml.safe_load(RULES.read_text())
+    return [rule for group in rules["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(BOARD.read_text())["panels"] if panel["type"] != "row"]
+
+
+def test_the_page_of_metrics_has_every_series() -> None:
+    there = {sample for figure in figures() for sample in samples(figure)}
+    assert set(promql.KNOWN) - {"up"} == there
+
+
+@pytest.mark.parametrize(
+    ("query", "wrong"),
+    [
+        ("sum by (queue (purveyor_queue_messages)", "invalid|unclosed|unexpected"),
+        ("rate(purveyor_messages_delivered_total)", "expected type matrix"),
+        ("purveyor_no_such_thing > 1", "no metric"),
+        ("rate(purveyor_queue_messages[5m])", "which is a gauge"),
+        ("purveyor_messages_delivered_total > 5", "take its rate"),
+        ("max by (part) (purveyor_queue_messages)", "no label"),
+        ('purveyor_queue_messages{part="x"}', "has not"),
+        ("max by (queue) (purveyor_queue_messages) > purveyor_nats_up", "one side only"),
+    ],
+)
+def test_a_query_that_is_wrong_is_found(query: str, wrong: str) -> None:
+    with pytest.raises(AssertionError, match=wrong):
+        promql.check(query, "a rule")
+
+
+def test_the_alerts_are_about_metrics_that_exist() -> None:
+    valid(schemas.RULES, yaml.safe_load(RULES.read_text()), "rules.yml")
+    assert len({rule["alert"] for rule in alerts()}) == len(alerts())
+    for rule in alerts():
+        labels = promql.check(rule["expr"], rule["alert"])
+        told = " ".join(rule["annotations"].values())
+        assert set(re.findall(r"\$labels\.([a-z_]+)", told)) <= labels, rule["alert"]
+        for command in re.findall(r"`(purveyor [^`]*)`", told):
+            words = [word for word in command.split()[1:] if word.islower()]
+            check_command(words[:2], rule["alert"])
+
+
+def test_prometheus_loads_the_rules_and_asks_the_parts_of_the_compose_file() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    assert config["rule_files"] == [RULES.name]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    targets = [
+        target for job in config["scrape_configs"] for each in job["static_configs"] for target in each["targets"]
+    ]
+    assert {target.partition(":")[0] for target in targets} <= set(compose["services"])
+
+
+def test_every_alert_has_a_case_in_which_it_comes_and_one_in_which_it_does_not() -> None:
+    cases = yaml.safe_load(CASES.read_text())["tests"]
+    asked = [each for case in cases for each in case["alert_rule_test"]]
+    for rule in alerts():
+        of_this = [bool(each["exp_alerts"]) for each in asked if each["alertname"] == rule["alert"]]
+        assert {True, False} <= set(of_this), rule["alert"]
+
+
+def test_the_alerts_come_when_they_should(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: it comes with Prometheus")
+    for path in (RULES, CASES):
+        shutil.copy(path, tmp_path)
+    for words in (["check", "rules", RULES.name], ["test", "rules", CASES.name]):
+        done = subprocess.run([promtool, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    board = json.loads(BOARD.read_text())
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    for panel in panels():
+        assert panel["title"]
+        assert panel["description"]
+        assert panel["datasource"]["uid"] == "${source}"
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for target in panel["targets"]:
+            labels = promql.check(target["expr"], panel["title"])
+            assert set(re.findall(r"\{\{([a-z_]+)\}\}", target["legendFormat"])) <= labels, panel["title"]
+    (variable,) = board["templating"]["list"]
+    assert variable["name"] == "source"
+
+
+def test_every_figure_is_shown_or_known_to_be_left_out() -> None:
+    """A new figure is put on the dashboard, or named here."""
+    shown = {name for panel in panels() for target in panel["targets"] for name in promql.series(target["expr"])}
+    left_out = {figure.name for figure in figures() if not shown & set(samples(figure))}
+    assert left_out <= {
+        "purveyor_build_info",
+        "purveyor_database_up",
+        "purveyor_events_published_total",
+        "purveyor_messages_expired_total",
+        "purveyor_nats_up",
+        "purveyor_subscription_prefill_failed",
+        "purveyor_subscriptions",
+    }
