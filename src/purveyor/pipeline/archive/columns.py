@@ -6,7 +6,6 @@ questions that pass cannot answer are asked again, and only of the rows that nee
 field is empty, and whether a text that reads like `true` or `[1]` stood in quotes.
 """
 
-from collections.abc import Callable
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -111,7 +110,8 @@ def _is_event() -> Column:
     strings = [given[name] for name in ("realm", "topic", "publisher_name", "ts")]
     values = F.map_values(given["attributes"])
     doubtful = F.concat_ws("\n", *strings, "_given.key", values).rlike(_NO_STRING)
-    nulls = F.when(given["attributes"].isNull(), F.lit(False)).otherwise(F.exists(values, Column.isNull))
+    null = F.expr("exists(map_values(_given.attributes), value -> value is null)")
+    nulls = F.when(given["attributes"].isNull(), F.lit(False)).otherwise(null)
     rules = [
         F.col("_whole"),
         *(text != "" for text in strings),
@@ -125,36 +125,32 @@ def _is_event() -> Column:
     return reduce(Column.__and__, rules)
 
 
+# With names of our own: lambdas of Python number their variables anew each time, and Spark compiles such a plan again.
+_PASS = f"from_json(_text, '{_TYPES}', {_STRICT_SQL})"
+"""One more pass over the JSON, for values with their types: one, because it is written only once in the plan."""
+_STRINGS = (
+    f"flatten(transform(array({_PASS}), typed -> concat("
+    "array(typed.realm, typed.topic, typed.publisher_name, typed.ts, typed.key), "
+    "coalesce(map_values(typed.attributes), cast(array() as array<variant>)))))"
+)
+_CANDIDATES = ", ".join(f"typed.body.{side}.{name}" for side in _SIDES for name in KEY_FIELDS)
+_KEYS_FOUND = (
+    f"filter(flatten(transform(array({_PASS}), typed -> array({_CANDIDATES}))), "
+    f"value -> schema_of_variant(value) rlike r'{_KEY_TYPE}' and cast(value as string) <> '')"
+)
+
+
 def _strings_are_strings() -> Column:
     """The slow look at the types as they were written; what was not given is null here."""
-
-    def texts(typed: Column) -> Column:
-        fields = F.array(*(typed[name] for name in ("realm", "topic", "publisher_name", "ts", "key")))
-        return F.concat(fields, F.coalesce(F.map_values(typed["attributes"]), F.array().cast("array<variant>")))
-
-    return F.forall(_typed(texts), lambda value: value.isNull() | (F.schema_of_variant(value) == "STRING"))
+    return F.expr(f"forall({_STRINGS}, value -> value is null or schema_of_variant(value) = 'STRING')")
 
 
 def _key() -> Column:
     """As `event_key` finds it."""
     places = [f"{side}.{name}" for side in _SIDES for name in KEY_FIELDS]
     found = F.coalesce(*(F.nullif(F.col(f"_given.body.{place}"), F.lit("")) for place in places))
-
-    def candidates(typed: Column) -> Column:
-        return F.array(*(typed["body"][side][name] for side in _SIDES for name in KEY_FIELDS))
-
-    slow = F.get(F.filter(_typed(candidates), _can_be_key), F.lit(0)).cast("string")
+    slow = F.expr(f"cast(get({_KEYS_FOUND}, 0) as string)")
     return F.coalesce(F.col("_given.key"), F.when(found.rlike(_NO_KEY), slow).otherwise(found))
-
-
-def _typed(take: Callable[[Column], Column]) -> Column:
-    """Values with their types, of one more pass over the JSON: one, because it is written only once in the plan."""
-    passes = F.array(F.from_json("_text", _TYPES, _STRICT_JSON))
-    return F.flatten(F.transform(passes, take))
-
-
-def _can_be_key(value: Column) -> Column:
-    return F.schema_of_variant(value).rlike(_KEY_TYPE) & (value.cast("string") != "")
 
 
 def _operation() -> Column:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
@@ -22,6 +23,8 @@ from purveyor.spark.options import connection_options
 __all__ = ["ArchiveSource", "archived_until", "events", "objects_at"]
 
 _IDENTITY = ("realm", "topic", "key")
+_MOST_SENT_ROUND = 2_000_000
+"""Positions that every executor is given whole, some 50 MB of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,15 @@ def objects_at(spark: SparkSession, source: ArchiveSource, position: int) -> Dat
     """
     start = max((found for found in snapshots_in(source.directory) if found <= position), default=0)
     rows = events(spark, source, start + 1, position).where((F.col("kind") == EVENT) & F.col("key").isNotNull())
+    at_most = position - start
     if start:
-        rows = rows.unionAll(_scan(spark, Store(source.directory).snapshot_files(start)))
+        files = Store(source.directory).snapshot_files(start)
+        rows = rows.unionAll(_scan(spark, files))
+        at_most += sum(pq.read_metadata(path).num_rows for path in files)
     # Only the narrow columns are grouped; the objects themselves are read once and never sorted.
     latest = rows.groupBy(*_IDENTITY).agg(F.max("position").alias("position")).select("position")
+    if at_most <= _MOST_SENT_ROUND:  # else Spark, which cannot know, would shuffle the objects too before it sees
+        latest = F.broadcast(latest)
     return rows.where(F.col("operation") != "delete").join(latest, "position", "left_semi")
 
 
