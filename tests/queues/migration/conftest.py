@@ -69,6 +69,7 @@ class Worker:
         self._stream = stream
         self._durable = durable
         self._poison = poison
+        self._unsure: set[int] = set()
         self.done: list[int] = []
 
     async def run(self) -> None:
@@ -78,11 +79,12 @@ class Worker:
             if number in self._poison:
                 await message.nak()
                 continue
+            if number not in self._unsure:
+                self.done.append(number)
             try:
                 await message.ack(confirm=True)
             except NoAnswer:
-                continue  # a node was killed: the message comes again
-            self.done.append(number)
+                self._unsure.add(number)  # a node was killed: the message comes again, or was acknowledged unheard
 
 
 @contextlib.asynccontextmanager
