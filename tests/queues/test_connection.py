@@ -215,3 +215,20 @@ def test_an_address_is_taken_apart() -> None:
     assert address.hosts() == [("h1", 4222), ("::1", 5222)]
     assert "s:3" not in repr(address)
     assert Address.parse("token@h").token == "token"
+
+
+async def test_a_message_whose_id_is_on_its_way_already_is_sent_again(queues: Queues, unique: str) -> None:
+    """After the leader of a stream was lost: what was sent before is neither stored yet nor forgotten."""
+    answers = [b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}'] * 2
+    answers.append(b'{"stream":"S","seq":7,"duplicate":true}')
+    stream = await queues.connection.subscribe(unique, confirm=True)
+
+    async def answer() -> None:
+        for each in answers:
+            asked = await stream.next(10)
+            await queues.connection.publish(asked.reply, each)
+
+    answering = asyncio.create_task(answer())
+    assert await queues.publish(unique, b"x", msg_id="a") == ("S", 7, True)
+    await answering
+    await stream.close()

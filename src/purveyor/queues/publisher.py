@@ -26,7 +26,7 @@ from purveyor.queues.catalogue import PREFIX
 from purveyor.queues.connection import Connection
 from purveyor.queues.headers import HeadersIn, normalise
 from purveyor.queues.migration import watch
-from purveyor.queues.refusals import STREAM_SEALED, Subject, translate
+from purveyor.queues.refusals import ID_IN_PROCESS, STREAM_SEALED, Subject, translate
 from purveyor.queues.streams import Streams
 
 _SEALED_PAUSE_SECONDS = 0.2
@@ -130,13 +130,17 @@ class Publisher:
                 try:
                     return _receipt(answer.data, subject)
                 except PublishRefused as error:
-                    if error.err_code != STREAM_SEALED:
+                    if error.err_code == ID_IN_PROCESS and time.monotonic() < give_up:
+                        stream = None  # sent before, and on its way: sent again, it is found there, or stored
+                    elif error.err_code == STREAM_SEALED:
+                        stream = await self._sealed(subject, expect, error, give_up)
+                    else:
                         raise
-                    stream = await self._sealed(subject, expect, error, give_up)
-                if in_doubt:
-                    return await self._stored_before(stream, subject, msg_id)
-                waiting.begin(stream)
                 longest = _SEALED_PAUSE_SECONDS  # soon over, as a rule
+                if stream is not None and in_doubt:
+                    return await self._stored_before(stream, subject, msg_id)
+                if stream is not None:
+                    waiting.begin(stream)
             else:
                 await self._explain_silence(subject, give_up)
                 longest = 1.0

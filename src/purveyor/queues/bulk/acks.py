@@ -13,12 +13,11 @@ import numpy as np
 
 from purveyor.queues.bulk.frames import Frames, split_lines
 from purveyor.queues.bulk.slices import Bytes, Mask, Positions, contents, integers, number_left_of, per_row, take
-from purveyor.queues.refusals import STREAM_SEALED
+from purveyor.queues.refusals import ID_IN_PROCESS, STREAM_SEALED
 
 NO_RESPONDERS = 503
 DUPLICATE_IN_BATCH = 10201
-_IN_PROCESS = 10158
-_TEMPORARY = frozenset({10008, 10009, 10118, _IN_PROCESS})  # system unavailable, no leader, stream offline
+_TEMPORARY = frozenset({10008, 10009, 10118, ID_IN_PROCESS})  # system unavailable, no leader, stream offline
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Refusal:
     @property
     def in_process(self) -> bool:
         """A message with this id is on its way into the stream: sending again will find it there, or store it."""
-        return self.err_code == _IN_PROCESS
+        return self.err_code == ID_IN_PROCESS
 
 
 @dataclass(frozen=True, slots=True)
