@@ -226,6 +226,7 @@ async def test_a_message_whose_id_is_on_its_way_already_is_sent_again(queues: Qu
     async def answer() -> None:
         for each in answers:
             asked = await stream.next(10)
+            assert asked is not None
             await queues.connection.publish(asked.reply, each)
 
     answering = asyncio.create_task(answer())
