@@ -18,7 +18,9 @@ from purveyor.queues.connection import Answer, Connection
 from purveyor.queues.headers import first
 from purveyor.queues.streams import StoredMessage
 
-_ABOUT = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
+_ABOUT = frozenset(
+    ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +92,12 @@ async def _ask(connection: Connection, stream: str, body: bytes) -> Page | None:
 
 
 def _message(answer: Answer, stream: str) -> StoredMessage:
-    headers = dict(answer.headers)
-    about = {name: values[-1] for name in _ABOUT if (values := headers.pop(name, None))}
+    about = answer.headers
     return StoredMessage(
         stream=stream,
-        sequence=int(about["Nats-Sequence"]),
-        timestamp=parse_time(about["Nats-Time-Stamp"]),
-        subject=about["Nats-Subject"],
-        headers=headers,
+        sequence=int(about["Nats-Sequence"][-1]),
+        timestamp=parse_time(about["Nats-Time-Stamp"][-1]),
+        subject=about["Nats-Subject"][-1],
+        headers={name: values for name, values in about.items() if name not in _ABOUT},
         data=answer.data,
     )

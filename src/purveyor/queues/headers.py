@@ -1,7 +1,8 @@
 """NATS header blocks: `NATS/1.0[ status[ text]]`, then `Name: value` lines, an empty line. Names may repeat."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from purveyor.model.errors import InvalidHeader
 from purveyor.model.names import check_header
@@ -28,6 +29,7 @@ FAILED_FIRST = "Purveyor-Failed-First"
 
 _VERSION = b"NATS/1.0"
 _CRLF = b"\r\n"
+_BLANK = " \t\n\r\v\f"
 
 Headers = Mapping[str, tuple[str, ...]]
 """What a message carries: each name with its values in order."""
@@ -36,13 +38,12 @@ HeadersIn = Mapping[str, str | Sequence[str]]
 """What a caller may give: one value or several."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderBlock:
+class HeaderBlock(NamedTuple):
     """A parsed block: the status of a server's answer (0 on ordinary messages) and the headers."""
 
     status: int = 0
     description: str = ""
-    headers: Headers = field(default_factory=dict)
+    headers: Headers = MappingProxyType({})
 
 
 def normalise(headers: HeadersIn | None) -> dict[str, tuple[str, ...]]:
@@ -71,16 +72,16 @@ def encode(headers: Headers) -> bytes:
 
 def decode(block: bytes) -> HeaderBlock:
     """Parse a block; bytes that are not UTF-8 are kept as surrogates rather than lost."""
-    first, _, rest = block.partition(_CRLF)
-    status_text = first[len(_VERSION) :].strip().decode("ascii", "replace")
-    code, _, description = status_text.partition(" ")
+    first, *lines = block.decode("utf-8", "surrogateescape").split("\r\n")
     headers: dict[str, tuple[str, ...]] = {}
-    for line in rest.split(_CRLF):
-        name, colon, value = line.partition(b":")
+    for line in lines:
+        name, colon, value = line.partition(":")
         if colon:
-            key = name.decode("utf-8", "surrogateescape")
-            headers[key] = (*headers.get(key, ()), value.strip().decode("utf-8", "surrogateescape"))
-    return HeaderBlock(int(code) if code.isdigit() else 0, description.strip(), headers)
+            headers[name] = (*headers.get(name, ()), value.strip(_BLANK))
+    if len(first) == len(_VERSION):
+        return HeaderBlock(headers=headers)
+    code, _, description = first[len(_VERSION) :].strip(_BLANK).partition(" ")
+    return HeaderBlock(int(code) if code.isdecimal() else 0, description.strip(_BLANK), headers)
 
 
 def first(headers: Headers, name: str) -> str | None:

@@ -6,8 +6,7 @@ who asked has it; here it goes from the socket straight to him, and a question s
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -19,8 +18,7 @@ from purveyor.queues.headers import HeaderBlock, Headers
 _WRITE_AT_ONCE = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A message off the wire: an answer to a request, or one delivered to a subscription."""
 
     subject: str

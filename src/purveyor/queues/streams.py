@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from purveyor.model.errors import AlreadyExists, InvalidInput
 from purveyor.model.names import check_name, check_subject
@@ -16,8 +16,7 @@ from purveyor.queues.headers import Headers
 from purveyor.queues.refusals import Subject
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(NamedTuple):
     """A message as it lies in a stream."""
 
     stream: str

@@ -1,12 +1,11 @@
 """`purveyor serve api`: the HTTP API in the foreground."""
 
 import asyncio
-import gc
 import signal
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,15 +13,12 @@ from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.render import note, write, write_json
 from purveyor.app.cli.serve_pipeline import address_finder
 from purveyor.app.cli.text import safe
+from purveyor.app.collector import spare_imports
 from purveyor.app.settings import Settings
 from purveyor.queues.permissions import API
 
 if TYPE_CHECKING:
     from purveyor.app.console.console import ConsoleOptions
-
-
-_NEW_OBJECTS: Final = 20_000
-"""So many more objects than before are there when the collector looks at the young ones: some requests' worth."""
 
 
 def api(
@@ -75,10 +71,7 @@ def api(
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, server.stop)
-        # What was imported stays as long as the process: the collector need not look at it again and again.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_NEW_OBJECTS)
+        spare_imports()
         await server.serve([listener])
 
     with telemetry(settings, "api"), listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -11,6 +11,7 @@ from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.render import write, write_json
 from purveyor.app.cli.serve_pipeline import address_finder
 from purveyor.app.cli.text import safe
+from purveyor.app.collector import spare_imports
 from purveyor.app.settings import Settings
 from purveyor.model.errors import PurveyorError
 from purveyor.queues.address import Address
@@ -76,6 +77,7 @@ async def _serve(settings: Settings, find_address: Callable[[], Address], teller
         replicas=settings.replicas,
         tell=tell,
     )
+    spare_imports()
     while not stop.is_set():
         try:
             async with connect(find_address(), name="purveyor-push", patience_seconds=_PATIENCE_SECONDS) as queues:

@@ -10,8 +10,7 @@
 import binascii
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, assert_never
+from typing import Any, Final, NamedTuple, assert_never
 from urllib.parse import quote
 
 from purveyor.delivery.hands import Delivered
@@ -28,8 +27,7 @@ _dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _text_json = json.encoder.encode_basestring_ascii
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(NamedTuple):
     """What is known about a message. Texts are as the event has them, empty where it has none."""
 
     id: str

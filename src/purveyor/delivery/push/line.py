@@ -48,6 +48,7 @@ class Line:
         self._shop = shop
         self._loop = asyncio.get_running_loop()
         self._found = found
+        self._push = _push_of(found)
         self._changed = True
         self._wake = asyncio.Event()
         self._ear = Ear(shop.connection, found.name, self.look_again)
@@ -72,6 +73,7 @@ class Line:
     def update(self, found: Registered) -> None:
         """Another definition."""
         self._found = found
+        self._push = _push_of(found)
         self._changed = True
         self.look_again()
 
@@ -362,12 +364,6 @@ class Line:
         self._shop.troubles.tell(self.name, self.incarnation, reason)
 
     @property
-    def _push(self) -> Push:
-        found = self._found.record.definition.push
-        assert found is not None
-        return found
-
-    @property
     def _strict(self) -> bool:
         return self._found.record.definition.order_by is OrderBy.POSITION
 
@@ -385,3 +381,9 @@ class Line:
         if words != self._trouble:
             self._trouble = words
             self._shop.tell(self.name, event, words)
+
+
+def _push_of(found: Registered) -> Push:
+    push = found.record.definition.push
+    assert push is not None
+    return push

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from purveyor.delivery.ends import EXCERPT
 from purveyor.model.jsontext import Json
@@ -29,8 +29,7 @@ class What(Enum):
     """It was not sent: that is no attempt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How an attempt ended: with a status, or without one and an error that says why."""
 
     status: int | None = None
