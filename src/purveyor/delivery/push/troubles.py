@@ -15,7 +15,7 @@ from typing import Final
 from purveyor.delivery.push.attempts import attempts_bucket
 from purveyor.delivery.push.breaker import LONGEST_PAUSE_SECONDS
 from purveyor.model import jsontext
-from purveyor.model.errors import InvalidInput, PurveyorError, UnknownMessage, UnknownStream
+from purveyor.model.errors import InvalidInput, PurveyorError, Unavailable, UnknownMessage, UnknownStream
 from purveyor.model.jsontext import Json
 from purveyor.model.policy import Delivery
 from purveyor.queues.client import Queues
@@ -27,6 +27,7 @@ from purveyor.queues.streams import StoredMessage
 
 _log = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 20.0
+_AWAY_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 2.0
 _OLD: Final = timedelta(seconds=3 * LONGEST_PAUSE_SECONDS)
 """A worker tries at least so often, and tells it each time."""
@@ -102,6 +103,9 @@ class Troubles:
                     await self._bucket.purge(_key(name))
                 else:
                     await self._bucket.put(_key(name), value)
+            except Unavailable:
+                self._to_write.setdefault(name, value)  # unless there is something newer to tell
+                await asyncio.sleep(_AWAY_SECONDS)
             except PurveyorError as error:
                 _log.debug("that subscription %s is not pushed cannot be told: %s", name, error)
 
