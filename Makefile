@@ -7,12 +7,12 @@ WORKERS ?= 2
 # Spark starts a third quicker with an archive of its classes, and without it all the same.
 CLASSES := $(VENV)/.classes
 
-.PHONY: help setup test check lint types contracts bench chaos up demo lock docs clean
+.PHONY: help setup compiled test check lint types contracts bench chaos up demo lock docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(READY) ## virtual environment with the locked dependencies
+setup: $(READY) $(CLASSES) compiled ## virtual environment with the locked dependencies
 
 $(READY): requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -25,9 +25,14 @@ $(READY): requirements/dev.txt pyproject.toml
 	@touch $(READY)
 
 $(CLASSES): $(READY)
+	@echo "== set-up: an archive of Spark's classes, once per machine"
 	-@$(BIN)/python -m purveyor.spark.training && touch $@
 
-test: $(READY) $(CLASSES) ## all tests, in parallel, against real servers
+# Spark starts many Python processes: where Python may not keep what it compiles, each would compile all of it anew.
+compiled: $(READY)
+	@$(BIN)/python -m compileall -q src
+
+test: setup ## all tests, in parallel, against real servers
 	@$(BIN)/python -m scripts.browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25
 
@@ -45,16 +50,16 @@ types: $(READY)
 contracts: $(READY)
 	$(BIN)/lint-imports
 
-bench: $(READY) ## the benchmarks; writes benchmarks/RESULTS.md
+bench: setup ## the benchmarks; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
 
-chaos: $(READY) ## the long versions of the crash and property tests
+chaos: setup ## the long versions of the crash and property tests
 	PURVEYOR_CHAOS=1 $(BIN)/python -m pytest -m chaos -n 1 -s --timeout 3600
 
-up: $(READY) ## everything on this machine: NATS server, pipeline and API, until Ctrl-C
+up: setup ## everything on this machine: NATS server, pipeline and API, until Ctrl-C
 	$(BIN)/purveyor up
 
-demo: $(READY) ## the main job end to end, on sample data
+demo: setup ## the main job end to end, on sample data
 	$(BIN)/purveyor demo
 
 docs: $(READY) ## the generated pages

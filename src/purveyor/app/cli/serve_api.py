@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.render import note, write, write_json
 from purveyor.app.cli.serve_pipeline import address_finder
 from purveyor.app.cli.text import safe
-from purveyor.app.collector import spare_imports
+from purveyor.app.serving import loop_factory, spare_imports
 from purveyor.app.settings import Settings
 from purveyor.queues.permissions import API
 
@@ -74,7 +73,7 @@ def api(
         spare_imports()
         await server.serve([listener])
 
-    with telemetry(settings, "api"), listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with telemetry(settings, "api"), listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve())
     teller.say("stopped", "the API")
 
@@ -141,11 +140,3 @@ def _console(cli: Cli, settings: Settings) -> "ConsoleOptions | None":
         replicas=settings.replicas,
         group=settings.dispatcher_group,
     )
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - not on every system
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -11,7 +11,7 @@ from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.render import write, write_json
 from purveyor.app.cli.serve_pipeline import address_finder
 from purveyor.app.cli.text import safe
-from purveyor.app.collector import spare_imports
+from purveyor.app.serving import loop_factory, spare_imports
 from purveyor.app.settings import Settings
 from purveyor.model.errors import PurveyorError
 from purveyor.queues.address import Address
@@ -48,7 +48,7 @@ def push(
     from purveyor.app.telemetry.start import telemetry  # noqa: PLC0415
 
     teller = Teller(json=cli.json)
-    with telemetry(settings, "push", lambda: ()), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with telemetry(settings, "push", lambda: ()), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(settings, find_address, teller))
     teller.say("stopped", "push")
 
@@ -128,11 +128,3 @@ class Teller:
         await known.wait()
         self._waiting = ""
         self.say("ready", "push delivers")
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - not on every system
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

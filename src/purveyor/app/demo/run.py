@@ -16,6 +16,7 @@ from purveyor.app.demo.ledger import Ledger, Stretch
 from purveyor.app.demo.stage_set import Say, StageSet, running, until
 from purveyor.app.demo.subscribers import consume, endpoint
 from purveyor.app.demo.table import fill_table, table_differs
+from purveyor.app.serving import loop_factory
 from purveyor.queues.server import running as server_of
 
 PEOPLE: Final = 2000
@@ -54,7 +55,8 @@ def run(directory: Path, say: Say, watch: Watch, *, people: int = PEOPLE, groups
         async with starting:
             return await Story(stage, watch, beginning(people, groups)).play()
 
-    return asyncio.run(play())
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(play())
 
 
 class Story:
