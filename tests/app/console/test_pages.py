@@ -3,11 +3,15 @@
 import json
 import re
 import threading
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 from playwright.async_api import Page, expect
 
+from purveyor.delivery.push.attempts import Attempts
+from purveyor.delivery.push.verdict import Outcome
+from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.pipeline.status import State
 from purveyor.queues.catalogue import PREFILL, PREFILL_FAILURES
 from purveyor.queues.client import Queues
@@ -215,6 +219,39 @@ def test_who_has_a_message_and_how_often_it_was_tried_is_shown(site: Site, brows
         line = page.locator("[aria-label='First in line'] tbody tr").first
         await expect(line).to_contain_text("tried again in")
         await expect(line.locator("[data-title=Attempts]")).to_have_text("1")
+        await line.get_by_role("button").click()
+        sheet = page.locator(".q-dialog .sheet")
+        await expect(sheet.get_by_role("heading", name="Attempts that failed")).to_be_visible()
+        failed = sheet.locator("[aria-label=Attempts] tbody tr")
+        await expect(failed).to_have_count(1)
+        await expect(failed).to_contain_text("worker-7")
+
+    browser.visit(work)
+
+
+def test_what_an_endpoint_answered_to_each_attempt_is_shown_as_it_is(
+    site: Site, browser: Chromium, unique: str
+) -> None:
+    name = unique.lower()
+    push = {"endpoint": "https://example.com/in"}
+    site.subscribe(name, delivery="push", push=push)
+    fill(site.address, name, [1])
+
+    async def note(queues: Queues) -> None:
+        incarnation = (await Subscriptions(queues).get(name)).incarnation
+        for attempt, status in ((1, 503), (2, 500)):
+            outcome = Outcome(status=status, body=b"<i>busy</i>")
+            entry = outcome.log_entry(datetime(2026, 11, 16, 12, attempt, tzinfo=UTC))
+            await Attempts(queues).add(name, incarnation, 1, attempt, entry)
+
+    site.on_server(note)
+
+    async def work(page: Page) -> None:
+        await page.goto(f"/console/subscriptions/{name}")
+        await page.locator("[aria-label='First in line'] tbody tr").first.get_by_role("button").click()
+        failed = page.locator(".q-dialog .sheet [aria-label=Attempts] tbody tr")
+        await expect(failed.locator("[data-title=Status]")).to_have_text(["503", "500"])
+        await expect(failed.first).to_contain_text("<i>busy</i>")
 
     browser.visit(work)
 
