@@ -1,15 +1,19 @@
 """A connection, subscriptions on it, and eyes on what they leave in the queues."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from purveyor.delivery.pull import Delivered, Pull
 from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model.policy import Delivery, OrderBy
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.headers import POSITION
 from purveyor.queues.streams import StoredMessage
 from tests.conftest import OwnServer
 
@@ -44,3 +48,66 @@ async def stored(queues: Queues, stream: str) -> list[StoredMessage]:
 
 async def bodies(queues: Queues, stream: str) -> list[Any]:
     return [json.loads(message.data) for message in await stored(queues, stream)]
+
+
+OX = "stream:ox"
+
+
+class Clock:
+    """A wall clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def pull(queues: Queues, clock: Clock) -> AsyncIterator[Pull]:
+    async with Pull(queues, clock=clock) as opened:
+        yield opened
+
+
+def parallel(order_by: OrderBy | None = None, **more: Any) -> Subscription:
+    topics = (RealmTopic("udm", "users/user"),)
+    return Subscription(name="ox", realms_topics=topics, delivery=Delivery.PARALLEL, order_by=order_by, **more)
+
+
+async def write(queues: Queues, *bodies: str, kind: str = "main", first: int = 2) -> list[int]:
+    """Messages as the dispatcher writes them, positions from `first` on; their sequences."""
+    return [
+        (await queues.publish(f"ox.{kind}", body.encode(), headers={POSITION: str(position)})).sequence
+        for position, body in enumerate(bodies, first)
+    ]
+
+
+def texts(messages: list[Delivered]) -> list[str]:
+    return [message.data.decode() for message in messages]
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await condition():  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.02)
+
+
+async def empty(queues: Queues) -> bool:
+    return (await queues.streams.info(OX)).state.messages == 0
+
+
+async def drain(pull: Pull, instance: str = "default") -> list[str]:
+    got = []
+    while (message := await pull.next("ox", instance)) is not None:
+        got.append(message.data.decode())
+        await pull.acknowledge("ox", message.sequence)
+    return got
+
+
+async def value(value: Any) -> Any:
+    return value

@@ -1,0 +1,121 @@
+"""A consumer gets what belongs to the subscription of now: its prefill first, and nothing of an earlier one."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from purveyor.delivery.leases import Kind
+from purveyor.delivery.pull import Pull
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model.errors import (
+    PrefillFailed,
+    UnknownMessage,
+    UnknownSubscription,
+)
+from purveyor.model.registration import PrefillState, PrefillStatus
+from purveyor.queues.address import Address
+from purveyor.queues.client import Queues, connect
+from tests.delivery.conftest import definition, drain, empty, until, write
+
+
+async def test_nothing_is_served_before_the_prefill_is_done_and_then_it_comes_first(
+    queues: Queues, subscriptions: Subscriptions, pull: Pull
+) -> None:
+    record, _ = await subscriptions.add(definition(prefill=True))
+    await write(queues, "live 1")
+    await write(queues, "object 1", "object 2", kind="prefill", first=1)
+    await write(queues, "live 2", first=3)
+    assert await pull.next("ox") is None
+    registry = await subscriptions.registry()
+
+    async def say(status: PrefillStatus, reason: str | None = None) -> None:
+        found = await subscriptions.get("ox")
+        state = PrefillState(incarnation=record.incarnation, status=status, position=1, reason=reason)
+        await registry.put_prefill("ox", state, found.prefill_revision)
+        pull.forget("ox")
+
+    await say(PrefillStatus.RUNNING)
+    assert await pull.lease("ox") == []
+    await say(PrefillStatus.FAILED, "no archive")
+    with pytest.raises(PrefillFailed, match="no archive"):
+        await pull.next("ox", timeout=5)
+    await say(PrefillStatus.PENDING)
+    waiting = asyncio.create_task(pull.next("ox", timeout=30))
+    await asyncio.sleep(0)
+    found = await subscriptions.get("ox")
+    done = PrefillState(incarnation=record.incarnation, status=PrefillStatus.DONE, position=1)
+    await registry.put_prefill("ox", done, found.prefill_revision)  # nobody tells this process
+    first = await waiting
+    assert first is not None
+    assert (first.data, first.kind) == (b"object 1", Kind.PREFILL)
+    assert await drain(pull) == ["object 1", "object 2", "live 1", "live 2"]
+    await until(lambda: empty(queues))
+
+
+async def test_a_subscription_deleted_and_added_again_waits_for_its_own_prefill(
+    queues: Queues, subscriptions: Subscriptions, pull: Pull
+) -> None:
+    await subscriptions.add(definition())
+    await write(queues, "old 1", "old 2")
+    old = await pull.next("ox")
+    assert old is not None
+    await subscriptions.delete("ox")
+    await subscriptions.add(definition(prefill=True))
+    await write(queues, "new")
+    assert await pull.next("ox") is None
+    await subscriptions.delete("ox")
+    pull.forget("ox")
+    with pytest.raises(UnknownSubscription):
+        await pull.next("ox")
+    await subscriptions.add(definition())
+    await write(queues, "newest")
+    message = await pull.next("ox")
+    assert message is not None
+    assert (message.data, message.num_delivered) == (b"newest", 1)
+
+
+@pytest.mark.parametrize("served_before", [True, False])
+async def test_a_late_process_serves_nothing_of_a_subscription_that_took_the_name(
+    address: Address,
+    queues: Queues,
+    subscriptions: Subscriptions,
+    monkeypatch: pytest.MonkeyPatch,
+    served_before: bool,
+) -> None:
+    await subscriptions.add(definition())
+    async with connect(address) as other, Pull(other) as late:
+        if served_before:
+            await write(queues, "old")
+            assert await late.next("ox") is not None
+        gate, look = late._gate, late._gate.look
+        stale = [await look("ox")]
+
+        async def look_late(name: str) -> Any:
+            return stale.pop() if stale else await look(name)
+
+        await subscriptions.delete("ox")
+        await subscriptions.add(definition(prefill=True))
+        await write(queues, "live")
+        monkeypatch.setattr(gate, "look", look_late)
+        late._desks._desks["ox"].window.clear() if served_before else None
+        assert await late.next("ox") is None
+        assert not stale
+
+
+async def test_a_late_acknowledgement_does_not_meet_a_message_of_the_next_of_that_name(
+    queues: Queues, subscriptions: Subscriptions, pull: Pull
+) -> None:
+    await subscriptions.add(definition())
+    await write(queues, "old")
+    old = await pull.next("ox")
+    assert old is not None
+    await subscriptions.delete("ox")
+    await subscriptions.add(definition())
+    pull.forget("ox")
+    [new] = await write(queues, "new")
+    assert new > old.sequence
+    assert await pull.next("ox") is not None  # handed out, so that only its sequence tells it from the old one
+    with pytest.raises(UnknownMessage):
+        await pull.acknowledge("ox", old.sequence)
+    assert await drain(pull) == ["new"]
