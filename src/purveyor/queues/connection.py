@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from nats import errors as nats_errors
@@ -26,7 +26,8 @@ from purveyor.model.errors import (
 )
 from purveyor.queues.address import Address
 from purveyor.queues.headers import Headers
-from purveyor.queues.nats_client import Answer, NatsClient, answer_of, block_of, outgoing
+from purveyor.queues.listening import Subscription
+from purveyor.queues.nats_client import Answer, NatsClient, block_of, outgoing
 
 __all__ = ["Answer", "Connection", "Subscription"]
 OLDEST_SERVER = (2, 14)
@@ -34,50 +35,6 @@ _ANSWER_SECONDS = 5.0
 _RECONNECT_SECONDS = 0.25
 _MOST_DENIED = 100
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
-
-
-class Subscription:
-    """Messages of one subject as they come; survives a reconnect."""
-
-    def __init__(self, connection: "Connection", inner: Any) -> None:
-        self._connection = connection
-        self._inner = inner
-
-    async def next(self, timeout_seconds: float) -> Answer | None:
-        """The next message, or None when the time is over."""
-        task = asyncio.current_task()
-        cancelled = task.cancelling() if task is not None else 0
-        try:
-            answer = answer_of(await self._inner.next_msg(timeout=max(timeout_seconds, 0.001)))
-            if task is not None and task.cancelling() > cancelled:
-                # Until Python 3.12 `asyncio.wait_for` swallows a cancellation that comes together with a message.
-                raise asyncio.CancelledError
-            return answer  # noqa: TRY300 - the errors below are those of the first line
-        except nats_errors.TimeoutError:
-            return None
-        except nats_errors.ConnectionClosedError as error:
-            raise self._connection.closed_error() from error
-
-    async def __aiter__(self) -> AsyncIterator[Answer]:
-        while True:
-            message = await self.next(3600)
-            if message is not None:
-                yield message
-
-    def drain(self) -> list[Answer]:
-        """What arrived and nobody took."""
-        arrived: list[Answer] = []
-        queue: asyncio.Queue[Msg] = self._inner._pending_queue  # noqa: SLF001 - nats-py has no public way
-        while not queue.empty():
-            message = queue.get_nowait()
-            self._inner._pending_size -= len(message.data)  # noqa: SLF001 - else nats-py takes us for slow some day
-            arrived.append(answer_of(message))
-        return arrived
-
-    async def close(self) -> None:
-        """Stop listening."""
-        with contextlib.suppress(nats_errors.Error):
-            await self._inner.unsubscribe()
 
 
 class Connection:
@@ -361,7 +318,7 @@ class Connection:
         """Listen on a subject. With `confirm`, returns when the server does its part, or raises PermissionDenied."""
         with self._failure(subject) as failed:
             try:
-                listening = Subscription(self, await self._client.subscribe(subject, queue=queue))
+                listening = Subscription(self.closed_error, await self._client.subscribe(subject, queue=queue))
             except nats_errors.ConnectionClosedError as error:
                 raise self.closed_error() from error
             if confirm:
@@ -382,7 +339,7 @@ class Connection:
             await inner.unsubscribe(limit=1)
         except nats_errors.ConnectionClosedError as error:
             raise self.closed_error() from error
-        return Subscription(self, inner)
+        return Subscription(self.closed_error, inner)
 
     async def flush(self) -> None:
         """Return when the server has seen everything sent so far."""
