@@ -39,6 +39,30 @@ def test_what_is_not_archived_yet_comes_from_the_stream(archive: Archive) -> Non
     assert {(row.kind, row.topic, row.operation) for row in tail} == {("event", "users/user", "create")}
 
 
+def test_control_events_alone_behind_the_archive_cost_objects_no_scan_of_the_stream(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = f"{archive.stream}.control"
+    monkeypatch.setattr(reading, "CONTROL_SUBJECT", control)
+
+    def scans_the_stream(position: int) -> bool:
+        found = objects_at(archive.spark, archive.source, position)
+        return "jetstream" in found._jdf.queryExecution().toString().lower()
+
+    archive.publish(event("a"), event("b"))
+    archive.catch_up()
+    archive.broker.add(control, ["{}"])
+    assert not scans_the_stream(3)
+    assert objects(archive, 3) == {"users/user:a": 1, "users/user:b": 2}
+    archive.publish(event("c"))
+    assert scans_the_stream(4)
+    assert objects(archive, 4) == {"users/user:a": 1, "users/user:b": 2, "users/user:c": 4}
+    archive.broker.delete(archive.stream, 4)
+    archive.broker.add(control, ["{}"])
+    assert scans_the_stream(5)  # something is missing: the scan says whether that is a loss
+    assert objects(archive, 5) == {"users/user:a": 1, "users/user:b": 2}
+
+
 def test_what_was_removed_from_the_front_of_the_stream_is_no_loss(archive: Archive) -> None:
     archive.publish(*(event(str(number)) for number in range(6)))
     archive.add(1, 2, event("a"), event("b"))

@@ -13,16 +13,19 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
+from purveyor.model.control import CONTROL_SUBJECT
 from purveyor.pipeline.archive.columns import EVENT, SCHEMA, parsed
 from purveyor.pipeline.archive.layout import Piece, archived_until, cover, snapshots_in, until
 from purveyor.pipeline.archive.store import Store
 from purveyor.queues.address import Address
+from purveyor.queues.bulk import ReadOptions, read_range
 from purveyor.queues.bulk.ask import ask
 from purveyor.spark.options import connection_options
 
 __all__ = ["ArchiveSource", "archived_until", "events", "objects_at"]
 
 _IDENTITY = ("realm", "topic", "key")
+_FEW = 100
 _MOST_SENT_ROUND = 2_000_000
 """Positions that every executor is given whole, some 50 MB of them."""
 
@@ -39,10 +42,14 @@ class ArchiveSource:
     stream: str = "stream:incoming"
 
 
-def events(spark: SparkSession, source: ArchiveSource, first: int, last: int) -> DataFrame:
+def events(
+    spark: SparkSession, source: ArchiveSource, first: int, last: int, *, with_control: bool = True
+) -> DataFrame:
     """All messages with positions first..last, both included, in the archive's columns and in no order.
 
-    Control events and messages that are no events are among them: see column `kind`. The plan is fixed by what is
+    Control events and messages that are no events are among them: see column `kind`. Who does not want control events
+    may say so, and is spared a scan of the stream if nothing else is waiting there: behind the archive of a quiet
+    system lies the message that began the subscription to be filled, and no more. The plan is fixed by what is
     archived now; run it within the time that the stream holds what was archived (two minutes). Later the part that came
     from the stream may be gone: PlanOutdated then, never a row too few. Called again, this finds it in the archive.
     """
@@ -54,7 +61,7 @@ def events(spark: SparkSession, source: ArchiveSource, first: int, last: int) ->
         waiting = _waiting(source, until(ranges))
     frames = _archived(spark, store, cover(ranges, first, last))
     begin, end = max(first, waiting.first), min(last, waiting.last)
-    if begin <= end:
+    if begin <= end and (with_control or not _is_control(source, begin, end)):
         frames.append(_tail(spark, source, begin, end))
     return reduce(DataFrame.unionAll, frames) if frames else spark.createDataFrame([], SCHEMA)
 
@@ -66,7 +73,8 @@ def objects_at(spark: SparkSession, source: ArchiveSource, position: int) -> Dat
     has no key is no object. Read from the newest snapshot up to the position and the events behind it.
     """
     start = max((found for found in snapshots_in(source.directory) if found <= position), default=0)
-    rows = events(spark, source, start + 1, position).where((F.col("kind") == EVENT) & F.col("key").isNotNull())
+    rows = events(spark, source, start + 1, position, with_control=False)
+    rows = rows.where((F.col("kind") == EVENT) & F.col("key").isNotNull())
     at_most = position - start
     if start:
         files = Store(source.directory).snapshot_files(start)
@@ -76,7 +84,8 @@ def objects_at(spark: SparkSession, source: ArchiveSource, position: int) -> Dat
     latest = rows.groupBy(*_IDENTITY).agg(F.max("position").alias("position")).select("position")
     if at_most <= _MOST_SENT_ROUND:  # else Spark, which cannot know, would shuffle the objects too before it sees
         latest = F.broadcast(latest)
-    return rows.where(F.col("operation") != "delete").join(latest, "position", "left_semi")
+    # Each position is there once, so this is a semi join; written as one it would be planned once for each scan.
+    return rows.where(F.col("operation") != "delete").join(latest, "position")
 
 
 def _archived(spark: SparkSession, store: Store, pieces: Sequence[Piece]) -> list[DataFrame]:
@@ -119,6 +128,20 @@ def _waiting(source: ArchiveSource, reached: int) -> _Waiting | None:
     if begins > reached + 1 and archived_until(source.directory) != reached:
         return None
     return _Waiting(begins, int(state["last_seq"]))
+
+
+def _is_control(source: ArchiveSource, first: int, last: int) -> bool:
+    """Whether a few messages of the stream are control events, all that are asked for; of many nobody asks."""
+    if last - first >= _FEW:
+        return False
+    assert source.address is not None
+    options = ReadOptions(columns=("subject",))
+    found = [
+        subject
+        for batch in read_range(source.address, source.stream, first, last, options)
+        for subject in batch.column("subject").to_pylist()
+    ]
+    return len(found) == last - first + 1 and set(found) == {CONTROL_SUBJECT}
 
 
 def _tail(spark: SparkSession, source: ArchiveSource, first: int, last: int) -> DataFrame:

@@ -1,8 +1,8 @@
 """The write of prefill and replay: the rows of one subscription, sorted, from one task into `<name>.prefill`.
 
-A queue is one order, so one task writes it; reading, matching and the exchange before it run on all cores. Every
-message carries a number, made of the run that wrote it and the row's place in that run. The number is what
-`append_once` goes by:
+A queue is one order, so one task writes it; where there is much to look at, reading and matching run on all cores
+before that (see `frames`). Every message carries a number, made of the run that wrote it and the row's place in that
+run. The number is what `append_once` goes by:
 
     a task that Spark runs again     finds its rows there and skips them
     an older run that still writes   finds a number above all of its own, and can store nothing more
@@ -93,9 +93,11 @@ def fill(rows: DataFrame, filling: Filling) -> int:
 def write(rows: DataFrame, filling: Filling) -> Written:
     """Write the rows in the order of `rank` and `position`, up to the first that is refused.
 
+    In one task with all that is before it, unless that ends in an exchange of its own.
+
     Columns: `rank`, `position`, `emptied` (whether `old` is to be cut out of the body), `headers`, `data`.
     """
-    ordered = rows.repartition(1).sortWithinPartitions("rank", "position").drop("rank")
+    ordered = rows.coalesce(1).sortWithinPartitions("rank", "position").drop("rank")
     results = map_in_arrow(ordered, _writer(filling), _RESULT).collect()
     tracing.link([{tracing.TRACEPARENT: trace} for result in results for trace in result.traces or ()])
     for result in results:

@@ -15,6 +15,9 @@ from purveyor.pipeline.archive.columns import EVENT
 from purveyor.pipeline.archive.read import ArchiveSource, events, objects_at
 from purveyor.pipeline.matching import Matcher, deliveries
 
+_ONE_TASK = 500_000
+"""Positions that one task looks at sooner than what is found among them is exchanged."""
+
 Range = tuple[int, int]
 """Positions, both included."""
 
@@ -32,13 +35,14 @@ def objects(spark: SparkSession, archive: ArchiveSource, definition: Subscriptio
         found = topics.add_targets(asked).withColumn("data", f.col("original"))
     else:
         found = topics.add_targets(found)
-    return found.where(f.size("targets") > 0).select(
+    wanted = found.where(f.size("targets") > 0).select(
         f.get("targets", f.lit(0)).alias("rank"),
         "position",
         emptied.alias("emptied"),
         "headers",
         "data",
     )
+    return _spread(wanted, position)
 
 
 def history(
@@ -49,7 +53,13 @@ def history(
     if job.topics:
         narrow = Subscription(name=definition.name, realms_topics=job.topics)
         found = deliveries(found, [narrow])
-    return found.select(f.lit(0).alias("rank"), "position", f.lit(False).alias("emptied"), "headers", "data")
+    wanted = found.select(f.lit(0).alias("rank"), "position", f.lit(False).alias("emptied"), "headers", "data")
+    return _spread(wanted, range_[1] - range_[0] + 1)
+
+
+def _spread(rows: DataFrame, looked_at: int) -> DataFrame:
+    """Rows for one task: found by that task itself if few positions are looked at, else by all cores."""
+    return rows if looked_at <= _ONE_TASK else rows.repartition(1)
 
 
 def first_stored_at(spark: SparkSession, archive: ArchiveSource, moment: datetime, newest: int) -> int | None:
