@@ -175,7 +175,7 @@ def test_closing_early_leaves_nothing_behind(address: Address, name: str, route:
     make_stream(address, name)
     publish_many(address, outgoing(numbered(f"{name}.a", 30_000)))
     reading = read_range(address, name, 1, 30_000, ReadOptions(route=route, batch_rows=100))
-    assert next(reading).num_rows == 100
+    assert 0 < next(reading).num_rows <= 100  # as many as have come
     assert isinstance(reading, Iterator)
     reading.close()
     assert consumers(address, name) == 0
