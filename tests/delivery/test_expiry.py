@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -38,12 +37,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-async def pull(queues: Queues, clock: Clock) -> AsyncIterator[Pull]:
-    async with Pull(queues, clock=clock) as opened:
-        yield opened
 
 
 def keeping(seconds: float | None = HOUR, **more: Any) -> Subscription:
