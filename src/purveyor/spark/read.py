@@ -37,7 +37,10 @@ def read_partition(settings: ReadSettings, partition: InputPartition) -> Iterato
         return
     rows = 0
     options = ReadOptions(
-        subjects=settings.subjects, columns=settings.columns, patience_seconds=settings.patience_seconds
+        subjects=settings.subjects,
+        columns=settings.columns,
+        kept_for_us=settings.durable is not None,
+        patience_seconds=settings.patience_seconds,
     )
     for batch in read_range(settings.address, settings.stream, partition.first, partition.last, options):
         rows += batch.num_rows

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName, InvalidSubject, UnknownStream
+from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName, InvalidSubject, PurveyorError, UnknownStream
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import SCHEMA, Outgoing, ReadOptions, Route, outgoing, publish_many, read_range
 from purveyor.queues.bulk.read import choose_route
@@ -240,11 +240,53 @@ def test_a_stream_without_direct_gets(address: Address, name: str) -> None:
 
 
 def test_the_route_is_chosen_by_stream_and_length() -> None:
-    limits = {"name": "S", "retention": "limits", "allow_direct": True}
-    assert choose_route(limits, Route.AUTO, 10) is Route.DIRECT
-    assert choose_route(limits, Route.AUTO, 10**6) is Route.CONSUMER
-    assert choose_route({**limits, "allow_direct": False}, Route.AUTO, 10) is Route.CONSUMER
-    assert choose_route({**limits, "retention": "interest"}, Route.AUTO, 10**6) is Route.DIRECT
+    limits = {"name": "S", "retention": "limits", "allow_direct": True, "num_replicas": 1}
+    interest, any_, kept = {**limits, "retention": "interest"}, ReadOptions(), ReadOptions(kept_for_us=True)
+    assert choose_route(limits, any_, 10) is Route.DIRECT
+    assert choose_route(limits, any_, 10**6) is Route.CONSUMER
+    assert choose_route({**limits, "allow_direct": False}, any_, 10) is Route.CONSUMER
+    assert choose_route(interest, any_, 10**6) is Route.DIRECT
+    assert choose_route(interest, kept, 10) is Route.DIRECT
+    assert choose_route(interest, kept, 10**6) is Route.CONSUMER
+    assert choose_route({**interest, "num_replicas": 3}, kept, 10**6) is Route.DIRECT
+    assert choose_route({**limits, "retention": "workqueue"}, kept, 10**6) is Route.DIRECT
+
+
+def keeping(address: Address, name: str, messages: int, **config: Any) -> None:
+    """An interest stream with messages that its durable `d` keeps."""
+    make_stream(address, name, retention="interest", **config)
+    durable = {"durable_name": "d", "ack_policy": "explicit"}
+    api(address, f"CONSUMER.DURABLE.CREATE.{name}.d", {"stream_name": name, "config": durable})
+    publish_many(address, outgoing(numbered(f"{name}.a", messages)))
+
+
+def test_what_a_durable_of_ours_keeps_is_read_by_a_consumer_that_leaves_no_trace(address: Address, name: str) -> None:
+    keeping(address, name, 5000)
+    reading = read_range(address, name, 1, 5000, ReadOptions(kept_for_us=True, batch_rows=1000))
+    seen = next(reading).column("sequence").to_pylist()
+    assert consumers(address, name) == 2
+    for batch in reading:
+        seen += batch.column("sequence").to_pylist()
+    assert seen == list(range(1, 5001))
+    assert consumers(address, name) == 1
+    assert api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 5000
+
+
+def test_what_the_durable_passes_during_a_read_is_freed_when_the_read_ends(address: Address, name: str) -> None:
+    keeping(address, name, 5000)
+    reading = read_range(address, name, 1, 5000, ReadOptions(kept_for_us=True, batch_rows=1000, batch_bytes=20_000))
+    next(reading)
+    api(address, f"CONSUMER.RESET.{name}.d", {"seq": 5001})
+    reading.close()
+    eventually(lambda: api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 0)
+    assert consumers(address, name) == 1
+
+
+def test_where_no_consumer_can_be_made_direct_gets_are_used(address: Address, name: str) -> None:
+    keeping(address, name, 5000, max_consumers=1)
+    assert sequences(address, name, 1, 5000, kept_for_us=True) == list(range(1, 5001))
+    with pytest.raises(PurveyorError, match="consumer"):
+        sequences(address, name, 1, 5000, kept_for_us=True, route=Route.CONSUMER)
 
 
 def test_bad_input_is_told_at_once(address: Address) -> None:

@@ -53,7 +53,7 @@ class Route(Enum):
     DIRECT = "direct"
     """With direct gets: no trace on the server. The stream must have `allow_direct`."""
     CONSUMER = "consumer"
-    """With a consumer of our own that goes away: the fastest for long ranges, on streams with limits retention only."""
+    """With a consumer of our own that goes away: the fastest for long ranges, where it changes nothing that is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,8 @@ class ReadOptions:
     batch_bytes: int = 4 << 20
     """A batch is about this large at most (one message may be larger)."""
     route: Route = Route.AUTO
+    kept_for_us: bool = False
+    """A durable of ours keeps the range: then a passing consumer changes nothing on an interest stream either."""
     patience_seconds: float = 60.0
 
     def __post_init__(self) -> None:

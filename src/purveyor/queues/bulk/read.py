@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from purveyor.model.errors import InvalidConfig, InvalidInput, Unavailable
+from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError, Unavailable
 from purveyor.model.names import check_name
 from purveyor.queues.address import Address
 from purveyor.queues.bulk.consumer_route import consume
@@ -46,16 +46,18 @@ def read_range(
 def _read(address: Address, wanted: Range) -> Generator[pa.RecordBatch, None, None]:
     patience = Patience(wanted.options.patience_seconds)
     begun = False
+    direct_only = False
     while wanted.first <= wanted.last:
         link = connect(address, patience)
+        route = Route.DIRECT
         try:
             state = _look(link, wanted)
-            if not begun:
-                wanted, begun = wanted.within(state.first, state.last), True
-                if wanted.first > wanted.last:
-                    return
-            route = consume if state.route is Route.CONSUMER else fetch
-            with closing(route(link, wanted, patience)) as portions:
+            wanted, begun = wanted if begun else wanted.within(state.first, state.last), True
+            route = Route.DIRECT if direct_only else choose_route(state.config, wanted.options, wanted.length)
+            if wanted.first > wanted.last:
+                return
+            way = consume if route is Route.CONSUMER else fetch
+            with closing(way(link, wanted, patience)) as portions:
                 for batch, following in portions:
                     patience.progress()
                     wanted = wanted.from_(following)
@@ -66,6 +68,10 @@ def _read(address: Address, wanted: Range) -> Generator[pa.RecordBatch, None, No
         except Unavailable as error:
             link.close()
             patience.failed(error)
+        except PurveyorError:
+            if direct_only or route is not Route.CONSUMER or not may_choose(state.config, wanted.options):
+                raise
+            direct_only = True  # we may not make a consumer there, or there are as many as it takes
         else:
             return
         finally:
@@ -78,32 +84,37 @@ def _read(address: Address, wanted: Range) -> Generator[pa.RecordBatch, None, No
 class _State:
     first: int
     last: int
-    route: Route
+    config: dict[str, Any]
 
 
 def _look(link: Link, wanted: Range) -> _State:
     info: dict[str, Any] = link.api(f"STREAM.INFO.{wanted.stream}")
-    config, state = info["config"], info["state"]
-    first, last = int(state["first_seq"]), int(state["last_seq"])
-    length = min(wanted.last, last) - max(wanted.first, first) + 1
-    return _State(first, last, choose_route(config, wanted.options.route, length))
+    state = info["state"]
+    return _State(int(state["first_seq"]), int(state["last_seq"]), info["config"])
 
 
-def choose_route(config: dict[str, Any], asked: Route, length: int) -> Route:
+def may_choose(config: dict[str, Any], options: ReadOptions) -> bool:
+    """Whether there is another way than the consumer."""
+    return bool(config.get("allow_direct")) and options.route is Route.AUTO
+
+
+def choose_route(config: dict[str, Any], options: ReadOptions, length: int) -> Route:
     """The way to read a range of that length from a stream with that configuration."""
     name, retention = config.get("name"), config.get("retention", "limits")
     direct = bool(config.get("allow_direct"))
-    consumer = retention == "limits"
-    if asked is Route.CONSUMER and not consumer:
+    # A consumer of a replicated interest stream is replicated as well, and slower made than the range is read.
+    beside = retention == "interest" and options.kept_for_us and config.get("num_replicas", 1) == 1
+    consumer = retention == "limits" or beside
+    if options.route is Route.CONSUMER and not consumer:
         raise InvalidConfig(
             f"stream {name!r} has {retention} retention: a reading consumer would change what it keeps",
             fix="read it with Route.DIRECT",
         )
-    if not direct and (asked is Route.DIRECT or not consumer):
+    if not direct and (options.route is Route.DIRECT or retention != "limits"):
         raise InvalidConfig(
             f"stream {name!r} ({retention} retention) cannot be read by sequence: it does not allow direct gets",
             fix="switch allow_direct on for the stream",
         )
-    if asked is not Route.AUTO:
-        return asked
+    if options.route is not Route.AUTO:
+        return options.route
     return Route.DIRECT if direct and (length <= _SMALL_RANGE or not consumer) else Route.CONSUMER
