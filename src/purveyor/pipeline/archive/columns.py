@@ -13,7 +13,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from purveyor.model.control import CONTROL_SUBJECT
 from purveyor.model.event import KEY_FIELDS
-from purveyor.pipeline.whole_json import given as given_of
 from purveyor.pipeline.whole_json import is_whole, read_json
 from purveyor.queues.headers import MSG_ID
 
@@ -61,9 +60,8 @@ def parsed(incoming: DataFrame) -> DataFrame:
     text = F.try_validate_utf8(F.col("data").cast("string"))
     given = F.col("_given")
     read = incoming.withColumn("_text", F.when(_is_control(), None).otherwise(text)).withColumn(
-        "_read", F.expr(read_json("_text", _FIELDS, _STRICT_SQL))
+        "_given", F.expr(read_json("_text", _FIELDS, _STRICT_SQL))
     )
-    read = read.withColumn("_given", F.expr(given_of("_read"))).withColumn("_whole", F.expr(is_whole("_read")))
     judged = read.withColumn("_new", _is_full("new")).withColumn("_old", _is_full("old"))
     judged = judged.withColumn("_ts", _moment(given["ts"]))
     judged = judged.withColumn("_event", F.coalesce(_is_event(), F.lit(False)))
@@ -113,7 +111,7 @@ def _is_event() -> Column:
     null = F.expr("exists(map_values(_given.attributes), value -> value is null)")
     nulls = F.when(given["attributes"].isNull(), F.lit(False)).otherwise(null)
     rules = [
-        F.col("_whole"),
+        F.expr(is_whole("_given")),
         *(text != "" for text in strings),
         F.coalesce(given["key"] != "", F.lit(True)),
         ~F.concat("_given.realm", "_given.topic").rlike(_CONTROL_CHARACTER),

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from purveyor.model.control import CONTROL_SUBJECT
 from purveyor.model.event import KEY_FIELDS
-from purveyor.pipeline.whole_json import given, is_whole, read_json
+from purveyor.pipeline.whole_json import is_whole, read_json
 
 SOURCE_COLUMNS: Final = "sequence,subject,headers,data"
 COLUMNS: Final = ("position", "subject", "headers", "data", "realm", "topic", "doubtful")
@@ -36,7 +36,7 @@ _KEY = r"^(?!(?:true|false|-?[0-9][-+.eE0-9]*)$)[^\\[{]"
 _SOME_FIELD = ", ".join(f"given.body.{side}.{name}" for side in ("new", "old") for name in KEY_FIELDS)
 _CERTAIN = " and ".join(
     [
-        "whole",
+        is_whole("given"),
         f"concat_ws('\\n', given.realm, given.topic, given.publisher_name, given.ts) rlike '^{_WORD * 3}{_TIME}$'",
         "given.body.new is not null",
         "given.body.old is not null",
@@ -59,10 +59,7 @@ def judged(incoming: DataFrame) -> DataFrame:
         "subject",
         "headers",
         "data",
-        f"{read_json('cast(data as string)', _FIELDS, _STRICT)} as read",
-    )
-    read = read.selectExpr(
-        "position", "subject", "headers", "data", f"{given('read')} as given", f"{is_whole('read')} as whole"
+        f"{read_json('cast(data as string)', _FIELDS, _STRICT)} as given",
     )
     return read.selectExpr(
         "position",
