@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purveyor.queues.bulk.frames import BrokenFrames, Frames, cut, split_lines
+from purveyor.queues.bulk.options import SCHEMA
 from purveyor.queues.bulk.receive import ReceiveBuffer
-from purveyor.queues.bulk.slices import Bytes
+from purveyor.queues.bulk.rows import from_consumer
+from purveyor.queues.bulk.slices import Bytes, fixed_numbers
 
 Message = tuple[bytes, int, bytes, bytes, bytes]  # subject, sid, reply, headers, payload
 
@@ -132,3 +134,56 @@ def test_a_large_frame_says_how_much_it_wants() -> None:
 def test_what_is_no_protocol_is_refused(garbage: bytes) -> None:
     with pytest.raises(BrokenFrames):
         cut(array(garbage))
+
+
+@given(st.integers(1, 18).flatmap(lambda width: st.lists(st.integers(0, 10**width - 1).map(lambda n: f"{n:0{width}}"))))
+def test_numbers_of_equal_length_are_read_as_numbers(numbers: list[str]) -> None:
+    width = len(numbers[0]) if numbers else 1
+    found = fixed_numbers(array("".join(numbers).encode()).reshape(len(numbers), width))
+    assert found is not None
+    assert found.tolist() == [int(number) for number in numbers]
+
+
+@pytest.mark.parametrize("other", [b"1.3", b"-13", b"1:3", b" 13", b"13\n"])
+def test_what_is_no_number_is_none(other: bytes) -> None:
+    assert fixed_numbers(array(b"123" + other).reshape(2, 3)) is None
+
+
+_DELIVERIES = st.lists(
+    st.tuples(
+        st.sampled_from([b"a", b"orders.new", b"orders.old", "\u00fc.x".encode()]),
+        st.integers(95, 105),
+        st.integers(999_999_999_999, 1_000_000_000_003),
+        st.sampled_from([b"", b"NATS/1.0\r\nA: b\r\n\r\n"]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None)
+@given(_DELIVERIES, st.sampled_from([b"S.c", b"hub.ACC.S.c"]), st.sampled_from([b"", b".x1f"]))
+def test_deliveries_are_rows_whether_alike_or_not(
+    deliveries: list[tuple[bytes, int, int, bytes]], place: bytes, token: bytes
+) -> None:
+    """Numbers grow by a digit in the middle of a buffer, subjects differ in length, some messages have headers."""
+    token = token if b"hub" in place else b""
+    frames = [
+        (
+            subject,
+            7,
+            b"$JS.ACK.%s.1.%d.%d.%d.%d%s" % (place, number, number + 1, time, 200 - number, token),
+            block,
+            b"x",
+        )
+        for subject, number, time, block in deliveries
+    ]
+    found = cut(array(b"".join(map(frame, frames)))).frames
+    delivery = from_consumer(found, split_lines(found), SCHEMA)
+    assert [
+        (row["subject"].encode(), row["sequence"], int(row["timestamp"].timestamp() * 1e6), len(row["headers"]))
+        for row in delivery.batch.to_pylist()
+    ] == [(subject, number, time // 1000, bool(block)) for subject, number, time, block in deliveries]
+    assert delivery.batch.column("data").to_pylist() == [b"x"] * len(deliveries)
+    assert (delivery.first_count, delivery.last_count) == (deliveries[0][1] + 1, deliveries[-1][1] + 1)
+    assert delivery.pending == 200 - deliveries[-1][1]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from purveyor.queues.bulk.slices import Bytes, Mask, Positions, contents, number_left_of, per_row, take
+from purveyor.queues.bulk.slices import Bytes, Mask, Positions, contents, fixed_numbers, number_left_of, per_row, take
 
 
 def _word(verb: bytes) -> int:
@@ -66,6 +66,10 @@ class Lines:
     sids: Positions
     reply_starts: Positions
     reply_ends: Positions
+    replies: Bytes | None = None
+    """Where all lines are alike: the reply subjects as rows of equal length ..."""
+    subjects: Bytes | None = None
+    """... and the subjects."""
 
     @property
     def has_reply(self) -> Mask:
@@ -173,6 +177,40 @@ def _chain(starts: Positions, follows: Positions, size: int) -> tuple[Positions 
 def split_lines(frames: Frames) -> Lines:
     """Subject, subscription and reply of each frame: `MSG <subject> <sid> [reply] <size>`."""
     text, offsets = contents(take(frames.data, frames.starts, frames.line_ends))
+    return _split_alike(text, offsets) or _split_any(text, offsets)
+
+
+def _split_alike(text: Bytes, offsets: Positions) -> Lines | None:
+    """Nearly always all lines are as long as each other, and have their words at the same places."""
+    rows = len(offsets) - 1
+    length = len(text) // rows if rows else 0
+    if not length or (offsets[1:] - offsets[:-1] != length).any():
+        return None
+    grid = text.reshape(rows, length)
+    spaces = np.flatnonzero(grid[0] == 32).tolist()
+    reply = len(spaces) - 3 - (grid[0, 0] == 72)
+    if reply not in (0, 1) or np.count_nonzero(text == 32) != rows * len(spaces) or (grid[:, 0] != grid[0, 0]).any():
+        return None
+    if not all((grid[:, space] == 32).all() for space in spaces):
+        return None
+    sids = fixed_numbers(grid[:, spaces[1] + 1 : spaces[2]])
+    if sids is None:
+        return None
+    begin, end = spaces[2] + 1, spaces[3] if reply else spaces[2] + 1
+    firsts = offsets[:-1]
+    return Lines(
+        text,
+        subject_starts=firsts + (spaces[0] + 1),
+        subject_ends=firsts + spaces[1],
+        sids=sids,
+        reply_starts=firsts + begin,
+        reply_ends=firsts + end,
+        replies=grid[:, begin:end],
+        subjects=grid[:, spaces[0] + 1 : spaces[1]],
+    )
+
+
+def _split_any(text: Bytes, offsets: Positions) -> Lines:
     spaces = np.flatnonzero(text == 32)
     firsts, counts = per_row(spaces, offsets)
     has_headers = text[offsets[:-1]] == 72

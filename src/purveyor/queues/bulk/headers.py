@@ -96,6 +96,11 @@ def to_map(lines: HeaderLines) -> Any:
     return pa.MapArray.from_arrays(pa.array(boundaries.astype(np.int32)), text(names), lists, type=TYPE)
 
 
+def no_headers(rows: int) -> Any:
+    """As many empty maps."""
+    return to_map(HeaderLines(np.zeros(0, np.uint8), *(np.zeros(0, np.int64),) * 3, np.zeros(rows + 1, np.int64)))
+
+
 def _group(names: Any, boundaries: Positions) -> tuple[Positions, Positions]:
     """An order that puts lines of one name in one message side by side, and where in it each such group begins.
 

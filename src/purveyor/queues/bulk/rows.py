@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from purveyor.queues.bulk import headers
 from purveyor.queues.bulk.frames import BrokenFrames, Frames, Lines
-from purveyor.queues.bulk.slices import Mask, Positions, contents, integers, per_row, take, text
+from purveyor.queues.bulk.slices import Bytes, Mask, Positions, contents, fixed_numbers, integers, per_row, take, text
 
 _SYSTEM_HEADERS: Final = (
     b"Nats-Stream",
@@ -24,6 +24,7 @@ _SYSTEM_HEADERS: Final = (
     b"Nats-Last-Sequence",
 )
 _SUBJECT, _SEQUENCE, _TIME = -5, -4, -3  # places from the end
+_REPLY_DOTS: Final = (8, 10, 11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +46,87 @@ def from_consumer(frames: Frames, lines: Lines, schema: Any) -> Delivery:
     It is `$JS.ACK.<stream>.<consumer>.<tries>.<sequence>.<count>.<time>.<pending>`; after `ACK` there may be domain and
     account, and then perhaps a random token at the end.
     """
+    numbers = _alike(lines.replies) or _any(lines)
+    columns: dict[str, Callable[[], Any]] = {
+        "sequence": lambda: pa.array(numbers.sequences),
+        "timestamp": lambda: pa.array(numbers.micros()).cast(pa.timestamp("us", tz="UTC")),
+        "subject": lambda: _subjects(lines),
+        "headers": lambda: _headers(frames),
+        "data": lambda: take(frames.data, frames.payloads, frames.ends),
+    }
+    return Delivery(
+        _build(columns, schema),
+        numbers.sequences,
+        first_count=numbers.first_count,
+        last_count=numbers.last_count,
+        pending=numbers.pending,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """What reply subjects say."""
+
+    sequences: Positions
+    micros: Callable[[], Positions]
+    first_count: int
+    last_count: int
+    pending: int
+
+
+def _alike(replies: Bytes | None) -> _Numbers | None:
+    """Of replies that have their numbers at the same places, which nearly all that come together do."""
+    if replies is None or not len(replies):
+        return None
+    dots = np.flatnonzero(replies[0] == 46)
+    if len(dots) not in _REPLY_DOTS:
+        return None
+    at = 4 if len(dots) == 8 else 6
+    ends = [*dots[at:].tolist(), replies.shape[1]]
+    if not all((replies[:, dot] == 46).all() for dot in ends[:4]):
+        return None
+    sequences, counts, times, pending = (replies[:, ends[n] + 1 : ends[n + 1]] for n in range(4))
+    numbers, count, left = fixed_numbers(sequences), fixed_numbers(counts[[0, -1]]), fixed_numbers(pending[-1:])
+    if numbers is None or count is None or left is None:
+        return None
+    return _Numbers(numbers, lambda: _proven(fixed_numbers(times[:, :-3])), int(count[0]), int(count[1]), int(left[0]))
+
+
+def _proven(times: Positions | None) -> Positions:
+    if times is None:
+        raise BrokenFrames("a consumer's reply subject without a time")
+    return times
+
+
+def _any(lines: Lines) -> _Numbers:
     replies, offsets = contents(take(lines.text, lines.reply_starts, lines.reply_ends))
     dots = np.flatnonzero(replies == 46)
     firsts, counts = per_row(dots, offsets)
-    if (counts != counts[0]).any() or counts[0] not in (8, 10, 11):
+    if (counts != counts[0]).any() or counts[0] not in _REPLY_DOTS:
         raise BrokenFrames("a consumer's reply subject of a kind not known")
     at = firsts + (5 if counts[0] == 8 else 7)  # the dot before the stream's sequence is one to the left
     pending_ends = offsets[1:] if counts[0] != 11 else dots[at + 3]
-    sequences = integers(replies, dots[at - 1] + 1, dots[at])
-    columns: dict[str, Callable[[], Any]] = {
-        "sequence": lambda: pa.array(sequences),
-        "timestamp": lambda: _micros(integers(replies, dots[at + 1] + 1, dots[at + 2])),
-        "subject": lambda: text(take(lines.text, lines.subject_starts, lines.subject_ends)),
-        "headers": lambda: headers.to_map(headers.find_lines(frames.data, frames.bodies, frames.payloads)),
-        "data": lambda: take(frames.data, frames.payloads, frames.ends),
-    }
     first, last = at[:1], at[-1:]
-    return Delivery(
-        _build(columns, schema),
-        sequences,
+    return _Numbers(
+        integers(replies, dots[at - 1] + 1, dots[at]),
+        lambda: integers(replies, dots[at + 1] + 1, dots[at + 2]) // 1000,
         first_count=int(integers(replies, dots[first] + 1, dots[first + 1])[0]),
         last_count=int(integers(replies, dots[last] + 1, dots[last + 1])[0]),
         pending=int(integers(replies, dots[last + 2] + 1, pending_ends[-1:])[0]),
     )
+
+
+def _subjects(lines: Lines) -> Any:
+    same = lines.subjects
+    if same is not None and (same == same[0]).all():
+        return pa.repeat(pa.scalar(same[0].tobytes().decode("utf-8", "replace"), pa.string()), len(same))
+    return text(take(lines.text, lines.subject_starts, lines.subject_ends))
+
+
+def _headers(frames: Frames) -> Any:
+    if not frames.header_sizes.any():
+        return headers.no_headers(len(frames))
+    return headers.to_map(headers.find_lines(frames.data, frames.bodies, frames.payloads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +179,6 @@ def from_direct(found: DirectFrames, schema: Any) -> tuple[Any, Positions]:
 
 def _build(columns: dict[str, Callable[[], Any]], schema: Any) -> Any:
     return pa.record_batch([columns[name]() for name in schema.names], schema=schema)
-
-
-def _micros(nanos: Positions) -> Any:
-    return pa.array(nanos // 1000).cast(pa.timestamp("us", tz="UTC"))
 
 
 def _rfc3339(times: Any) -> Any:

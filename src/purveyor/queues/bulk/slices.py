@@ -80,6 +80,27 @@ def integers(data: Bytes, starts: Positions, ends: Positions) -> Positions:
     return result
 
 
+def fixed_numbers(digits: Bytes) -> Positions | None:
+    """The decimal numbers in the rows of a table of digits; none if there is anything else in it.
+
+    Neighbours become pairs, pairs fours, and fours eights: a few passes over small numbers, however many digits.
+    """
+    rows, width = digits.shape
+    whole = np.zeros((rows, -(-width // 8) * 8), np.uint8)
+    np.subtract(digits, 48, out=whole[:, whole.shape[1] - width :])  # what is below "0" wraps round
+    if not width or whole.max(initial=0) > 9:
+        return None
+    ones = whole.ravel()
+    pairs = ones[0::2] * np.uint8(10) + ones[1::2]
+    fours = pairs[0::2].astype(np.uint16) * np.uint16(100) + pairs[1::2]
+    eights = fours[0::2].astype(np.int64) * 10_000 + fours[1::2]
+    places = eights.reshape(rows, whole.shape[1] // 8)
+    numbers: Positions = places[:, 0]
+    for place in range(1, places.shape[1]):
+        numbers = numbers * 100_000_000 + places[:, place]
+    return numbers
+
+
 def number_left_of(data: Bytes, ends: Positions) -> tuple[Positions, Positions]:
     """The decimal number that ends just before each position, and where it starts.
 
