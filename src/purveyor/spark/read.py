@@ -17,6 +17,7 @@ from purveyor.spark.options import ReadSettings, Word
 
 _log = logging.getLogger(__name__)
 _SHORTEST_POLL_SECONDS = 0.004
+_IDLE_POLL_SECONDS = 0.03
 _LONGEST_POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 1.0
 
@@ -110,6 +111,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._durable_made = False
         self._committed = 0
         self._latest: StreamView | None = None
+        self._first_pause = _SHORTEST_POLL_SECONDS
         self._drain_at = 0.0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -141,16 +143,18 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._make_durable(begin)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         deadline = time.monotonic() + self._settings.idle_wait_seconds
-        pause = _SHORTEST_POLL_SECONDS
+        pause = self._first_pause
         while True:
             end = self._next_end(begin, most)
             if end != begin:
+                self._first_pause = _SHORTEST_POLL_SECONDS
                 return end.to_json()
             # Spark commits a batch only when it begins the next one. It asks for more only when the last one is done
             # and logged, so when there is no more, this is the moment to let the durable catch up.
             self.commit(start)
             self._drain_if_sealed(begin)
             if self._stop_at is not None or time.monotonic() + pause > deadline:
+                self._first_pause = _IDLE_POLL_SECONDS
                 return end.to_json()
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
