@@ -7,6 +7,7 @@ some 20,000 classes: an archive of them, made once by `training.warm_up`, is map
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,8 +16,19 @@ import pyspark
 
 from purveyor.spark.java import Java
 
-COLLECTOR: Final = "-XX:+UseParallelGC"
+_PARALLEL: Final = "-XX:+UseParallelGC"
 """What Spark makes dies young, in a heap of one or two gigabytes: pauses are short, and G1 costs more than it saves."""
+_ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w*GC\b")
+_OPTIONS: Final = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+
+
+def collector() -> str:
+    """The option that chooses a garbage collector, unless somebody has chosen one: a JVM does not start with two."""
+    chosen = [os.environ.get(name, "") for name in _OPTIONS]
+    defaults = Path(os.environ.get("SPARK_CONF_DIR", "")) / "spark-defaults.conf"
+    if os.environ.get("SPARK_CONF_DIR") and defaults.is_file():
+        chosen.append(defaults.read_text(errors="replace"))
+    return "" if any(_ANY_COLLECTOR.search(each) for each in chosen) else _PARALLEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +41,9 @@ class QuickStart:
     def java_options(self) -> str:
         """For the driver's JVM. An archive that does not fit is ignored by it."""
         if not self.archive.is_file():
-            return COLLECTOR
-        return f"{COLLECTOR} -XX:SharedArchiveFile={self.archive} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+            return collector()
+        archive = f"-XX:SharedArchiveFile={self.archive} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+        return f"{collector()} {archive}".strip()
 
 
 def user_cache() -> Path:

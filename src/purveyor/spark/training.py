@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from purveyor.model.errors import SetupError
 from purveyor.spark.java import find_java
 from purveyor.spark.session import session
-from purveyor.spark.startup import COLLECTOR, quick_start, user_cache
+from purveyor.spark.startup import collector, quick_start, user_cache
 
 _ROWS = 10
 _SECONDS = 600
@@ -109,7 +109,7 @@ def run(spark: SparkSession, scratch: Path) -> None:
 
 def train(archive: Path, cache: Path) -> None:
     """Run, and return when the JVM has written its archive."""
-    options = {"spark.driver.extraJavaOptions": f"{COLLECTOR} -XX:ArchiveClassesAtExit={archive}"}
+    options = {"spark.driver.extraJavaOptions": f"{collector()} -XX:ArchiveClassesAtExit={archive}".strip()}
     spark = session("training", master="local[2]", options=options, cache=cache)
     with tempfile.TemporaryDirectory() as scratch:
         run(spark, Path(scratch))
