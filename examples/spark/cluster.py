@@ -67,7 +67,9 @@ def wait_for_workers(ui: int, count: int) -> None:
     """Until the master knows that many workers."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{HOST}:{ui}/json", timeout=5) as answer:
+        # A master that is just coming up answers with a page that is no JSON.
+        quiet = contextlib.suppress(OSError, ValueError, KeyError)
+        with quiet, urllib.request.urlopen(f"http://{HOST}:{ui}/json", timeout=5) as answer:
             if json.load(answer)["aliveworkers"] >= count:
                 return
         time.sleep(0.2)

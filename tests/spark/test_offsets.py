@@ -48,7 +48,8 @@ def test_split_covers_exactly_in_order_with_even_pieces(first: int, count: int, 
     assert all(left.last + 1 == right.first for left, right in pairwise(pieces))
     sizes = {piece.last - piece.first + 1 for piece in pieces}
     assert max(sizes) - min(sizes) <= 1
-    assert max(sizes) <= ROWS_PER_PARTITION
+    assert max(sizes) <= 1.5 * ROWS_PER_PARTITION + 1
+    assert len(pieces) == 1 or count > ROWS_PER_PARTITION or at_least > 1
     assert len(pieces) >= min(at_least, count)
 
 

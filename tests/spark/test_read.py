@@ -165,10 +165,10 @@ def test_a_long_range_is_read_by_several_tasks(broker: Broker, read: Read, uniqu
 def test_a_stream_of_the_last_of_each_subject_is_read_by_few_tasks(broker: Broker, read: Read, unique: str) -> None:
     broker.make(unique, max_msgs_per_subject=1)
     broker.add(f"{unique}.a", ["first"])
-    broker.numbers(unique, 1, 250_000)
+    broker.numbers(unique, 1, 800_000)
     frame = read(unique)
     assert frame.rdd.getNumPartitions() == 1
-    assert sequences(frame) == [1, 250_001]
+    assert sequences(frame) == [1, 800_001]
 
 
 def test_an_empty_stream_is_an_empty_table(broker: Broker, read: Read, unique: str) -> None:

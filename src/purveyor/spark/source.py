@@ -36,7 +36,7 @@ class JetStreamDataSource(DataSource):
         startingOffsets     earliest (default), latest, a sequence, or an ISO time
         endingOffsets       the same, for batch reads; a sequence is included, a time is not (latest)
         maxOffsetsPerTrigger  at most so many sequences in a micro-batch
-        minPartitions       at least so many tasks (1; one more per 250,000 messages)
+        minPartitions       at least so many tasks (1; one per 500,000 messages)
         failOnDataLoss      true: sequences gone before they were read are an error; false: a warning, counted as `lost`
                             in the offsets of the query's progress
         durable             a durable consumer of this name is moved as the query commits
