@@ -81,10 +81,10 @@ def event(number: int, topic: str) -> bytes:
     return json.dumps(told).encode()
 
 
-def events(count: int, topics: int = 1) -> Iterator[pa.RecordBatch]:
-    """Events with ids, spread over so many topics."""
-    for start in range(0, count, _ROWS):
-        numbers = range(start, min(start + _ROWS, count))
+def events(count: int, topics: int = 1, *, first: int = 0) -> Iterator[pa.RecordBatch]:
+    """Events with ids, numbered from the first on, spread over so many topics."""
+    for start in range(first, first + count, _ROWS):
+        numbers = range(start, min(start + _ROWS, first + count))
         yield pa.record_batch(
             {
                 "subject": pa.array(["incoming"] * len(numbers), pa.string()),
@@ -200,7 +200,7 @@ def _rate(spark: SparkSession, topics: Sequence[str], count: int, spread: int = 
             made.archive_all()
             _pass(made)
         made.subscribe(topics)
-        publish_many(made.address, events(count, spread))
+        publish_many(made.address, events(count, spread, first=archived))
         rate = _drain(made, count, each=len(topics) // spread)
     print(f"pipeline: {len(topics)} subscriptions, {count:,} events: {rate:,.0f} deliveries/s", flush=True)
     return rate
