@@ -257,8 +257,9 @@ def _dispatch(spark: SparkSession) -> Section:
         Row("1,000 subscriptions, 1 in 10 matching / 20 subscriptions", thousand, twenty, "deliveries/s"),
     ]
     words = (
-        f"A backlog of events of {SIZE} bytes, local[2]; the peer on a server of the same kind, with confirmed acknowledgements. With 1 subscription "
-        f"the best of {_ROUNDS} rounds in which both take turns, with 20 of {_ROUNDS - 2}."
+        f"A backlog of events of {SIZE} bytes, local[2]; the peer on a server of the same kind, with confirmed "
+        f"acknowledgements. With 1 subscription the best of {_ROUNDS} rounds in which both take turns, with 20 of "
+        f"{_ROUNDS - 2}."
     )
     return Section("Pipeline: dispatch", words, rows)
 
