@@ -19,8 +19,6 @@ _TUNED = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # Nor does a file of checksums stand beside each: two files fewer to make and to rename in every micro-batch.
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.worker.reuse": "true",
     # Two shuffle partitions per core of a laptop, not 200: a micro-batch is small.
