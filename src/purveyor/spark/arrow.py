@@ -12,12 +12,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
+from purveyor.spark.worker import spare_imports
+
 Mapping: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def map_in_arrow(frame: DataFrame, function: Mapping, schema: str) -> DataFrame:
     """What the function makes of the record batches of each partition; see `DataFrame.mapInArrow`."""
-    made = UserDefinedFunction(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        spare_imports()
+        return function(batches)
+
+    made = UserDefinedFunction(task, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column: Any = made(*[frame[name] for name in frame.columns])
     # The door that mapInArrow itself goes through.
     result: Any = frame._jdf.mapInArrow(column._jc, False, None)  # noqa: SLF001

@@ -14,6 +14,7 @@ from purveyor.queues.bulk import ReadOptions, read_range
 from purveyor.spark.control import Control
 from purveyor.spark.offsets import Offset, StreamView, advance, check_identity, loss, lost_range, split
 from purveyor.spark.options import ReadSettings, Word
+from purveyor.spark.worker import spare_imports
 
 _log = logging.getLogger(__name__)
 _SHORTEST_POLL_SECONDS = 0.004
@@ -34,6 +35,7 @@ class RangePartition(InputPartition):
 
 def read_partition(settings: ReadSettings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one range, on an executor. The same range gives the same rows, however often it is read."""
+    spare_imports()
     if not isinstance(partition, RangePartition):  # Spark plans one empty partition when there are none
         return
     rows = 0

@@ -8,6 +8,7 @@ from pyspark.sql.types import StructType
 from purveyor.model.errors import InvalidConfig
 from purveyor.spark.options import COLUMNS, ReadSettings, Word, read_settings, write_settings
 from purveyor.spark.read import JetStreamReader, JetStreamStreamReader
+from purveyor.spark.worker import spare_imports
 from purveyor.spark.write import JetStreamStreamWriter, JetStreamWriter, check_columns
 
 _TYPES = {
@@ -105,6 +106,7 @@ class JetStreamDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> JetStreamStreamWriter:  # noqa: N802 - Spark's name
         """For `df.writeStream`; in any output mode, what is put out is appended."""
         del overwrite
+        spare_imports()  # asked in a worker twice for each micro-batch
         settings = write_settings(self.options)
         check_columns(settings, schema)
         return JetStreamStreamWriter(settings)

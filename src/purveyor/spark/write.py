@@ -14,6 +14,7 @@ from purveyor.queues.bulk import PublishMode, PublishOptions, publish_many
 from purveyor.queues.bulk.ask import ask
 from purveyor.spark.ahead import read_ahead
 from purveyor.spark.options import WriteDelivery, WriteSettings
+from purveyor.spark.worker import spare_imports
 
 _log = logging.getLogger(__name__)
 _HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
@@ -62,6 +63,7 @@ def check_columns(settings: WriteSettings, schema: StructType) -> None:
 
 def write_partition(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> Written:
     """Publish the rows of one task. A retried task sends the same rows in the same order: ids make it harmless."""
+    spare_imports()
     rows: Iterator[pa.RecordBatch] = (row_batch for row_batch in batches if row_batch.num_rows)
     if settings.order_by is not None:
         rows = _sorted(rows, settings.order_by)
