@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks import peers
-from benchmarks.report import Row, Section
+from benchmarks.report import Row, Section, best_of
 from benchmarks.streams import Streams
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.registration import PrefillStatus
@@ -41,6 +41,7 @@ TOPICS = 10
 _ROWS = 5000
 _ROUNDS = 5
 _PREFILLS = 8
+_GROWTH_ROUNDS = 2
 
 
 def dispatch(_address: Address) -> list[Section]:
@@ -265,18 +266,27 @@ def _dispatch(spark: SparkSession) -> Section:
 
 
 def _growth(spark: SparkSession) -> Section:
-    base = max(_rate(spark, ["bench/0"] * 10, 60_000) for _ in range(2))
-    backlog = _rate(spark, ["bench/0"] * 10, 600_000)
-    archive_few = _rate(spark, ["bench/0"] * 10, 60_000, archived=20_000)
-    archive_many = _rate(spark, ["bench/0"] * 10, 60_000, archived=200_000)
+    ten = ["bench/0"] * 10
     # Ten times the subscriptions, each event for as many of them as before.
-    subscriptions = _rate(spark, [f"bench/{number % TOPICS}" for number in range(100)], 60_000, TOPICS)
-    rows = [
-        Row("10x the backlog / 60,000 events", backlog, base, "deliveries/s", at_least=0.8),
-        Row("10x the archive / 20,000 events", archive_many, archive_few, "deliveries/s", at_least=0.8),
-        Row("10x the subscriptions / 10", subscriptions, base, "deliveries/s", at_least=0.8),
+    hundred = [f"bench/{number % TOPICS}" for number in range(100)]
+    best = best_of(
+        _GROWTH_ROUNDS,
+        {
+            "base": lambda: _rate(spark, ten, 60_000),
+            "subscriptions": lambda: _rate(spark, hundred, 60_000, TOPICS),
+            "backlog": lambda: _rate(spark, ten, 600_000),
+            "small archive": lambda: _rate(spark, ten, 60_000, archived=20_000),
+            "large archive": lambda: _rate(spark, ten, 60_000, archived=200_000),
+        },
+    )
+    pairs = [
+        ("10x the backlog / 60,000 events", "backlog", "base"),
+        ("10x the archive / 20,000 events", "large archive", "small archive"),
+        ("10x the subscriptions / 10", "subscriptions", "base"),
     ]
-    return Section("Pipeline: growth", "Rate of deliveries, 10 for each event.", rows)
+    rows = [Row(name, best[one], best[other], "deliveries/s", at_least=0.8) for name, one, other in pairs]
+    words = f"Rate of deliveries, 10 for each event, best of {_GROWTH_ROUNDS} rounds taken in turns."
+    return Section("Pipeline: growth", words, rows)
 
 
 def _latency(spark: SparkSession) -> Section:
