@@ -51,7 +51,7 @@ class Frames:
         """Where payloads begin."""
         return self.line_ends + 2 + self.header_sizes
 
-    def only(self, which: Mask) -> "Frames":
+    def only(self, which: Mask | Positions) -> "Frames":
         """Some of them."""
         return Frames(self.data, self.starts[which], self.line_ends[which], self.header_sizes[which], self.ends[which])
 
