@@ -56,13 +56,25 @@ async def test_nothing_is_served_before_the_prefill_is_done_and_then_it_comes_fi
 async def test_a_subscription_deleted_and_added_again_waits_for_its_own_prefill(
     queues: Queues, subscriptions: Subscriptions, pull: Pull
 ) -> None:
-    await subscriptions.add(definition())
+    """PEERS bug 2: the prefill of the one before was done, and a worker that is late says so once more."""
+    record, _ = await subscriptions.add(definition(prefill=True))
+    registry = await subscriptions.registry()
+    done = PrefillState(incarnation=record.incarnation, status=PrefillStatus.DONE, position=1)
+
+    async def say_done() -> None:
+        found = await subscriptions.get("ox")
+        await registry.put_prefill("ox", done, found.prefill_revision)
+        pull.forget("ox")
+
+    await say_done()
     await write(queues, "old 1", "old 2")
     old = await pull.next("ox")
     assert old is not None
     await subscriptions.delete("ox")
     await subscriptions.add(definition(prefill=True))
     await write(queues, "new")
+    assert await pull.next("ox") is None
+    await say_done()
     assert await pull.next("ox") is None
     await subscriptions.delete("ox")
     pull.forget("ox")

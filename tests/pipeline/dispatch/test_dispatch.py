@@ -13,13 +13,15 @@ def test_events_right_after_the_answer_to_the_adding_are_delivered(world: World)
     world.events(1, 3)
     world.start()
     world.wait()
-    for number in range(4):
+    for number in range(6):
         world.add(f"new-{number}", noted=number % 2 == 0)
         world.events(100 * number, 100 * number + 20)
+        if number > 1:  # the next one comes right after the dispatcher has looked
+            world.wait()
     world.wait()
     assert world.numbers("early")[:3] == [1, 2, 3]
-    for number in range(4):
-        expected = [each for later in range(number, 4) for each in range(100 * later, 100 * later + 21)]
+    for number in range(6):
+        expected = [each for later in range(number, 6) for each in range(100 * later, 100 * later + 21)]
         assert world.numbers(f"new-{number}") == expected
         assert world.found(f"new-{number}").record.begin is not None
 
