@@ -17,18 +17,20 @@ def in_the_guide(beginning: str) -> str:
     return next(line for line in lines if line.startswith(beginning))
 
 
+def ask(archive: Archive, query: str) -> list[tuple[object, ...]]:
+    with duckdb.connect() as connection:
+        return connection.execute(query.replace("archive/events", str(archive.directory / EVENTS))).fetchall()
+
+
 def test_duckdb_answers_the_queries_of_the_guide(archive: Archive) -> None:
     archive.publish(event("1"), event("2"), event("1", old={"id": "1"}), event("a", topic="groups/group"), "no JSON")
     archive.catch_up()
 
-    def ask(query: str) -> list[tuple[object, ...]]:
-        return duckdb.sql(query.replace("archive/events", str(archive.directory / EVENTS))).fetchall()
-
-    counted = ask(in_the_guide("select topic, operation, count(*)"))
+    counted = ask(archive, in_the_guide("select topic, operation, count(*)"))
     assert counted == [("groups/group", "create", 1), ("users/user", "create", 2), ("users/user", "delete", 1)]
-    found = ask(in_the_guide("select position, decode(data)"))
+    found = ask(archive, in_the_guide("select position, decode(data)"))
     assert sorted(found) == [(1, "1"), (2, "2"), (3, None)]
-    (broken,) = ask("select kind, decode(data) from 'archive/events/*/*.parquet' where position = 5")
+    (broken,) = ask(archive, "select kind, decode(data) from 'archive/events/*/*.parquet' where position = 5")
     assert broken[0] != "event"
     assert broken[1] == "no JSON"
 
@@ -37,5 +39,5 @@ def test_duckdb_reads_an_archive_whose_files_were_merged(archive: Archive) -> No
     for first in (1, 4, 7, 10):
         archive.add(first, first + 2, *(event(str(first + number)) for number in range(3)))
     assert compact(archive.spark, archive.store, fan_in=4) == 4
-    rows = duckdb.sql(f"select position, key from '{archive.directory / EVENTS}/*/*.parquet' order by position")
-    assert rows.fetchall() == [(number, str(number)) for number in range(1, 13)]
+    rows = ask(archive, "select position, key from 'archive/events/*/*.parquet' order by position")
+    assert rows == [(number, str(number)) for number in range(1, 13)]
