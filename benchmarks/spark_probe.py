@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _BEGAN = time.perf_counter()
-_WARM_UP = 150
+_WARM_UP = 400
 _SINGLES = 100
 _RATE = 200
 _RATE_SECONDS = 15
