@@ -26,10 +26,11 @@ from purveyor.queues.catalogue import PREFIX
 from purveyor.queues.connection import Connection
 from purveyor.queues.headers import HeadersIn, normalise
 from purveyor.queues.migration import watch
-from purveyor.queues.refusals import ID_IN_PROCESS, STREAM_SEALED, Subject, translate
+from purveyor.queues.refusals import FIXES, ID_IN_PROCESS, STREAM_SEALED, TOO_MANY_REQUESTS, Subject, translate
 from purveyor.queues.streams import Streams
 
 _SEALED_PAUSE_SECONDS = 0.2
+_NOT_STORED = (503, TOO_MANY_REQUESTS)
 
 
 class Receipt(NamedTuple):
@@ -126,12 +127,12 @@ class Publisher:
                     raise
                 in_doubt = True
                 continue
-            if answer.status != 503:
+            if answer.status not in _NOT_STORED:
                 try:
                     return _receipt(answer.data, subject)
                 except PublishRefused as error:
-                    if error.err_code == ID_IN_PROCESS and time.monotonic() < give_up:
-                        stream = None  # sent before, and on its way: sent again, it is found there, or stored
+                    if _for_now(error) and time.monotonic() < give_up:
+                        stream = None
                     elif error.err_code == STREAM_SEALED:
                         stream = await self._sealed(subject, expect, error, give_up)
                     else:
@@ -142,7 +143,7 @@ class Publisher:
                 if stream is not None:
                     waiting.begin(stream)
             else:
-                await self._explain_silence(subject, give_up)
+                await self._explain(answer.status, subject, give_up)
                 longest = 1.0
             await asyncio.sleep(min(pause, longest))
             pause = min(pause * 2, 1.0)
@@ -183,8 +184,15 @@ class Publisher:
             fix="look whether it arrived before sending it again",
         )
 
-    async def _explain_silence(self, subject: str, give_up: float) -> None:
-        """No stream listens on the subject: none takes it (an error), or it is away: without leader, or migrated."""
+    async def _explain(self, status: int, subject: str, give_up: float) -> None:
+        """Its stream has too much to store, or none listens on the subject.
+
+        None takes it (an error), or it is away: without leader, or migrated.
+        """
+        if status == TOO_MANY_REQUESTS:
+            if time.monotonic() > give_up:
+                raise NoAnswer(f"the stream for {subject!r} has too much to store", fix=FIXES[TOO_MANY_REQUESTS])
+            return
         try:
             if not await self._streams.names(subject=subject):
                 if await watch.stream_of(self._streams, subject) is None and not await self._streams.names(
@@ -200,6 +208,11 @@ class Publisher:
                 raise
         if time.monotonic() > give_up:
             raise ServerUnavailable(f"the stream for {subject!r} does not answer", fix="is its cluster complete?")
+
+
+def _for_now(error: PublishRefused) -> bool:
+    """Sent before and on its way (sent again, it is found there, or stored); or its stream has too much to store."""
+    return error.err_code == ID_IN_PROCESS or error.code == TOO_MANY_REQUESTS
 
 
 class Letter(NamedTuple):

@@ -33,11 +33,14 @@ ID_IN_PROCESS = 10158
 STREAM_SEALED = 10109
 WRONG_LAST_SEQUENCE = 10071
 WRONG_LAST_SEQUENCE_UNKNOWN = 10164
+TOO_MANY_REQUESTS = 429
+"""A status, not a code of JetStream: the stream has too much to store already, and dropped this message."""
 NOT_READY = (10008, 10009, 10118)
 JETSTREAM_NOT_ENABLED = (10039, 10076)
 NO_SUITABLE_PEERS = 10005
 
 FIXES = {
+    TOO_MANY_REQUESTS: "the stream has too much to store at the moment: publish from fewer places at once",
     10060: "publish to a subject of the expected stream",
     10174: "switch allow_atomic on for the stream, or publish pipelined",
     10176: "all messages of an atomic batch must go to one stream",

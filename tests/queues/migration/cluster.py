@@ -19,8 +19,9 @@ _UP_SECONDS = 60
 class Cluster:
     """The servers n0, n1 and n2."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, jetstream: str = "") -> None:
         self._directory = directory
+        self._jetstream = jetstream
         ports = _free_ports(2 * NODES)
         self._clients, self._routes = ports[:NODES], ports[NODES:]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -41,7 +42,7 @@ class Cluster:
             config = self._directory / f"{name}.conf"
             config.write_text(
                 f"server_name: {name}\nlisten: 127.0.0.1:{self._clients[number]}\n"
-                f'jetstream {{ store_dir: "{self._directory / name}", sync_interval: "2m" }}\n'
+                f'jetstream {{ store_dir: "{self._directory / name}", sync_interval: "2m", {self._jetstream} }}\n'
                 f"cluster {{ name: tests, listen: 127.0.0.1:{self._routes[number]}, routes: {routes} }}\n"
             )
             with (self._directory / f"{name}.log").open("ab") as log:
@@ -61,9 +62,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(directory: Path) -> Iterator[Cluster]:
-    """A cluster for the length of a block."""
-    made = Cluster(directory)
+def cluster(directory: Path, jetstream: str = "") -> Iterator[Cluster]:
+    """A cluster for the length of a block, perhaps with more settings of JetStream."""
+    made = Cluster(directory, jetstream)
     try:
         made.start()
         yield made

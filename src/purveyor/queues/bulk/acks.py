@@ -13,7 +13,7 @@ import numpy as np
 
 from purveyor.queues.bulk.frames import Frames, split_lines
 from purveyor.queues.bulk.slices import Bytes, Mask, Positions, contents, integers, number_left_of, per_row, take
-from purveyor.queues.refusals import ID_IN_PROCESS, STREAM_SEALED
+from purveyor.queues.refusals import ID_IN_PROCESS, STREAM_SEALED, TOO_MANY_REQUESTS
 
 NO_RESPONDERS = 503
 DUPLICATE_IN_BATCH = 10201
@@ -36,7 +36,7 @@ class Refusal:
     @property
     def temporary(self) -> bool:
         """The server itself says that it may work later."""
-        return self.err_code in _TEMPORARY
+        return self.err_code in _TEMPORARY or self.code == TOO_MANY_REQUESTS
 
     @property
     def sealed(self) -> bool:

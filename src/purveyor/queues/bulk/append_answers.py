@@ -40,7 +40,6 @@ _STORE_FAILED: Final = 10077
 _WRONG_STREAM: Final = 10060
 # Resources of the account, of the server, memory, storage; and what the store itself says, its limits above all.
 _FULL: Final = frozenset({10002, 10023, 10028, 10047, _STORE_FAILED})
-_TOO_MANY_REQUESTS: Final = 429
 _STRANGE: Final = Answer(0, 0, "the answer is none that JetStream gives")
 
 
@@ -85,7 +84,7 @@ def judge(answer: Answer, rows: int) -> tuple[Verdict, RefusalKind]:
     closing = code == _STORE_FAILED and "closed" in answer.reason  # a server on its way down
     if answer.nobody_there and rows:
         return Verdict.ASK_AGAIN, RefusalKind.OTHER  # its leader, if there is one, will answer
-    if answer.temporary or answer.nobody_there or answer.code == _TOO_MANY_REQUESTS or closing:
+    if answer.temporary or answer.nobody_there or closing:
         return Verdict.WAIT, RefusalKind.OTHER
     if code == STREAM_NOT_FOUND:
         return Verdict.GIVE_UP, RefusalKind.MISSING_STREAM

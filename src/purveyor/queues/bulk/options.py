@@ -62,7 +62,7 @@ class PublishOptions:
 
     mode: PublishMode = PublishMode.PIPELINED
     window: int = 20_000
-    """At most so many messages are under way without an answer ..."""
+    """At most so many messages are under way without an answer (1,000 to a cluster, which takes not many more) ..."""
     window_bytes: int = 16 << 20
     """... and about so many bytes (one message may be larger)."""
     expected_stream: str | None = None

@@ -134,7 +134,7 @@ class Outlet:
         number = f" ({refusal.err_code})" if refusal.err_code else ""
         error = PublishRefused(
             f"{what} was refused: {refusal.reason}{number}; {self.ledger.acknowledged} others are stored",
-            fix=FIXES.get(refusal.err_code),
+            fix=FIXES.get(refusal.err_code or refusal.code),
             code=refusal.code,
             err_code=refusal.err_code,
         )

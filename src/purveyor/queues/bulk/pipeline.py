@@ -27,9 +27,13 @@ from purveyor.queues.bulk.link import LinkLost
 from purveyor.queues.bulk.outlet import SILENCE_SECONDS, Outlet, Sent
 from purveyor.queues.bulk.slices import Mask, Positions, contents
 from purveyor.queues.bulk.wire import Rows, frames, indices
+from purveyor.queues.refusals import TOO_MANY_REQUESTS
 
 _MOST_ROWS: Final = 1250
 _MOST_BYTES: Final = 1 << 20
+_CLUSTER_WINDOW: Final = 1000
+"""A stream of a cluster holds 10,000 messages that it has not stored yet, of all publishers, and refuses more."""
+_PORTIONS: Final = 4  # of a small window: while one is answered the next are under way
 _TURN_SECONDS: Final = 1.0
 _GATHERED_BYTES: Final = 64 << 10  # of answers, before they are looked at: about a thousand
 _GATHERED_SECONDS: Final = 0.05
@@ -62,7 +66,8 @@ class Pipeline:
 
     def __init__(self, outlet: Outlet) -> None:
         self._outlet = outlet
-        self._window = outlet.options.window
+        window = outlet.options.window
+        self._window = min(window, _CLUSTER_WINDOW) if outlet.link.info.clustered else window
         self._flights: deque[_Flight] = deque()
         self._bytes = 0
         # Whether message i is unanswered, at place i modulo the window: no two messages under way share a place.
@@ -74,7 +79,8 @@ class Pipeline:
 
     def send(self, rows: Rows) -> None:
         """Send messages, waiting for room where too many are under way."""
-        for part in portions(rows, min(self._window, _MOST_ROWS), min(self._outlet.options.window_bytes, _MOST_BYTES)):
+        most = min(-(-self._window // _PORTIONS), _MOST_ROWS)
+        for part in portions(rows, most, min(self._outlet.options.window_bytes, _MOST_BYTES)):
             one_subject = part.subject is not None or len(pc.unique(part.subjects)) == 1
             in_order = one_subject and not self._outlet.link.info.clustered
             flight = _Flight(part, as_bytes(self._frames(part, in_order=in_order)), in_order)
@@ -270,6 +276,8 @@ class Pipeline:
             )
         if refusal.sealed:
             return ServerUnavailable(f"stream {stream!r} is sealed for migration", fix="try again later")
+        if refusal.code == TOO_MANY_REQUESTS:
+            return ServerUnavailable(f"stream {stream!r} cannot store so much at once", fix="publish from fewer places")
         return ServerUnavailable(f"stream {stream!r} has no leader", fix="is its server up?")
 
     def _held(self) -> int:
