@@ -14,6 +14,8 @@ BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "bulk": bulk.run,
     "intake": intake.run,
     "spark": spark.run,
+    "spark-latency": spark.latency,
+    "spark-start": spark.start_up,
     "dispatch": pipeline.dispatch,
     "growth": pipeline.growth,
     "latency": pipeline.latency,
