@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purveyor.model.errors import InvalidHeader
-from purveyor.queues.bulk.headers import BATCH_HEADERS, TYPE, find_lines, to_lines, to_map
+from purveyor.queues.bulk.headers import BATCH_HEADERS, TYPE, find_lines, to_lines, to_map, to_map_alike
 from purveyor.queues.bulk.slices import contents
 
 Headers = list[tuple[str, list[str]]]
@@ -29,7 +29,15 @@ def blocks(maps: pa.Array) -> list[bytes]:
 def read_back(written: list[bytes]) -> list[Headers]:
     data, offsets = contents(pa.array([*written, b"x"], pa.binary()))
     maps: list[Headers] = to_map(find_lines(data, offsets[:-2], offsets[1:-1])).to_pylist()
+    alike = to_map_alike(data, offsets[:-2], offsets[1:-1])
+    assert alike is None or alike.to_pylist() == maps, "the short way finds the same"
     return maps
+
+
+def taken_for_alike(written: list[bytes]) -> bool:
+    read_back(written)
+    data, offsets = contents(pa.array([*written, b"x"], pa.binary()))
+    return to_map_alike(data, offsets[:-2], offsets[1:-1]) is not None
 
 
 @settings(deadline=None)
@@ -37,6 +45,34 @@ def read_back(written: list[bytes]) -> list[Headers]:
 def test_headers_round_trip(maps: list[Headers], skipped: int) -> None:
     built = pa.array([[("skipped", ["x"])]] * skipped + maps, TYPE).slice(skipped)
     assert read_back(blocks(built)) == maps
+
+
+@settings(deadline=None)
+@given(st.data(), st.lists(st.tuples(NAMES, st.integers(1, 5)), min_size=1, max_size=3, unique_by=lambda pair: pair[0]))
+def test_messages_of_one_publisher_are_read_as_a_table(data: st.DataObject, shape: list[tuple[str, int]]) -> None:
+    ascii_text = st.characters(min_codepoint=32, max_codepoint=126)
+    row = st.tuples(*(st.text(ascii_text, min_size=width, max_size=width) for _, width in shape))
+    rows = data.draw(st.lists(row, min_size=1, max_size=5))
+    maps = [[(name, [value]) for (name, _), value in zip(shape, values, strict=True)] for values in rows]
+    written = blocks(pa.array(maps, TYPE))
+    assert read_back(written) == maps
+    assert taken_for_alike(written)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"NATS/1.0\r\nB: 1234\r\n\r\n",
+        b"NATS/1.0\r\nA: 12\r34\r\n\r\n"[:-1],
+        b"NATS/1.0\r\nA:12345\r\n\r\n",
+        b"NATS/1.0\r\nA: 1\rxx\r\n\r\n",
+        b"NATS/1.0\r\nA: 1\r\nB\r\n\r\n"[:-1],
+        b"",
+    ],
+)
+def test_a_message_of_another_kind_is_not_read_as_part_of_the_table(other: bytes) -> None:
+    assert taken_for_alike([b"NATS/1.0\r\nA: 1234\r\n\r\n"] * 2)
+    assert not taken_for_alike([b"NATS/1.0\r\nA: 1234\r\n\r\n", other])
 
 
 def test_a_name_that_comes_again_is_one_list() -> None:

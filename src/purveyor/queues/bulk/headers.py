@@ -96,6 +96,57 @@ def to_map(lines: HeaderLines) -> Any:
     return pa.MapArray.from_arrays(pa.array(boundaries.astype(np.int32)), text(names), lists, type=TYPE)
 
 
+def to_map_alike(data: Bytes, starts: Positions, ends: Positions) -> Any | None:
+    """The same for blocks with the same names, in lines as long as each other; none if they are not like that.
+
+    Messages of one publisher nearly always are. Their lines are then columns of a table, and nothing is looked for.
+    """
+    rows, size = len(starts), int(ends[0] - starts[0]) if len(starts) else 0
+    if size < len("NATS/1.0\r\n\r\n") or (ends - starts != size).any():
+        return None
+    table = contents(take(data, starts, ends))[0].reshape(rows, size)
+    cells = _value_cells(table[0].tobytes())
+    if cells is None or not cells:
+        return None
+    # What lies between values is the same in each row, and values hold no line break: so all rows have these lines.
+    edges = [0, *(edge for _, cell in cells for edge in (cell.start, cell.stop)), size]
+    if any((table[:, a:b] != table[0, a:b]).any() for a, b in zip(edges[::2], edges[1::2], strict=True)):
+        return None
+    values = np.concatenate([table[:, cell] for _, cell in cells], axis=1).ravel()
+    if (values == 13).any():
+        return None
+    names = [name for name, _ in cells]
+    lists = pa.ListArray.from_arrays(
+        pa.array(np.arange(rows * len(cells) + 1, dtype=np.int32)),
+        text(_tiled([cell.stop - cell.start for _, cell in cells], rows, values)),
+        type=TYPE.item_type,
+    )
+    tiled = _tiled([len(name) for name in names], rows, np.tile(np.frombuffer(b"".join(names), np.uint8), rows))
+    per_row = pa.array(np.arange(0, rows * len(cells) + 1, len(cells), dtype=np.int32))
+    return pa.MapArray.from_arrays(per_row, text(tiled), lists, type=TYPE)
+
+
+def _value_cells(block: bytes) -> list[tuple[bytes, slice]] | None:
+    """Names of a block's headers, and where their values lie in it; none if one is empty, odd, or comes twice."""
+    *lines, last, rest = block.split(b"\r\n")
+    found: dict[bytes, slice] = {}
+    place = len(lines[0]) + 2 if lines else 0
+    for line in lines[1:]:
+        name, colon, value = line.partition(b": ")
+        if not name or not colon or b":" in name or not value or b"\r" in line or name in found:
+            return None
+        found[name] = slice(place + len(name) + 2, place + len(line))
+        place += len(line) + 2
+    return None if last or rest else list(found.items())
+
+
+def _tiled(lengths: list[int], rows: int, data: Bytes) -> Any:
+    """Values of those lengths, which come again in each row, as a `BinaryArray`."""
+    offsets = np.zeros(len(lengths) * rows + 1, np.int32)
+    np.cumsum(np.tile(np.array(lengths, np.int32), rows), out=offsets[1:])
+    return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
 def no_headers(rows: int) -> Any:
     """As many empty maps."""
     return to_map(HeaderLines(np.zeros(0, np.uint8), *(np.zeros(0, np.int64),) * 3, np.zeros(rows + 1, np.int64)))

@@ -100,7 +100,7 @@ class ReadOptions:
     columns: tuple[str, ...] | None = None
     """Only these columns of `SCHEMA` (in its order): what is not asked for is not built."""
     batch_rows: int = 20_000
-    batch_bytes: int = 4 << 20
+    batch_bytes: int = 3 << 20
     """A batch is about this large at most (one message may be larger)."""
     route: Route = Route.AUTO
     kept_for_us: bool = False

@@ -126,7 +126,9 @@ def _subjects(lines: Lines) -> Any:
 def _headers(frames: Frames) -> Any:
     if not frames.header_sizes.any():
         return headers.no_headers(len(frames))
-    return headers.to_map(headers.find_lines(frames.data, frames.bodies, frames.payloads))
+    blocks = frames.data, frames.bodies, frames.payloads
+    alike = headers.to_map_alike(*blocks)
+    return headers.to_map(headers.find_lines(*blocks)) if alike is None else alike
 
 
 @dataclass(frozen=True, slots=True)

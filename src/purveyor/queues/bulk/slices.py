@@ -83,18 +83,18 @@ def integers(data: Bytes, starts: Positions, ends: Positions) -> Positions:
 def fixed_numbers(digits: Bytes) -> Positions | None:
     """The decimal numbers in the rows of a table of digits; none if there is anything else in it.
 
-    Neighbours become pairs, pairs fours, and fours eights: a few passes over small numbers, however many digits.
+    Eight digits are one number of 64 bits, in which neighbours become pairs, pairs fours, and fours eights.
     """
     rows, width = digits.shape
-    whole = np.zeros((rows, -(-width // 8) * 8), np.uint8)
-    np.subtract(digits, 48, out=whole[:, whole.shape[1] - width :])  # what is below "0" wraps round
+    whole = np.full((rows, -(-width // 8) * 8), 48, np.uint8)
+    whole[:, whole.shape[1] - width :] = digits
+    whole -= 48  # what is below "0" wraps round
     if not width or whole.max(initial=0) > 9:
         return None
-    ones = whole.ravel()
-    pairs = ones[0::2] * np.uint8(10) + ones[1::2]
-    fours = pairs[0::2].astype(np.uint16) * np.uint16(100) + pairs[1::2]
-    eights = fours[0::2].astype(np.int64) * 10_000 + fours[1::2]
-    places = eights.reshape(rows, whole.shape[1] // 8)
+    eights = whole.view("<u8")
+    eights = (eights * 10 + (eights >> 8)) & 0x00FF00FF00FF00FF
+    eights = (eights * 100 + (eights >> 16)) & 0x0000FFFF0000FFFF
+    places = ((eights * 10_000 + (eights >> 32)) & 0xFFFFFFFF).astype(np.int64)
     numbers: Positions = places[:, 0]
     for place in range(1, places.shape[1]):
         numbers = numbers * 100_000_000 + places[:, place]
