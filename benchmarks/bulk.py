@@ -35,8 +35,9 @@ class _Bench:
         self.plain, self.stream = self.streams.fresh(), self.streams.fresh()
 
     def section(self) -> Section:
+        peers.publish_plain(self.address, self.plain, self.messages)
+        publish_many(self.address, peers.batches(self.stream, self.messages))
         for name in (self.plain, self.stream):
-            publish_many(self.address, peers.batches(name, self.messages, ids=name == self.stream))
             peers.publish_mark(self.address, name)
         best = best_of(
             ROUNDS,

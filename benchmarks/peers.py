@@ -31,15 +31,31 @@ def bodies(rows: int) -> pa.BinaryArray:
     return pa.BinaryArray.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(noise)])
 
 
-def batches(subject: str, messages: int, *, ids: bool = True) -> Iterator[pa.RecordBatch]:
-    """Messages of SIZE bytes, with ids or without any header."""
+def batches(subject: str, messages: int) -> Iterator[pa.RecordBatch]:
+    """Messages of SIZE bytes with ids."""
     data = bodies(min(_ROWS, messages))
     for start in range(0, messages, _ROWS):
         rows = min(_ROWS, messages - start)
-        columns = {"subject": pa.array([subject] * rows, pa.string()), "data": data.slice(0, rows)}
-        if ids:
-            columns["msg_id"] = pa.array([f"{subject}-{start + row}" for row in range(rows)], pa.string())
+        columns = {
+            "subject": pa.array([subject] * rows, pa.string()),
+            "data": data.slice(0, rows),
+            "msg_id": pa.array([f"{subject}-{start + row}" for row in range(rows)], pa.string()),
+        }
         yield pa.record_batch(columns)
+
+
+def publish_plain(address: Address, stream: str, messages: int) -> None:
+    """Messages of SIZE bytes without any header, as `nats pub` sends them: `publish_many` would give each an id."""
+    link = connect(address, Patience(10))
+    for start in range(0, messages, _ROWS):
+        rows = min(_ROWS, messages - start)
+        noise = os.urandom(rows * SIZE)
+        line = f"PUB {stream} {SIZE}\r\n".encode()
+        link.queue(b"".join(line + noise[at : at + SIZE] + b"\r\n" for at in range(0, rows * SIZE, SIZE)))
+        link.flush(60)
+        while int(link.api(f"STREAM.INFO.{stream}")["state"]["messages"]) < start + rows:
+            time.sleep(0.01)
+    link.close()
 
 
 def publish_mark(address: Address, subject: str) -> None:
