@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.queues.server import EmbeddedServer
@@ -256,3 +257,23 @@ def test_the_checkpoint_holds_no_secret(broker: Broker, follow: Read, collector:
     files = [path for path in Path(collector.directory).rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if secret in path.read_bytes()]
+
+
+def test_a_micro_batch_writes_no_files_of_checksums(
+    spark: SparkSession, broker: Broker, follow: Read, collector: Collector, unique: str
+) -> None:
+    """And a checkpoint that has some, as a session with Spark's settings leaves them, is gone on with."""
+    local = spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark._jsc.hadoopConfiguration())  # type: ignore[union-attr]
+    broker.make(unique)
+    broker.numbers(unique, 1, 3)
+    local.setWriteChecksum(True)
+    try:
+        collector.finish(follow(unique, maxOffsetsPerTrigger=1))
+    finally:
+        local.setWriteChecksum(False)
+    before = set(collector.directory.rglob(".*.crc"))
+    broker.numbers(unique, 4, 6)
+    collector.finish(follow(unique, maxOffsetsPerTrigger=1))
+    assert collector.sequences() == [1, 2, 3, 4, 5, 6]
+    assert before
+    assert not set(collector.directory.rglob(".*.crc")) - before

@@ -6,6 +6,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -15,7 +16,7 @@ from purveyor.spark.source import JetStreamDataSource
 from purveyor.spark.startup import QuickStart, quick_start, user_cache
 
 _TUNED = {
-    # Each checkpoint file by the default manager forks about ten processes (permissions, renames); this one none.
+    # For each file of a checkpoint the default manager forks about ten processes (permissions, renames); this one one.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -49,15 +50,28 @@ def session(
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     settings = _TUNED | dict(options or {})
     quick = quick_start(java, cache)
-    if _in_this_environment(master, quick):
+    here = _in_this_environment(master, quick)
+    if here:
         os.environ["SPARK_HOME"] = str(quick.home)
         settings.setdefault("spark.driver.extraJavaOptions", quick.java_options())
     builder = SparkSession.builder.appName(app_name).master(with_retries(master))
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    if here:
+        _spare_checksum_files(spark)
     register(spark)
     return spark
+
+
+def _spare_checksum_files(spark: SparkSession) -> None:
+    """Write no file of checksums beside each file on a local disk: that is half of what a micro-batch writes.
+
+    Files that have one are still checked against it, and other file systems are as they were.
+    """
+    java: Any = spark.sparkContext
+    local = java._jvm.org.apache.hadoop.fs.FileSystem.getLocal(java._jsc.hadoopConfiguration())  # noqa: SLF001 - no other door
+    local.setWriteChecksum(False)
 
 
 def _in_this_environment(master: str, quick: QuickStart) -> bool:
