@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -33,7 +34,7 @@ from tests.pipeline.ledger import check_log, check_prefill, check_queue, log_of
 from tests.pipeline.program import Pipeline
 from tests.scale import chance, pick
 from tests.spark.broker import Broker, eventually
-from tests.spark.processes import environment, kill, python_workers
+from tests.spark.processes import descendants, environment, kill, python_workers
 
 CHANGES, DIRECT = pick(300, 70_000), pick(150, 30_000)
 KILLS = pick(3, 24)
@@ -79,8 +80,10 @@ TAKEN_OVER = (
 class World:
     """A data directory with its server, the sources that write, and the pipeline that is killed and started again."""
 
-    def __init__(self, server: EmbeddedServer, data: Path, random: Random, *, older: bool) -> None:
-        self.server, self.data, self.random = server, data, random
+    def __init__(
+        self, server: EmbeddedServer, data: Path, random: Random, *, older: bool = False, master: str = "local[2]"
+    ) -> None:
+        self.server, self.data, self.random, self.master = server, data, random, master
         self.broker = Broker(server.address)
         self.directory = Directory(random)
         self.direct: list[str] = []
@@ -102,7 +105,7 @@ class World:
         return self.pipelines[-1]
 
     def start(self) -> None:
-        self.pipelines.append(Pipeline(self.data))
+        self.pipelines.append(Pipeline(self.data, "--master", self.master))
 
     def run(self, *arguments: str, stdin: bytes = b"") -> None:
         """A command, as often as it takes: the server may be away for longer than a command waits."""
@@ -185,8 +188,13 @@ class World:
     def last(self, stream: str) -> int:
         return int(self.broker.state(f"stream:{stream}")["last_seq"])
 
+    def wait_for_half(self) -> None:
+        """Until so many events are there that a prefill finds something."""
+        half = len(self.direct) + len(self.directory.expected) // 2
+        eventually(lambda: self.last("incoming") >= half, PATIENCE_SECONDS)
+
     def kill_something(self, what: str) -> bool:
-        """kill -9 of one of the three; whether there was something to kill."""
+        """kill -9 of one of them; whether there was something to kill."""
         match what:
             case "server":
                 pid = self.server.pid
@@ -194,6 +202,9 @@ class World:
             case "worker":
                 workers = python_workers(self.pipeline.process.pid)
                 return bool(workers) and kill(self.random.choice(workers))
+            case "executor":
+                executors = descendants(self.pipeline.process.pid, "CoarseGrainedExecutorBackend")
+                return bool(executors) and kill(self.random.choice(executors))
             case _:
                 self.pipeline.kill()
                 self.start()
@@ -251,10 +262,10 @@ def world(own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("PURVEYOR_NATS_URL", raising=False)
     made: list[World] = []
 
-    def make(random: Random, *, older: bool = False) -> World:
+    def make(random: Random, **kind: Any) -> World:
         data = tmp_path / "data"
         data.mkdir()
-        made.append(World(own_server(SAFE, directory=data / "nats"), data, random, older=older))
+        made.append(World(own_server(SAFE, directory=data / "nats"), data, random, **kind))
         return made[-1]
 
     yield make
@@ -282,8 +293,7 @@ def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, r
         time.sleep(random.uniform(0, 1))  # wherever it is then
         killed += here.kill_something(targets[number])
         if number == KILLS // 3:
-            half = len(here.direct) + len(here.directory.expected) // 2  # so that a prefill finds something
-            eventually(partial(lambda wanted: here.last("incoming") >= wanted, half), PATIENCE_SECONDS)
+            here.wait_for_half()
             for each in IN_THE_MIDDLE:
                 here.add(each)
             here.run("subscription", "delete", PASSING.name, "--yes")
@@ -330,3 +340,30 @@ def test_an_older_queue_is_taken_over_in_place_and_a_stop_longer_than_ids_are_kn
         here.pipeline.says("ready")
     here.drain()
     here.check(request.getfixturevalue("spark"), (WIDE, EXACT))
+
+
+@pytest.mark.long
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+def test_the_same_holds_on_a_spark_cluster_whose_executors_are_killed(
+    world: Make, request: pytest.FixtureRequest
+) -> None:
+    """Tasks run in processes that got the package sent; what one of them held when it died is done by another."""
+    here = world(chance("kill -9 of the pipeline's executors"), master="local-cluster[2,1,1024]")
+    here.add(WIDE)
+    here.add(EXACT)
+    killed = 0
+    for number, target in enumerate(["executor", "worker", "executor", "driver", "executor", "executor"]):
+        here.pipeline.says("ready")
+        before = here.last("wide")
+        here.feed(500, 300)
+        eventually(partial(lambda seen: here.last("wide") > seen, before), PATIENCE_SECONDS)
+        here.feed(500, 0)
+        time.sleep(here.random.uniform(0, 1))  # wherever it is then
+        killed += here.kill_something(target)
+        if number == 2:
+            here.wait_for_half()
+            here.add(SALES)
+    here.drain()
+    assert killed >= 4
+    here.check(request.getfixturevalue("spark"), (WIDE, EXACT, SALES))
