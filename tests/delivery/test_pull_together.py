@@ -204,6 +204,18 @@ async def test_what_was_acknowledged_before_a_crash_is_not_given_again_and_is_re
             await survivor.acknowledge("ox", leased[0].sequence)
 
 
+async def test_who_still_asks_when_it_is_closed_starts_no_new_watch(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    await subscriptions.add(definition())
+    await write(queues, "one")
+    async with Pull(queues) as pull:
+        assert await pull.next("ox") is not None
+    assert await pull._gate.look_again("ox") is not None
+    assert pull._gate._watching is not None
+    assert pull._gate._watching.done()
+
+
 @pytest.mark.chaos
 async def test_a_server_that_restarts_in_the_midst_of_it_loses_nothing_and_doubles_no_lease(
     own_server: OwnServer,
@@ -229,10 +241,14 @@ async def test_a_server_that_restarts_in_the_midst_of_it_loses_nothing_and_doubl
 
         async with Pull(queues) as pull, asyncio.timeout(90):
             consuming = asyncio.create_task(consume(pull))
-            for begun in (10, 30):
-                await until(lambda begun=begun: value(len(got) >= begun))  # type: ignore[misc]
-                assert server.pid is not None
-                os.kill(server.pid, signal.SIGKILL)  # and it is started again
-            await consuming
+            try:
+                for begun in (10, 30):
+                    await until(lambda begun=begun: value(len(got) >= begun))  # type: ignore[misc]
+                    while (pid := server.pid) is None:  # noqa: ASYNC110 - it may still be on its way up
+                        await asyncio.sleep(0.01)
+                    os.kill(pid, signal.SIGKILL)  # and it is started again
+                await consuming
+            finally:
+                consuming.cancel()
             assert list(dict.fromkeys(got)) == list(range(count))
             assert await pull.next("ox") is None

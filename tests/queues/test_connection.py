@@ -233,3 +233,16 @@ async def test_a_message_whose_id_is_on_its_way_already_is_sent_again(queues: Qu
     assert await queues.publish(unique, b"x", msg_id="a") == ("S", 7, True)
     await answering
     await stream.close()
+
+
+async def test_a_cancellation_is_one_also_while_the_connection_is_being_closed(address: Address) -> None:
+    """nats-py tells it as the end of the connection, which those who follow something would try again after."""
+    connection = await Connection.open(address)
+    listening = await connection.subscribe("nothing.comes.here")
+    waiting = asyncio.create_task(listening.next(60))
+    await asyncio.sleep(0.05)
+    closing = asyncio.create_task(connection._client.close())
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await closing

@@ -40,6 +40,7 @@ class Gate:
         self._changes = 0
         self._current = False
         self._watching: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def look(self, name: str) -> Registered:
         """A subscription; `UnknownSubscription` if there is none or it is being deleted."""
@@ -67,15 +68,18 @@ class Gate:
         self._changed(name)
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Watch no more; who still asks is answered by the registry each time."""
+        self._closed = True
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+            self._current = False
+            self._kept.clear()
 
     async def _open(self) -> Registry:
         if self._registry is None:
             self._registry = await Registry.open(self._queues, replicas=self._replicas)
-        if self._watching is None or self._watching.done():
+        if not self._closed and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch())
         return self._registry
 

@@ -32,6 +32,8 @@ class Subscription:
         except nats_errors.TimeoutError:
             return None
         except nats_errors.ConnectionClosedError as error:
+            if task is not None and task.cancelling() > cancelled:
+                raise asyncio.CancelledError from error  # nats-py takes it for the end of the connection
             raise self._closed_error() from error
 
     async def __aiter__(self) -> AsyncIterator[Answer]:
