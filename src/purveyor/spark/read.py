@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from purveyor.model.errors import DataLost, PlanOutdated
 from purveyor.queues.bulk import ReadOptions, read_range
 from purveyor.spark.control import Control
+from purveyor.spark.moving import LONG_MOVE, Mover
 from purveyor.spark.offsets import Offset, StreamView, advance, check_identity, loss, lost_range, split
 from purveyor.spark.options import ReadSettings, Word
 from purveyor.spark.worker import spare_imports
@@ -109,8 +110,10 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, settings: ReadSettings) -> None:
         self._settings = settings
         self._control = Control(settings)
+        self._mover = Mover(self._control)
         self._stop_at: int | None = None
         self._durable_made = False
+        self._begun_at = 0
         self._committed = 0
         self._latest: StreamView | None = None
         self._first_pause = _SHORTEST_POLL_SECONDS
@@ -153,7 +156,10 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 return end.to_json()
             # Spark commits a batch only when it begins the next one. It asks for more only when the last one is done
             # and logged, so when there is no more, this is the moment to let the durable catch up.
-            self.commit(start)
+            self._mover.settle()
+            if begin.sequence > self._committed:
+                self._mover.move(begin)
+                self._committed = begin.sequence
             self._drain_if_sealed(begin)
             if self._stop_at is not None or time.monotonic() + pause > deadline:
                 self._first_pause = _IDLE_POLL_SECONDS
@@ -198,16 +204,23 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return read_partition(self._settings, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The batch that ended there is done. A crash before this leaves the durable behind: it is moved next time."""
+        """The batch that ended there is done, and the next one begins.
+
+        A crash before this leaves the durable behind: it is moved next time.
+        """
         offset = Offset.from_json(end)
+        passed = offset.sequence - max(self._committed, self._begun_at)
         if offset.sequence > self._committed:
-            self._control.move_durable(offset)
+            move = self._mover.begin if passed >= LONG_MOVE else self._mover.move
+            move(offset)
             self._committed = offset.sequence
 
     def stop(self) -> None:
-        """Nothing to do: links are kept by the process."""
+        """What is under way may end; links are kept by the process."""
+        self._mover.end()
 
     def _make_durable(self, start: Offset) -> None:
         if not self._durable_made:
             self._control.make_durable(start)
             self._durable_made = True
+            self._begun_at = start.sequence
