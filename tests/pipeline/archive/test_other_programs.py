@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 
 from purveyor.pipeline.archive.compact import compact
 from purveyor.pipeline.archive.layout import EVENTS
@@ -41,3 +42,19 @@ def test_duckdb_reads_an_archive_whose_files_were_merged(archive: Archive) -> No
     assert compact(archive.spark, archive.store, fan_in=4) == 4
     rows = ask(archive, "select position, key from 'archive/events/*/*.parquet' order by position")
     assert rows == [(number, str(number)) for number in range(1, 13)]
+
+
+def test_arrow_reads_the_directory_as_pandas_has_it_read(archive: Archive) -> None:
+    """`pandas.read_parquet` hands the path to this function, and turns the table into a frame."""
+    archive.publish(event("1"), event("2"), event("a", topic="groups/group"), "no JSON")
+    archive.catch_up()
+    rows = pq.read_table(archive.directory / EVENTS).sort_by("position").to_pylist()
+    assert [(row["position"], row["topic"], row["key"]) for row in rows[:3]] == [
+        (1, "users/user", "1"),
+        (2, "users/user", "2"),
+        (3, "groups/group", "a"),
+    ]
+    assert rows[3]["kind"] != "event"
+    assert rows[3]["data"] == b"no JSON"
+    one = pq.read_table(archive.directory / EVENTS, filters=[("topic", "=", "groups/group")])
+    assert one.column("position").to_pylist() == [3]

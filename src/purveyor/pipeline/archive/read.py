@@ -26,6 +26,8 @@ __all__ = ["ArchiveSource", "archived_until", "events", "objects_at"]
 
 _IDENTITY = ("realm", "topic", "key")
 _FEW = 100
+_ONE_TASK = 500_000
+"""Positions that one task groups sooner than several that exchange what they found."""
 _MOST_SENT_ROUND = 2_000_000
 """Positions that every executor is given whole, some 50 MB of them."""
 
@@ -81,7 +83,10 @@ def objects_at(spark: SparkSession, source: ArchiveSource, position: int) -> Dat
         rows = rows.unionAll(_scan(spark, files))
         at_most += sum(pq.read_metadata(path).num_rows for path in files)
     # Only the narrow columns are grouped; the objects themselves are read once and never sorted.
-    latest = rows.groupBy(*_IDENTITY).agg(F.max("position").alias("position")).select("position")
+    narrow = rows.select(*_IDENTITY, "position")
+    if at_most <= _ONE_TASK:  # sooner done by one task than exchanged
+        narrow = narrow.coalesce(1)
+    latest = narrow.groupBy(*_IDENTITY).agg(F.max("position").alias("position")).select("position")
     if at_most <= _MOST_SENT_ROUND:  # else Spark, which cannot know, would shuffle the objects too before it sees
         latest = F.broadcast(latest)
     # Each position is there once, so this is a semi join; written as one it would be planned once for each scan.

@@ -122,12 +122,10 @@ def _writer(filling: Filling) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen = parked = 0
         met: set[str] = set()
-        for batch in read_ahead(batches):
-            if batch.num_rows == 0:
-                continue
+        for batch, table in read_ahead(_prepared(batches, filling)):
             if filling.traces and len(met) < tracing.MOST_LINKS:
                 met |= traces(batch)
-            refusal, too_large = _append(batch, filling, seen)
+            refusal, too_large = _append(batch, table, filling)
             parked += too_large
             if refusal is not None:
                 yield _result(seen - parked, met, refusal)
@@ -138,10 +136,19 @@ def _writer(filling: Filling) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
     return write
 
 
-def _append(batch: pa.RecordBatch, filling: Filling, before: int) -> tuple[Refusal | None, int]:
+def _prepared(batches: Iterator[pa.RecordBatch], filling: Filling) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
+    """Portions with their messages, which are made while the portion before is written."""
+    seen = 0
+    for batch in batches:
+        if batch.num_rows:
+            yield batch, messages(batch, filling, seen)
+            seen += batch.num_rows
+
+
+def _append(batch: pa.RecordBatch, table: pa.Table, filling: Filling) -> tuple[Refusal | None, int]:
     """Write a portion; the refusal that ended it, and how many rows were too large and went to the dead letters."""
     options = AppendOptions(patience_seconds=filling.patience_seconds)
-    table, target, parked = messages(batch, filling, before), filling.target, 0
+    target, parked = filling.target, 0
     while True:
         [outcome] = append_once(filling.address, [(target, table)], options)
         no = outcome.refused
