@@ -359,6 +359,21 @@ def test_every_page_is_readable_in_light_and_dark_and_on_a_phone(site: Site, bro
     browser.visit(work)
 
 
+def test_a_plot_that_is_not_drawn_anew_yet_makes_no_page_wider(site: Site, browser: Chromium) -> None:
+    """A phone that is turned: for a moment the plot is as wide as the page was."""
+
+    async def work(page: Page) -> None:
+        site.post(*all_parts())
+        await page.set_viewport_size({"width": 390, "height": 900})
+        await page.goto("/console/pipeline")
+        await expect(page.locator("canvas")).to_have_count(2)
+        await page.evaluate("document.querySelectorAll('.chart canvas').forEach(c => { c.style.width = '900px' })")
+        await page.evaluate("document.querySelectorAll('.chart > div').forEach(c => { c.style.width = '900px' })")
+        assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+    browser.visit(work)
+
+
 def test_the_look_is_the_one_the_system_asks_for(site: Site, browser: Chromium) -> None:
     async def work(page: Page) -> None:
         await page.emulate_media(color_scheme="dark")
