@@ -1,12 +1,16 @@
 """A long move of a durable runs beside the next batch; what went wrong with it is told, and nothing is lost by it."""
 
+import os
 import pickle
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
 
 from purveyor.model.errors import UnknownConsumer
+from purveyor.queues import EmbeddedServer
 from purveyor.spark.control import Control
 from purveyor.spark.moving import LONG_MOVE, Mover
 from purveyor.spark.offsets import Offset
@@ -84,3 +88,18 @@ def test_a_copy_for_an_executor_has_nothing_under_way(broker: Broker, queue: str
     copy.settle()
     mover.end()
     assert broker.floor(queue, "spark") == LONG_MOVE
+
+
+def test_a_server_that_is_killed_in_the_midst_of_a_move_is_waited_for(tmp_path: Path, unique: str) -> None:
+    with EmbeddedServer(tmp_path) as server:
+        broker = Broker(server.address)
+        broker.make(unique, retention="interest")
+        broker.durable(unique, "spark")
+        broker.numbers(unique, 1, 10 * LONG_MOVE)
+        mover = Mover(Control(settings(broker, unique)))
+        mover.begin(Offset(unique, broker.created(unique), 9 * LONG_MOVE))
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)  # it is started again by its supervisor
+        mover.settle()
+        assert broker.floor(unique, "spark") == 9 * LONG_MOVE
+        assert broker.state(unique)["first_seq"] == 9 * LONG_MOVE + 1
