@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
@@ -15,6 +17,8 @@ from purveyor.pipeline.archive.layout import EVENTS, PositionRange, archived_unt
 from purveyor.pipeline.archive.read import ArchiveSource, events
 from purveyor.pipeline.archive.store import Store
 from purveyor.pipeline.archive.write import ArchiveSettings, archive_batch, start_archive
+from purveyor.pipeline.event_columns import TYPES, told
+from purveyor.queues.bulk.headers import TYPE as HEADERS
 from tests.spark.broker import Broker, eventually
 
 
@@ -79,13 +83,18 @@ class Archive:
 
     def add(self, first: int, last: int, *texts: str) -> None:
         """Archive messages without a stream: one at each position, or none beyond the texts."""
-        rows: list[tuple[Any, ...]] = [
-            (first + number, "2026-01-31 12:00:00", self.stream, {}, bytearray(text.encode()))
-            for number, text in enumerate(texts)
-        ]
-        schema = "sequence bigint, timestamp string, subject string, headers map<string,array<string>>, data binary"
-        frame = self.spark.createDataFrame(rows, schema).coalesce(1)
-        frame = frame.withColumn("timestamp", frame["timestamp"].cast("timestamp"))
+        messages = pa.record_batch(
+            {
+                "sequence": pa.array(range(first, first + len(texts)), pa.int64()),
+                "timestamp": pa.array([datetime(2026, 1, 31, 12, tzinfo=UTC)] * len(texts), pa.timestamp("us", "UTC")),
+                "subject": pa.array([self.stream] * len(texts), pa.string()),
+                "headers": pa.array([[] for _ in texts], HEADERS),
+                "data": pa.array([text.encode() for text in texts], pa.binary()),
+            }
+        )
+        said = dict(zip(TYPES, told(messages, tuple(TYPES)), strict=True))
+        table = pa.table(dict(zip(messages.schema.names, messages.columns, strict=True)) | said)
+        frame = self.spark.createDataFrame(table).coalesce(1)
         archive_batch(self.store, first - 1, last, frame)
 
 

@@ -8,8 +8,8 @@ from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.pipeline.archive.read import events
 from purveyor.pipeline.censoring import censored
 from purveyor.pipeline.dispatch.batch import Deliverer
-from purveyor.pipeline.dispatch.judge import archived
 from purveyor.pipeline.dispatch.roster import Seat
+from purveyor.pipeline.dispatch.rows import archived
 from purveyor.queues.bulk import AppendOptions
 from tests.pipeline.prefill.bench import Bench, Stored
 from tests.scale import chance

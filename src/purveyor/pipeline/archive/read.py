@@ -14,9 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from purveyor.model.control import CONTROL_SUBJECT
-from purveyor.pipeline.archive.columns import EVENT, SCHEMA, parsed
+from purveyor.pipeline.archive.columns import EVENT, SCHEMA, as_archived
 from purveyor.pipeline.archive.layout import Piece, archived_until, cover, snapshots_in, until
 from purveyor.pipeline.archive.store import Store
+from purveyor.pipeline.event_columns import TYPES
+from purveyor.pipeline.event_source import event_format
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import ReadOptions, read_range
 from purveyor.queues.bulk.ask import ask
@@ -152,5 +154,5 @@ def _is_control(source: ArchiveSource, first: int, last: int) -> bool:
 def _tail(spark: SparkSession, source: ArchiveSource, first: int, last: int) -> DataFrame:
     assert source.address is not None
     options = connection_options(source.address) | {"stream": source.stream}
-    options |= {"startingOffsets": str(first), "endingOffsets": str(last)}
-    return parsed(spark.read.format("jetstream").options(**options).load())
+    options |= {"startingOffsets": str(first), "endingOffsets": str(last), "told": ",".join(TYPES)}
+    return as_archived(spark.read.format(event_format(spark)).options(**options).load())

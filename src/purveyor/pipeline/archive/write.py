@@ -14,11 +14,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.model.errors import WrongRevision
 from purveyor.pipeline.archive.checkpoint import batch_end
-from purveyor.pipeline.archive.columns import ORDER, parsed
+from purveyor.pipeline.archive.columns import ORDER, as_archived
 from purveyor.pipeline.archive.layout import PositionRange, archived_until
 from purveyor.pipeline.archive.read import ArchiveSource
 from purveyor.pipeline.archive.store import Store
 from purveyor.pipeline.archive.upkeep import Upkeep
+from purveyor.pipeline.event_columns import TYPES
+from purveyor.pipeline.event_source import event_format
 from purveyor.spark.options import connection_options
 
 
@@ -54,6 +56,7 @@ def start_archive(spark: SparkSession, settings: ArchiveSettings) -> StreamingQu
         "maxOffsetsPerTrigger": str(settings.max_offsets),
         "failOnDataLoss": "false",
         "idleWaitMillis": "0",  # the trigger waits
+        "told": ",".join(TYPES),
     }
 
     def archive(batch: DataFrame, number: int) -> None:
@@ -61,7 +64,7 @@ def start_archive(spark: SparkSession, settings: ArchiveSettings) -> StreamingQu
         archive_batch(store, archived_until(source.directory), end.sequence, batch)
 
     query = (
-        spark.readStream.format("jetstream")
+        spark.readStream.format(event_format(spark))
         .options(**connection, **options)
         .load()
         .writeStream.queryName("archive")
@@ -78,7 +81,7 @@ def archive_batch(store: Store, reached: int, last: int, batch: DataFrame) -> No
     """Archive what of a batch that ends at `last` lies behind `reached`; nothing when all of it is there."""
     if last <= reached:
         return
-    rows = parsed(batch.where(F.col("sequence") > reached)).sortWithinPartitions(*ORDER)
+    rows = as_archived(batch.where(F.col("sequence") > reached)).sortWithinPartitions(*ORDER)
     if not store.add(rows, PositionRange(reached + 1, last)):
         raise WrongRevision(
             f"another process has archived positions behind {reached} meanwhile", fix="run one archive per directory"

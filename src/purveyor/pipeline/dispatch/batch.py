@@ -15,18 +15,18 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from purveyor.model import figures, tracing
 from purveyor.model.subscription import Subscription
 from purveyor.pipeline.dispatch.deliver import RESULT, Place, Task
-from purveyor.pipeline.dispatch.judge import COLUMNS
 from purveyor.pipeline.dispatch.messages import INVALID, INVALID_WRITER
 from purveyor.pipeline.dispatch.roster import Seat
+from purveyor.pipeline.dispatch.rows import COLUMNS
 from purveyor.pipeline.matching import Matcher, Pair
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
 from purveyor.spark.arrow import map_in_arrow
 
-_MATTERS: Final = "size(matched.targets) > 0 or matched.unseen or doubtful"
+_MATTERS: Final = "size(matched.targets) > 0 or matched.unseen or realm is null"
 _SHARES: Final = (
     "explode(array_union(transform(matched.targets, target -> target % {writers}), "
-    f"if(matched.unseen or doubtful, array({INVALID_WRITER}), cast(array() as array<int>)))) as writer"
+    f"if(matched.unseen or realm is null, array({INVALID_WRITER}), cast(array() as array<int>)))) as writer"
 )
 
 

@@ -22,12 +22,12 @@ from purveyor.pipeline.dispatch.messages import (
     INVALID,
     ORIGIN,
     Part,
+    invalid,
     letter,
     letters,
     messages,
     parts,
     traces,
-    why_invalid,
     without_hidden,
 )
 from purveyor.queues.address import Address
@@ -202,14 +202,14 @@ class _Run:
         at = int(np.searchsorted(batch.column("position").to_numpy(), no.position))
         [row] = batch.slice(at, 1).to_pylist()
         if number == INVALID:
-            parked = letter(row, why_invalid(row["data"]))
+            parked = invalid(row)
         else:
             row["data"] = censor(row["data"], self._task.hidden(number))
             parked = letter(row, f"too large for the queue: {no.reason}", origin=self._task.seats[number].name)
         asyncio.run(_park(self._task.address, parked))
 
     def _note_topics(self, batch: pa.RecordBatch) -> None:
-        unseen = pc.and_not(pc.struct_field(batch.column("matched"), "unseen"), batch.column("doubtful"))
+        unseen = pc.struct_field(batch.column("matched"), "unseen")
         if pc.any(unseen).as_py():
             found = batch.filter(unseen)
             self._topics.update(zip(found.column("realm").to_pylist(), found.column("topic").to_pylist(), strict=True))

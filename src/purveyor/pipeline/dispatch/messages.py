@@ -14,12 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purveyor.model.errors import InvalidInput
-from purveyor.model.event import Event
 from purveyor.model.tracing import TRACEPARENT
 from purveyor.model.tracing import valid as valid_trace
 from purveyor.pipeline.carrying import carried
 from purveyor.pipeline.censoring import censored
+from purveyor.pipeline.event_columns import why_none
 from purveyor.queues.bulk.headers import TYPE as HEADERS
 from purveyor.queues.dead_letters import DeadLetter
 from purveyor.queues.headers import POSITION
@@ -75,9 +74,9 @@ class Part:
 def parts(batch: pa.RecordBatch, writer: int | None, writers: int) -> Iterator[Part]:
     """The rows of each target in a batch. With several writers, only the targets that are this one's.
 
-    A row that is found to be no event is for the dead letters, and for nobody else.
+    A row that is no event is for the dead letters, and for nobody else.
     """
-    good = valid(batch)
+    good = batch.column("realm").is_valid().to_numpy(zero_copy_only=False)
     targets = pc.struct_field(batch.column("matched"), "targets")
     offsets = targets.offsets.to_numpy().astype(np.int64)
     rows = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
@@ -96,26 +95,6 @@ def parts(batch: pa.RecordBatch, writer: int | None, writers: int) -> Iterator[P
         yield Part(INVALID, np.flatnonzero(~good))
 
 
-def valid(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Whether a row is an event: those in doubt are judged by the rule."""
-    doubtful = batch.column("doubtful").to_numpy(zero_copy_only=False)
-    try:
-        batch.column("data").cast(pa.string())
-    except pa.ArrowInvalid:  # not all are UTF-8
-        doubtful = np.ones(batch.num_rows, np.bool_)
-    result = np.ones(batch.num_rows, np.bool_)
-    for at in np.flatnonzero(doubtful):
-        realm, topic, data = (batch.column(name)[int(at)].as_py() for name in ("realm", "topic", "data"))
-        try:
-            event = Event.decode(data)
-        except InvalidInput:
-            result[at] = False
-        else:
-            # Nested too deeply for Spark, say: then nobody can be found who gets it.
-            result[at] = (event.realm, event.topic) == (realm, topic)
-    return result
-
-
 def letter(row: dict[str, Any], reason: str, origin: str = ORIGIN) -> DeadLetter:
     """A row that nobody can use."""
     now = datetime.now(UTC)
@@ -131,9 +110,14 @@ def letter(row: dict[str, Any], reason: str, origin: str = ORIGIN) -> DeadLetter
     )
 
 
+def invalid(row: dict[str, Any]) -> DeadLetter:
+    """A row that is no event."""
+    return letter(row, why_none(row["data"]) or "no event when it was read")
+
+
 def letters(rows: list[dict[str, Any]]) -> pa.Table:
     """What is no event, as dead letters in the form that `append_once` takes; it adds the position itself."""
-    found = [letter(row, why_invalid(row["data"])) for row in rows]
+    found = [invalid(row) for row in rows]
     headers = [each.to_message()[2] for each in found]
     return pa.table(
         {
@@ -146,12 +130,3 @@ def letters(rows: list[dict[str, Any]]) -> pa.Table:
             "msg_id": pa.array([each.id for each in found], pa.string()),
         }
     )
-
-
-def why_invalid(data: bytes) -> str:
-    """What is wrong with an event, in words."""
-    try:
-        Event.decode(data)
-    except InvalidInput as error:
-        return str(error)
-    return "the event is one, but Spark SQL cannot read it"

@@ -32,11 +32,13 @@ from purveyor.model.tracing import Value
 from purveyor.pipeline.archive.checkpoint import batch_end
 from purveyor.pipeline.archive.read import ArchiveSource, events
 from purveyor.pipeline.dispatch.batch import Deliverer, Report
-from purveyor.pipeline.dispatch.judge import SOURCE_COLUMNS, archived, judged
 from purveyor.pipeline.dispatch.messages import ORIGIN
 from purveyor.pipeline.dispatch.refusals import Refusals
 from purveyor.pipeline.dispatch.registrations import STREAM, Registrations
 from purveyor.pipeline.dispatch.roster import Seat, Span, call, note_due
+from purveyor.pipeline.dispatch.rows import SOURCE_COLUMNS, archived, live
+from purveyor.pipeline.event_columns import ROUTE
+from purveyor.pipeline.event_source import event_format
 from purveyor.pipeline.matching import Pair
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, ReadOptions, read_range
@@ -85,16 +87,17 @@ def start_dispatch(spark: SparkSession, settings: DispatchSettings) -> Streaming
     checkpoint speaks of. Started again, it repeats the batch it was at.
     """
     source = (
-        spark.readStream.format("jetstream")
+        spark.readStream.format(event_format(spark))
         .options(**connection_options(settings.address))
         .option("stream", STREAM)
         .option("durable", settings.group)
         .option("columns", SOURCE_COLUMNS)
+        .option("told", ",".join(ROUTE))
         .option("maxOffsetsPerTrigger", settings.max_offsets)
     )
     dispatcher = Dispatcher(spark, settings)
     return (
-        judged(source.load())
+        live(source.load())
         .writeStream.foreachBatch(dispatcher.dispatch)
         .option("checkpointLocation", str(settings.checkpoint))
         .queryName(f"dispatch-{settings.group}")

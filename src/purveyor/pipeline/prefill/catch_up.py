@@ -15,8 +15,8 @@ from purveyor.model.errors import WrongRevision
 from purveyor.model.registration import DispatchState, Suspension
 from purveyor.pipeline.archive.read import events
 from purveyor.pipeline.dispatch.batch import Deliverer
-from purveyor.pipeline.dispatch.judge import archived
 from purveyor.pipeline.dispatch.roster import SMALL_GAP, Seat
+from purveyor.pipeline.dispatch.rows import archived
 from purveyor.pipeline.prefill.fill import refused
 from purveyor.pipeline.prefill.workshop import Ending, Workshop
 from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
