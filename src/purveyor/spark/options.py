@@ -16,7 +16,7 @@ COLUMNS = ("sequence", "timestamp", "subject", "headers", "data")
 _CONNECTION = ("servers", "user", "password", "token", "credentials", "inboxPrefix", "patienceSeconds")
 _TLS = ("tlsCa", "tlsCertificate", "tlsKey", "tlsHostname", "tlsFirst")
 _READ = ("stream", "subjects", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
-         "failOnDataLoss", "durable", "columns", "idleWaitMillis")  # fmt: skip
+         "failOnDataLoss", "durable", "columns", "idleWaitMillis", "batchSeconds")  # fmt: skip
 _WRITE = ("stream", "subject", "orderBy", "delivery")
 _SPARK_OWN = ("path", "checkpointLocation", "queryName")
 
@@ -56,6 +56,7 @@ class ReadSettings:
     durable: str | None = None
     columns: tuple[str, ...] = COLUMNS
     idle_wait_seconds: float = 0.5
+    batch_seconds: int | None = None
     patience_seconds: float = 60.0
 
 
@@ -91,6 +92,7 @@ def read_settings(options: Mapping[str, str]) -> ReadSettings:
         durable=check_name(durable, "consumer") if durable else None,
         columns=tuple(name for name in COLUMNS if name in columns),
         idle_wait_seconds=_millis(given.number("idleWaitMillis", at_least=0), 0.5),
+        batch_seconds=given.number("batchSeconds", at_least=1),
         patience_seconds=given.number("patienceSeconds", at_least=1) or 60,
     )
 

@@ -13,8 +13,18 @@ from purveyor.model.errors import DataLost, PlanOutdated
 from purveyor.queues.bulk import ReadOptions, read_range
 from purveyor.spark.control import Control
 from purveyor.spark.moving import LONG_MOVE, Mover
-from purveyor.spark.offsets import Offset, StreamView, advance, check_identity, loss, lost_range, split
+from purveyor.spark.offsets import (
+    ROWS_PER_PARTITION,
+    Offset,
+    StreamView,
+    advance,
+    check_identity,
+    loss,
+    lost_range,
+    split,
+)
 from purveyor.spark.options import ReadSettings, Word
+from purveyor.spark.pace import Pace
 from purveyor.spark.worker import spare_imports
 
 _log = logging.getLogger(__name__)
@@ -22,6 +32,7 @@ _SHORTEST_POLL_SECONDS = 0.004
 _IDLE_POLL_SECONDS = 0.03
 _LONGEST_POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 1.0
+_MOST = ROWS_PER_PARTITION
 
 
 class RangePartition(InputPartition):
@@ -118,6 +129,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._latest: StreamView | None = None
         self._first_pause = _SHORTEST_POLL_SECONDS
         self._drain_at = 0.0
+        self._pace = Pace(settings.batch_seconds, settings.max_offsets or _MOST) if settings.batch_seconds else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a query without checkpoint begins."""
@@ -147,12 +159,17 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         begin = Offset.from_json(start)
         self._make_durable(begin)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._pace is not None:
+            paced = self._pace.limit(time.monotonic())
+            most = paced if most is None else min(most, paced)
         deadline = time.monotonic() + self._settings.idle_wait_seconds
         pause = self._first_pause
         while True:
             end = self._next_end(begin, most)
             if end != begin:
                 self._first_pause = _SHORTEST_POLL_SECONDS
+                if self._pace is not None:
+                    self._pace.begin(end.sequence - begin.sequence, time.monotonic())
                 return end.to_json()
             # Spark commits a batch only when it begins the next one. It asks for more only when the last one is done
             # and logged, so when there is no more, this is the moment to let the durable catch up.

@@ -37,6 +37,8 @@ class JetStreamDataSource(DataSource):
         startingOffsets     earliest (default), latest, a sequence, or an ISO time
         endingOffsets       the same, for batch reads; a sequence is included, a time is not (latest)
         maxOffsetsPerTrigger  at most so many sequences in a micro-batch
+        batchSeconds        about how long a micro-batch should take: with much to read, batches grow and shrink towards
+                            it, up to maxOffsetsPerTrigger (or 500,000)
         minPartitions       at least so many tasks (1; one per 500,000 messages)
         failOnDataLoss      true: sequences gone before they were read are an error; false: a warning, counted as `lost`
                             in the offsets of the query's progress

@@ -69,7 +69,9 @@ class DispatchSettings:
     """Where the events of a gap are read again."""
     group: str = DEFAULT_GROUP
     """Also the durable. Each group gets all events; one checkpoint belongs to one group."""
-    max_offsets: int = 100_000
+    max_offsets: int = ROWS_PER_PARTITION
+    batch_seconds: int = 5
+    """About how long a batch of a backlog takes, whether there is one subscription or a thousand."""
     writers: int | None = None
     """How many tasks write a large batch; by default one for every two cores, because the server needs some too."""
     replicas: int = 1
@@ -94,6 +96,7 @@ def start_dispatch(spark: SparkSession, settings: DispatchSettings) -> Streaming
         .option("columns", SOURCE_COLUMNS)
         .option("told", ",".join(ROUTE))
         .option("maxOffsetsPerTrigger", settings.max_offsets)
+        .option("batchSeconds", settings.batch_seconds)
     )
     dispatcher = Dispatcher(spark, settings)
     return (
