@@ -1,5 +1,6 @@
 """Every guide does what it says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,10 @@ def test_the_guide_does_what_it_says(
 
 def test_there_are_guides() -> None:
     assert "jetstream" in {guide.stem for guide in GUIDES}
+
+
+def test_no_two_guides_listen_at_one_port() -> None:
+    """They are played side by side."""
+    ports = [port for guide in GUIDES for port in set(re.findall(r"\b1[78]\d{3}\b", guide.read_text()))]
+    assert len(ports) > 5
+    assert sorted(ports) == sorted(set(ports))
