@@ -145,6 +145,8 @@ def test_the_verdict_is_the_models_of_broken_text(body: bytes, data: st.DataObje
         changed(topic="gr\u00f6\u00dfe/x y"),
         body({}, {"dn": "x"}),
         body({"id": 7, "x": [1, {"y": None}]}, {}),
+        body({"name": "no field of it is a key"}),
+        body({}, {"name": 1}),
     ],
 )
 def test_ordinary_events_are_never_in_doubt(ordinary: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

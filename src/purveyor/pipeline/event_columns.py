@@ -134,16 +134,16 @@ def _by_rule(body: bytes) -> Columns:
 
 
 def _route(bodies: Sequence[bytes]) -> Columns:
-    """The first two columns. An object without any of the key fields may be empty, so that is doubtful."""
+    """The first two columns. An object without any of the key fields may be empty: that is looked at once more."""
     given = [_for_route(body) for body in bodies]
     moment = datetime.fromisoformat
-    for each in given:
+    for body, each in zip(bodies, given, strict=True):
         moment(each.ts)
         sides = each.body
         new = sides.new
         # The first question is enough for most, and what is asked of every row must be short.
         if (new is UNSET or new.uuid is None) and not (_has_key(new) or _has_key(sides.old)):
-            raise InvalidInput("perhaps without an object", fix="look again")
+            _objects(_for_all(body).body)
     return _words(given)
 
 
@@ -169,14 +169,20 @@ def _all(bodies: Sequence[bytes]) -> Columns:
     given = [_for_all(body) for body in bodies]
     keys, operations = [], []
     for each in given:
-        new, old = _fields(each.body.new), _fields(each.body.old)
-        if new is None and old is None:
-            raise InvalidInput("without an object", fix="look again")
+        new, old = _objects(each.body)
         keys.append(event_key(new or {}, old or {}, given=each.key))
         operation = Operation.DELETE if new is None else Operation.CREATE if old is None else Operation.MODIFY
         operations.append(operation.value)
     moments = [_moment(each.ts) for each in given]
     return [*_words(given), keys, [each.publisher_name for each in given], moments, operations]
+
+
+def _objects(body: _RawSides) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """New and old, as `_fields` has them; not both are empty."""
+    new, old = _fields(body.new), _fields(body.old)
+    if new is None and old is None:
+        raise InvalidInput("neither an old nor a new object", fix="give at least one of them")
+    return new, old
 
 
 def _fields(side: msgspec.Raw) -> dict[str, Any] | None:
