@@ -11,13 +11,11 @@ from purveyor.pipeline.archive.store import Store
 from purveyor.pipeline.archive.write import archive_batch
 from tests.app.conftest import PROGRAM, invoke, url_of
 from tests.conftest import OwnServer
-from tests.pipeline.archive.conftest import event
+from tests.pipeline.archive.conftest import as_read, event
 from tests.spark.conftest import spark
 from tests.spark.processes import environment
 
 __all__ = ["spark"]
-
-SCHEMA = "sequence bigint, timestamp timestamp, subject string, headers map<string,array<string>>, data binary"
 
 
 @pytest.fixture
@@ -30,11 +28,7 @@ def data(tmp_path: Path, spark: SparkSession) -> Path:
         event("bob", old={"id": "bob"}),
         "no event",
     ]
-    rows: list[tuple[object, ...]] = [
-        (number, None, "incoming", {}, bytearray(text.encode())) for number, text in enumerate(texts, 1)
-    ]
-    frame = spark.createDataFrame(rows, SCHEMA).coalesce(1)
-    archive_batch(Store(tmp_path / "data" / "archive"), 0, len(texts), frame)
+    archive_batch(Store(tmp_path / "data" / "archive"), 0, len(texts), as_read(spark, texts))
     return tmp_path / "data"
 
 

@@ -1,7 +1,7 @@
 """An archive of a stream of its own: fill the stream, archive it, look at what lies there."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.pipeline.archive.layout import EVENTS, PositionRange, archived_until, ranges_in
@@ -28,6 +28,23 @@ def event(key: str, new: Any = None, *, old: Any = None, topic: str = "users/use
     body = {"old": old or {}, "new": given}
     base = {"publisher_name": "test", "ts": "2026-01-31T12:00:00+00:00", "realm": "udm", "topic": topic, "body": body}
     return json.dumps(base | {"key": key} | more)
+
+
+def as_read(spark: SparkSession, texts: Sequence[str], *, first: int = 1, subject: str = "incoming") -> DataFrame:
+    """Messages as the format `jetstream-events` reads them, without a stream."""
+    moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    messages = pa.record_batch(
+        {
+            "sequence": pa.array(range(first, first + len(texts)), pa.int64()),
+            "timestamp": pa.array([moment] * len(texts), pa.timestamp("us", "UTC")),
+            "subject": pa.array([subject] * len(texts), pa.string()),
+            "headers": pa.array([[] for _ in texts], HEADERS),
+            "data": pa.array([text.encode() for text in texts], pa.binary()),
+        }
+    )
+    said = dict(zip(TYPES, told(messages, tuple(TYPES)), strict=True))
+    table = pa.table(dict(zip(messages.schema.names, messages.columns, strict=True)) | said)
+    return spark.createDataFrame(table).coalesce(1)
 
 
 class Archive:
@@ -83,19 +100,7 @@ class Archive:
 
     def add(self, first: int, last: int, *texts: str) -> None:
         """Archive messages without a stream: one at each position, or none beyond the texts."""
-        messages = pa.record_batch(
-            {
-                "sequence": pa.array(range(first, first + len(texts)), pa.int64()),
-                "timestamp": pa.array([datetime(2026, 1, 31, 12, tzinfo=UTC)] * len(texts), pa.timestamp("us", "UTC")),
-                "subject": pa.array([self.stream] * len(texts), pa.string()),
-                "headers": pa.array([[] for _ in texts], HEADERS),
-                "data": pa.array([text.encode() for text in texts], pa.binary()),
-            }
-        )
-        said = dict(zip(TYPES, told(messages, tuple(TYPES)), strict=True))
-        table = pa.table(dict(zip(messages.schema.names, messages.columns, strict=True)) | said)
-        frame = self.spark.createDataFrame(table).coalesce(1)
-        archive_batch(self.store, first - 1, last, frame)
+        archive_batch(self.store, first - 1, last, as_read(self.spark, texts, first=first, subject=self.stream))
 
 
 SETTINGS = ("source", "checkpoint", "trigger_seconds", "max_offsets", "durable", "hold_seconds")
