@@ -2,24 +2,36 @@
 
 import os
 import pty
+import select
 
 import pytest
 
 from tests.app.conftest import PROGRAM, Cli
 
+_PATIENCE_SECONDS = 5.0
+
 
 def on_terminal(*argv: str, until: bytes = b"", type_in: bytes = b"") -> tuple[int, str]:
-    """Run the program on a terminal of its own; `type_in` is typed once `until` is seen."""
+    """Run the program on a terminal of its own; `type_in` is typed once `until` is seen.
+
+    It is typed again if nothing happens, as a person would: a Ctrl-C in the moment between the question and the wait
+    for its answer is noted by Python and looked at only when something else ends that wait.
+    """
     pid, terminal = pty.fork()
     if pid == 0:  # pragma: no cover - another process
         os.execv(PROGRAM[0], [*PROGRAM, *argv])
-    seen = b""
+    seen, asked = b"", False
     try:
-        while chunk := os.read(terminal, 4096):
-            seen += chunk
-            if type_in and until in seen:
+        while True:
+            quiet = not select.select([terminal], [], [], _PATIENCE_SECONDS)[0]
+            if not quiet:
+                chunk = os.read(terminal, 4096)
+                if not chunk:
+                    break
+                seen += chunk
+            if type_in and until in seen and (quiet or not asked):
                 os.write(terminal, type_in)
-                type_in = b""
+                asked = True
     except OSError:
         pass  # how the end of a terminal looks on Linux
     finally:

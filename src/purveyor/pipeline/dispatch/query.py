@@ -70,7 +70,7 @@ class DispatchSettings:
     group: str = DEFAULT_GROUP
     """Also the durable. Each group gets all events; one checkpoint belongs to one group."""
     max_offsets: int = ROWS_PER_PARTITION
-    batch_seconds: int = 5
+    batch_seconds: int = 10
     """About how long a batch of a backlog takes, whether there is one subscription or a thousand."""
     writers: int | None = None
     """How many tasks write a large batch; by default one for every two cores, because the server needs some too."""
