@@ -38,8 +38,8 @@ def test_what_was_imported_is_spared_and_garbage_is_not(broker: Broker, read: Re
     broker.numbers(stream, 1, 3)
     seen = [
         map_in_arrow(read(stream).select("data"), counter(), SPARED).collect()[0]
-        for _ in range(4)  # the same workers are used again
+        for _ in range(6)  # the same workers are used again
     ]
     assert all(row.spared > 20_000 for row in seen)
-    assert all(row.looked_at < row.spared / 2 for row in seen)
+    assert seen[-1].looked_at < seen[-1].spared / 20  # nor what a task has imported while it ran
     assert all(row.garbage <= 1 for row in seen)

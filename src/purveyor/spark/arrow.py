@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.types import DataType, StructType
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
@@ -19,18 +20,35 @@ from purveyor.spark.worker import spare_imports
 Mapping: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
+class ArrowTask:
+    """A function for `map_in_arrow` that is used again: to send it to Spark costs a small batch some milliseconds.
+
+    >>> task = ArrowTask(function, "rows bigint")  # doctest: +SKIP
+    >>> task.on(batch).collect()  # doctest: +SKIP
+    """
+
+    def __init__(self, function: Mapping, schema: str) -> None:
+        def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            spare_imports()
+            return function(batches)
+
+        self._made = UserDefinedFunction(task, _parsed(schema), evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+        self._names: list[str] | None = None
+        self._column: Any = None
+
+    def on(self, frame: DataFrame) -> DataFrame:
+        """What the function makes of the record batches of each partition."""
+        names = frame.columns
+        if names != self._names:
+            self._names, self._column = names, self._made(*map(F.col, names))
+        # The door that mapInArrow itself goes through.
+        result: Any = frame._jdf.mapInArrow(self._column._jc, False, None)  # noqa: SLF001
+        return DataFrame(result, frame.sparkSession)
+
+
 def map_in_arrow(frame: DataFrame, function: Mapping, schema: str) -> DataFrame:
     """What the function makes of the record batches of each partition; see `DataFrame.mapInArrow`."""
-
-    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        spare_imports()
-        return function(batches)
-
-    made = UserDefinedFunction(task, returnType=_parsed(schema), evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    column: Any = made(*[frame[name] for name in frame.columns])
-    # The door that mapInArrow itself goes through.
-    result: Any = frame._jdf.mapInArrow(column._jc, False, None)  # noqa: SLF001
-    return DataFrame(result, frame.sparkSession)
+    return ArrowTask(function, schema).on(frame)
 
 
 @cache

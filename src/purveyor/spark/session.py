@@ -27,6 +27,8 @@ _TUNED = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
+    # The plan of every micro-batch is written out for Spark's own pages; in full that takes some milliseconds.
+    "spark.sql.ui.explainMode": "simple",
 }
 
 

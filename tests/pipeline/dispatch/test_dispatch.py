@@ -3,7 +3,10 @@
 import pytest
 
 from purveyor.model.subscription import Filter
+from purveyor.pipeline.dispatch import batch
 from purveyor.pipeline.dispatch import query as dispatch_query
+from purveyor.pipeline.dispatch.deliver import Task
+from purveyor.spark.arrow import ArrowTask
 from tests.pipeline.dispatch.world import World, event
 
 
@@ -98,6 +101,29 @@ def test_order_and_once_with_two_writers(world: World, monkeypatch: pytest.Monke
     for number in range(5):
         wanted = [each for each in range(3000) if each % 3 or not number % 2]
         assert world.numbers(f"q{number}") == wanted
+
+
+def test_the_writing_task_is_sent_to_spark_once_while_the_same_take_part(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Task] = []
+
+    def send(task: Task, schema: str) -> ArrowTask:
+        sent.append(task)
+        return ArrowTask(task, schema)
+
+    monkeypatch.setattr(batch, "ArrowTask", send)
+    world.add("ox")
+    world.events(1, 300)
+    world.start(max_offsets=50)
+    world.wait()
+    assert world.numbers("ox") == list(range(1, 301))
+    assert len(sent) == 2  # the batch in which it begins leaves out what was before
+    world.add("open")
+    world.events(301, 350)
+    world.wait()
+    assert [len(task.seats) for task in sent[2:]] == [2] * len(sent[2:])
+    assert (world.numbers("ox")[-50:], world.numbers("open")) == (list(range(301, 351)),) * 2
 
 
 def test_two_hundred_subscriptions(world: World) -> None:

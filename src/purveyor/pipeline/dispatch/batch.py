@@ -21,7 +21,7 @@ from purveyor.pipeline.dispatch.rows import COLUMNS
 from purveyor.pipeline.matching import Matcher, Pair
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
-from purveyor.spark.arrow import map_in_arrow
+from purveyor.spark.arrow import ArrowTask
 
 _MATTERS: Final = "size(matched.targets) > 0 or matched.unseen or realm is null"
 _SHARES: Final = (
@@ -51,6 +51,7 @@ class Deliverer:
         self._options = options
         self._matcher = Matcher(())
         self._columns: tuple[list[Column], Column] | None = None
+        self._writing: tuple[Task, ArrowTask] | None = None
 
     def learn(self, topics: frozenset[Pair]) -> None:
         """Topics that were met."""
@@ -69,7 +70,7 @@ class Deliverer:
             self._matcher = Matcher(wanted, self._matcher.learned)
 
     def deliver(self, events: DataFrame, seats: Sequence[Seat], *, writers: int, in_order: bool) -> Report:
-        """Write the events (see `judge`) to the queues of those who get them.
+        """Write the events (see `rows`) to the queues of those who get them.
 
         `in_order` says that the events lie in one partition, by position; else they are brought there.
         """
@@ -87,7 +88,9 @@ class Deliverer:
         told = tuple(Place(seat.name, seat.incarnation, seat.floor, seat.hidden) for seat in seats)
         wanted = tracing.enabled()
         task = Task(address=self._address, seats=told, writers=writers, options=self._options, traces=wanted)
-        return _report(map_in_arrow(rows, task, RESULT).collect(), seats)
+        if self._writing is None or self._writing[0] != task:
+            self._writing = task, ArrowTask(task, RESULT)
+        return _report(self._writing[1].on(rows).collect(), seats)
 
 
 def _same(wanted: Sequence[Subscription], known: Sequence[Subscription]) -> bool:

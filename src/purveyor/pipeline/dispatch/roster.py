@@ -78,7 +78,8 @@ def call(snapshot: Snapshot, covered: Mapping[str, int], batch: Span) -> Roster:
             continue
         floor = max(begin, _written(found, covered, batch))
         if floor >= batch.first - 1:
-            seats.append(Seat(found, floor))
+            # Told only where it leaves out a row: so what is told of a subscription is the same with every batch.
+            seats.append(Seat(found, floor if floor >= batch.first else 0))
         elif batch.first - 1 - floor <= SMALL_GAP:
             behind.append(Seat(found, floor))
     return Roster(tuple(seats), tuple(behind))
