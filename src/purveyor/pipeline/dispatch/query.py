@@ -50,7 +50,7 @@ from purveyor.spark.options import connection_options
 
 SMALL_BATCH: Final = 5000
 """Up to so many positions one task writes a batch, as it comes from the source."""
-PORTION: Final = 5000
+PORTION: Final = 10_000
 """So many rows go to the writing task at a time: while it writes them, Spark makes the next."""
 _SAMPLES: Final = 20
 _SAMPLE_SIZE: Final = 50
