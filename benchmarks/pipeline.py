@@ -265,9 +265,7 @@ def _dispatch(spark: SparkSession) -> Section:
     for _ in range(_ROUNDS):
         singles.append((_rate(spark, ["bench/0"], 1_000_000), _peer(spark, 1, 20_000)))
         careful_peers.append(_peer(spark, 1, 20_000, confirmed=True))
-    twenties = []
-    for _ in range(_ROUNDS - 2):
-        twenties.append((_rate(spark, ["bench/0"] * 20, 60_000), _peer(spark, 20, 2400)))
+    twenties = [(_rate(spark, ["bench/0"] * 20, 60_000), _peer(spark, 20, 2400)) for _ in range(_ROUNDS - 2)]
     thousand = _rate(spark, [f"bench/{number % TOPICS}" for number in range(1000)], 20_000, TOPICS)
     one, twenty = _middle(singles), _middle(twenties)
     rows = [
@@ -277,17 +275,16 @@ def _dispatch(spark: SparkSession) -> Section:
         Row("1,000 subscriptions, 1 in 10 matching / 20 subscriptions", thousand, twenty[0], "deliveries/s"),
     ]
     words = (
-        f"A backlog of events of {SIZE} bytes, local[2]; the peer on a server of the same kind. Each side is measured for "
-        "some ten seconds a round, after the JVM has dispatched a trickle for a minute; the first 100,000 events of a "
-        f"round, in which batches grow, do not count. The middle one of {_ROUNDS} rounds with 1 subscription, by their "
-        f"ratios ({_ratios(singles)}), and of {_ROUNDS - 2} with 20 ({_ratios(twenties)})."
+        f"A backlog of events of {SIZE} bytes, local[2]; the peer on a server of the same kind. Each side is measured "
+        "for some ten seconds a round, after the JVM has dispatched a trickle for a minute; the first 100,000 events "
+        f"of a round, in which batches grow, do not count. The middle one of {_ROUNDS} rounds with 1 subscription, by "
+        f"their ratios ({_ratios(singles)}), and of {_ROUNDS - 2} with 20 ({_ratios(twenties)})."
     )
     return Section("Pipeline: dispatch", words, rows)
 
 
 def _middle(rounds: Sequence[Pair]) -> Pair:
-    """The round in the middle. What the machine does changes within minutes, and the best of each side are minutes
-    apart."""
+    """The round in the middle: the machine changes within minutes, and the best of each side may be minutes apart."""
     return sorted(rounds, key=lambda each: each[0] / each[1])[len(rounds) // 2]
 
 

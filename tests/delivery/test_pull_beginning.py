@@ -56,7 +56,7 @@ async def test_nothing_is_served_before_the_prefill_is_done_and_then_it_comes_fi
 async def test_a_subscription_deleted_and_added_again_waits_for_its_own_prefill(
     queues: Queues, subscriptions: Subscriptions, pull: Pull
 ) -> None:
-    """PEERS bug 2: the prefill of the one before was done, and a worker that is late says so once more."""
+    """The prefill of the one before was done, and a worker that is late says so once more."""
     record, _ = await subscriptions.add(definition(prefill=True))
     registry = await subscriptions.registry()
     done = PrefillState(incarnation=record.incarnation, status=PrefillStatus.DONE, position=1)

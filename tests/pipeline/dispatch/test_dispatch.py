@@ -11,7 +11,7 @@ from tests.pipeline.dispatch.world import World, event
 
 
 def test_events_right_after_the_answer_to_the_adding_are_delivered(world: World) -> None:
-    """PEERS bug 3. The dispatcher runs, and knew nothing of the subscription; nobody noted its beginning either."""
+    """The dispatcher runs, and knew nothing of the subscription; nobody noted its beginning either."""
     world.add("early")
     world.events(1, 3)
     world.start()
@@ -46,7 +46,7 @@ def test_a_message_carries_position_id_and_its_own_headers_and_body(world: World
 
 
 def test_regular_expressions_and_exact_topics(world: World) -> None:
-    """PEERS bug 8. Known topics are looked up, unknown ones tried, with the same outcome."""
+    """Known topics are looked up, unknown ones tried, with the same outcome."""
     world.add("all", ".*")
     world.add("groups", "groups/.*")
     world.add("both", "groups/group", "groups/.*", "users/user")
@@ -74,7 +74,7 @@ def test_filters(world: World) -> None:
 
 
 def test_a_poison_message_is_parked_once_and_blocks_nobody(world: World) -> None:
-    """PEERS bug 5, with a second group that finds the same messages."""
+    """Not delivered again and again, not in the way of what is behind it; a second group finds the same messages."""
     world.make_group("backup")
     world.add("ox")
     world.publish([b"\xff not JSON", b"[]", event(1), b'{"realm": "udm"}', event(2)], prefix="id")

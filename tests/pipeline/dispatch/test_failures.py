@@ -20,7 +20,7 @@ from tests.spark.broker import eventually
 
 
 def test_a_missing_queue_is_made_again_and_holds_up_nobody(world: World) -> None:
-    """PEERS bug 6."""
+    """Nor is anything written twice into the healthy ones."""
     for name in ("ox", "gone", "zoo"):
         world.add(name)
     world.events(1, 3)
@@ -204,7 +204,7 @@ def test_a_deletion_that_was_begun_and_left_is_ended(world: World, monkeypatch: 
 def test_a_server_that_is_away_for_seconds_ends_nothing_and_loses_nothing(
     own_server: OwnServer, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """PEERS bug 13."""
+    """It is a wait, for the dispatcher and for whoever publishes."""
     server = own_server()
     world = World(server.address, spark, tmp_path)
     world.add("ox")

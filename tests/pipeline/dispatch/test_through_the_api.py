@@ -54,7 +54,7 @@ def publish(events: httpx.Client, first: int, last: int) -> None:
 def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_told_and_caught_up(
     world: World, api: RunningApi, prefill: None
 ) -> None:
-    """PEERS bugs 3 and 16."""
+    """Nothing is lost between the 201 and the dispatcher, and a queue has a bound."""
     admin, events = api.client("admin", "admin-secret"), api.client("events", "events-secret")
     world.start()
     consumers = []
