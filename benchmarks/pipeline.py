@@ -189,19 +189,22 @@ def _drain(made: World, count: int, *, each: int = 1) -> float:
     _wait(query, last)
     reports = [json.loads(report.json) for report in query.recentProgress]
     query.stop()
-    rows = itertools.accumulate(report["numInputRows"] for report in reports)
+    sizes = [_offset(report, "endOffset") - _offset(report, "startOffset") for report in reports]
     batches = [
-        report
-        for report, until in zip(reports, rows, strict=True)
-        if report["numInputRows"] > 1 and until - report["numInputRows"] >= min(100_000, count // 4)
+        (size, report["durationMs"]["triggerExecution"] / 1000)
+        for report, size, until in zip(reports, sizes, itertools.accumulate(sizes), strict=True)
+        if size > 1 and until - size >= min(100_000, count // 4)
     ]
-    seconds = sum(report["durationMs"]["triggerExecution"] for report in batches) / 1000
-    return float(sum(report["numInputRows"] for report in batches) * each / seconds)
+    return float(sum(size for size, _ in batches) * each / sum(seconds for _, seconds in batches))
 
 
 def _end(query: StreamingQuery) -> int:
-    report: Any = json.loads(query.lastProgress.json)  # type: ignore[union-attr]  # asked for behind a check
-    offset = report["sources"][0]["endOffset"]
+    return _offset(json.loads(query.lastProgress.json), "endOffset")  # type: ignore[union-attr]  # behind a check
+
+
+def _offset(report: Any, which: str) -> int:
+    """The position at the beginning or the end of a batch."""
+    offset = report["sources"][0][which]
     offset = json.loads(offset) if isinstance(offset, str) else offset
     return int(offset["sequence"]) if offset else 0
 

@@ -211,6 +211,14 @@ def test_the_reading_of_a_query_is_its_last_report() -> None:
     )
 
 
+def test_messages_are_counted_by_position_and_not_by_rows_of_spark() -> None:
+    report = {"numInputRows": 2, "processedRowsPerSecond": 100.0, "batchId": 4, "batchDuration": 20}
+    offsets = {"startOffset": {"stream": "s", "sequence": 5}, "endOffset": {"stream": "s", "sequence": 105}}
+    reading = QueryRun(SimpleNamespace(lastProgress={**report, "sources": [offsets]})).read()  # type: ignore[arg-type]
+    assert reading is not None
+    assert (reading.rows, reading.rows_per_second) == (100, 5000.0)
+
+
 @pytest.mark.parametrize(
     ("options", "message", "permanent"),
     [

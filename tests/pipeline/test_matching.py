@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -130,6 +131,35 @@ def test_what_was_learned_changes_nothing(
     assert found == by_rule(events, subscriptions)
     learned = {(event.realm, event.topic) for event in events[::2]}
     assert not any(row.unseen for row in rows if (row.realm, row.topic) in learned)
+
+
+@few
+@given(events=events_of_all_kinds, subscriptions=subscriptions_of_all_kinds)
+def test_packs_are_matched_as_their_events_are(
+    spark: SparkSession, form: str, events: list[Event], subscriptions: list[Subscription]
+) -> None:
+    by_topic: dict[tuple[str, str], list[int]] = {}
+    for position, event in enumerate(events):
+        by_topic.setdefault((event.realm, event.topic), []).append(position)
+    bodies = [[events[position].encode() for position in positions] for positions in by_topic.values()]
+    packs = spark.createDataFrame(
+        pa.table(
+            {
+                "realm": [realm for realm, _ in by_topic],
+                "topic": [topic for _, topic in by_topic],
+                "positions": pa.array(list(by_topic.values()), pa.list_(pa.int64())),
+                "ends": pa.array([np.cumsum(list(map(len, each))).tolist() for each in bodies], pa.list_(pa.int32())),
+                "data": pa.array([b"".join(each) for each in bodies], pa.binary()),
+            }
+        )
+    )
+    found = []
+    for row in Matcher(subscriptions, packed=True).match(packs, [packs["positions"]]).collect():
+        for place, position in enumerate(row.positions):
+            targets = [*row.matched.targets, *(row.matched.passing[place] if row.matched.passing is not None else ())]
+            found += [(position, subscriptions[target].name) for target in targets]
+    assert len(found) == len(set(found))
+    assert set(found) == by_rule(events, subscriptions)
 
 
 def test_a_topic_is_unseen_until_it_is_learned(spark: SparkSession) -> None:

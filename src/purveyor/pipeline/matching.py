@@ -6,6 +6,9 @@ whose expressions match it. A topic that was never met falls to the expressions 
 
 Filters are looked at only for events that some filtered subscription may get. Each attribute or field that any filter
 names is a probe, taken out of the event once, however many subscriptions ask for it.
+
+Events are rows, or lie in packs: rows that hold many events on one topic, side by side in `data`, with `ends` that tell
+where each ends in it. A pack is looked up once; only filters go through its events one by one.
 """
 
 import json
@@ -56,7 +59,10 @@ def deliveries(events: DataFrame, subscriptions: Sequence[Subscription]) -> Data
 class Matcher:
     """What a list of subscriptions asks for. Those who get an event are told as indices of that list."""
 
-    def __init__(self, subscriptions: Sequence[Subscription], learned: Iterable[Pair] = ()) -> None:
+    def __init__(
+        self, subscriptions: Sequence[Subscription], learned: Iterable[Pair] = (), *, packed: bool = False
+    ) -> None:
+        self._packed = packed
         self.subscriptions = tuple(subscriptions)
         self._exact: dict[Pair, set[int]] = defaultdict(set)
         self._patterns: dict[Pair, set[int]] = defaultdict(set)
@@ -93,6 +99,9 @@ class Matcher:
 
     def match(self, events: DataFrame, columns: Sequence[Column]) -> DataFrame:
         """Some columns of the events, and `matched`: a struct of `targets` and `unseen`.
+
+        Of a pack `targets` are those who get all of it; `passing` has, where somebody filters, for each of its events
+        those whose filters let it pass.
 
         In one step, and with columns that are made once: every step costs a small batch some milliseconds.
         """
@@ -144,16 +153,30 @@ class Matcher:
         return F.broadcast(spark.createDataFrame(pa.table(columns)))
 
     def _all_targets(self, known: str) -> str:
-        nobody = "cast(array() as array<int>)"
         if not self._patterns and not self._probes:  # the usual plan is small, and quickly made
-            return f"named_struct('targets', coalesce({known}.plain, {nobody}), 'unseen', false)"
+            return self._matched_as(f"{known}.plain", None, "false")
         route = f"coalesce(known, {self._tried()})" if self._patterns else "known"
-        targets = "route.plain"
-        if self._probes:
-            targets = f"if(size(route.filtered) = 0, route.plain, concat(route.plain, {self._passing()}))"
-        targets = f"coalesce({_let('route', route, targets)}, {nobody})"
+        filtered = self._filtered() if self._probes else None
         unseen = "known is null and topic is not null" if self._patterns else "false"
-        return _let("known", known, f"named_struct('targets', {targets}, 'unseen', {unseen})")
+        return _let("known", known, _let("route", route, self._matched_as("route.plain", filtered, unseen)))
+
+    def _matched_as(self, plain: str, filtered: str | None, unseen: str) -> str:
+        """What `match` adds; without `filtered` nobody filters."""
+        targets = f"coalesce({plain}, cast(array() as array<int>))"
+        told = {"targets": targets, "unseen": unseen}
+        if self._packed:
+            told["passing"] = f"cast({filtered or 'null'} as array<array<int>>)"
+        elif filtered is not None:
+            told["targets"] = f"coalesce(concat({plain}, {filtered}), {targets})"
+        fields = ", ".join(f"'{name}', {value}" for name, value in told.items())
+        return f"named_struct({fields})"
+
+    def _filtered(self) -> str:
+        """Those of a route whose filters let an event pass, or a list of them for each event of a pack."""
+        passing = _let("text", _TEXT_IN_PACK if self._packed else _TEXT, self._passing())
+        if self._packed:
+            passing = f"transform(ends, (end, place) -> {passing})"
+        return f"if(size(route.filtered) > 0, {passing}, null)"
 
     def _tried(self) -> str:
         """The route of a topic that was never met."""
@@ -226,8 +249,12 @@ def _let(name: str, value: str, result: str) -> str:
 # What a probe finds in an event, as `_told` tells what is wanted. Numbers in JSON are BIGINT where they are whole and
 # written so; a string, a list or an object is no number, and null nothing at all.
 _EVENT: Final = (
-    "named_struct('body', try_parse_json(cast(data as string)), "
-    "'attributes', from_json(cast(data as string), 'attributes map<string,string>').attributes)"
+    "named_struct('body', try_parse_json(text), "
+    "'attributes', from_json(text, 'attributes map<string,string>').attributes)"
+)
+_TEXT: Final = "cast(data as string)"
+_TEXT_IN_PACK: Final = _let(
+    "begin", "coalesce(get(ends, place - 1), 0)", "cast(substring(data, begin + 1, end - begin) as string)"
 )
 _FIELD: Final = (
     "get(filter(transform(probe.paths, path -> try_variant_get(event.body, path, 'variant')), "

@@ -37,14 +37,18 @@ class QueryRun:
         if report is None:
             return None
         told = json.loads(report.json) if hasattr(report, "json") else report
-        sources = progress_of(self._query)
+        source = next(iter(progress_of(self._query)), None)
+        batch_ms = int(told.get("batchDuration") or told["durationMs"].get("triggerExecution", 0))
+        rows, rate = int(told["numInputRows"]), float(told.get("processedRowsPerSecond") or 0.0)
+        if source is not None and source.taken is not None:  # a row of Spark may be many messages
+            rows, rate = source.taken, source.taken * 1000 / batch_ms if batch_ms else 0.0
         return Reading(
-            position=sources[0].sequence if sources else None,
-            lag=sources[0].lag if sources else None,
-            rows=int(told["numInputRows"]),
-            rows_per_second=float(told.get("processedRowsPerSecond") or 0.0),
+            position=source.sequence if source else None,
+            lag=source.lag if source else None,
+            rows=rows,
+            rows_per_second=rate,
             batch=int(told["batchId"]),
-            batch_ms=int(told.get("batchDuration") or told["durationMs"].get("triggerExecution", 0)),
+            batch_ms=batch_ms,
         )
 
     def stop(self, patience_seconds: float) -> None:

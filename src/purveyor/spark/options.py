@@ -55,6 +55,8 @@ class ReadSettings:
     fail_on_data_loss: bool = True
     durable: str | None = None
     columns: tuple[str, ...] = COLUMNS
+    raw_headers: bool = False
+    """Headers as `ReadOptions.raw_headers` has them; no option of the format, but for those who build on it."""
     idle_wait_seconds: float = 0.5
     batch_seconds: int | None = None
     patience_seconds: float = 60.0

@@ -17,6 +17,8 @@ class Progress:
     lost: int
     input_rows_per_second: float
     processed_rows_per_second: float
+    taken: int | None = None
+    """How many sequences the last batch went over; None for the first of a query, as Spark does not tell its start."""
 
     @property
     def lag(self) -> int:
@@ -37,6 +39,7 @@ def _of_source(source: dict[str, Any]) -> Progress | None:
     end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
     if end is None or "sequence" not in end:
         return None
+    start = _offset(source.get("startOffset"))
     return Progress(
         stream=str(end["stream"]),
         sequence=int(end["sequence"]),
@@ -44,6 +47,7 @@ def _of_source(source: dict[str, Any]) -> Progress | None:
         lost=int(end.get("lost", 0)),
         input_rows_per_second=float(source.get("inputRowsPerSecond") or 0.0),
         processed_rows_per_second=float(source.get("processedRowsPerSecond") or 0.0),
+        taken=max(int(end["sequence"]) - int(start["sequence"]), 0) if start and "sequence" in start else None,
     )
 
 

@@ -54,6 +54,7 @@ def read_partition(settings: ReadSettings, partition: InputPartition) -> Iterato
     options = ReadOptions(
         subjects=settings.subjects,
         columns=settings.columns,
+        raw_headers=settings.raw_headers,
         kept_for_us=settings.durable is not None,
         patience_seconds=settings.patience_seconds,
     )

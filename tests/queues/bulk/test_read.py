@@ -11,6 +11,7 @@ import pytest
 from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName, InvalidSubject, PurveyorError, UnknownStream
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import SCHEMA, Outgoing, ReadOptions, Route, outgoing, publish_many, read_range
+from purveyor.queues.bulk.headers import read_blocks
 from purveyor.queues.bulk.read import choose_route
 from tests.queues.bulk.servers import api, eventually, linked, make_stream, serving
 from tests.queues.bulk.test_publish import numbered
@@ -54,6 +55,11 @@ def test_rows_have_all_columns(address: Address, name: str, route: Route) -> Non
         [],
     ]
     assert [row["data"] for row in rows] == [given[0][1], b"", b"no headers at all"]
+    raw = list(read_range(address, name, 1, 3, ReadOptions(route=route, raw_headers=True)))
+    assert all(pa.types.is_binary(batch.schema.field("headers").type) for batch in raw)
+    blocks = pa.concat_arrays([batch.column("headers") for batch in raw])
+    assert read_blocks(blocks).to_pylist() == [row["headers"] for row in rows]
+    assert blocks[2].as_py() == b""
     times = [row["timestamp"] for row in rows]
     assert times == sorted(times)
     assert before < times[0] <= times[-1] < datetime.now(UTC) + timedelta(seconds=1)

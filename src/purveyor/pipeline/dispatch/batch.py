@@ -1,8 +1,8 @@
-"""Events to queues: the one Spark job of a batch, from parsed rows to a small report.
+"""Events to queues: the one Spark job of a batch, from packs of events to a small report.
 
-A row goes to the writing task once, with the list of its targets, and not once per target: twenty subscriptions on one
-topic do not carry the body twenty times through Spark. With several writers each has its share of the targets, and a
-row goes to every writer that has one of its targets.
+A pack goes to the writing task once, with the list of its targets, and not once per target: twenty subscriptions on one
+topic do not carry the bodies twenty times through Spark. With several writers each has its share of the targets, and a
+pack goes to every writer that has one of its targets.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,21 @@ from purveyor.model import figures, tracing
 from purveyor.model.subscription import Subscription
 from purveyor.pipeline.dispatch.deliver import RESULT, Place, Task
 from purveyor.pipeline.dispatch.messages import INVALID, INVALID_WRITER
+from purveyor.pipeline.dispatch.packs import COLUMNS
 from purveyor.pipeline.dispatch.roster import Seat
-from purveyor.pipeline.dispatch.rows import COLUMNS
 from purveyor.pipeline.matching import Matcher, Pair
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
 from purveyor.spark.arrow import ArrowTask
 
-_MATTERS: Final = "size(matched.targets) > 0 or matched.unseen or realm is null"
+_MATTERS: Final = (
+    "size(matched.targets) > 0 or exists(matched.passing, each -> size(each) > 0) or matched.unseen or realm is null"
+)
+_NOBODY: Final = "cast(array() as array<int>)"
 _SHARES: Final = (
-    "explode(array_union(transform(matched.targets, target -> target % {writers}), "
-    f"if(matched.unseen or realm is null, array({INVALID_WRITER}), cast(array() as array<int>)))) as writer"
+    f"explode(array_union(transform(concat(matched.targets, coalesce(flatten(matched.passing), {_NOBODY})), "
+    "target -> target % {writers}), "
+    f"if(matched.unseen or realm is null, array({INVALID_WRITER}), {_NOBODY}))) as writer"
 )
 
 
@@ -49,7 +53,7 @@ class Deliverer:
     def __init__(self, address: Address, options: AppendOptions) -> None:
         self._address = address
         self._options = options
-        self._matcher = Matcher(())
+        self._matcher = Matcher((), packed=True)
         self._columns: tuple[list[Column], Column] | None = None
         self._writing: tuple[Task, ArrowTask] | None = None
 
@@ -67,12 +71,12 @@ class Deliverer:
         """Be ready for these subscriptions."""
         wanted = tuple(seat.found.record.definition for seat in seats)
         if not _same(wanted, self._matcher.subscriptions):
-            self._matcher = Matcher(wanted, self._matcher.learned)
+            self._matcher = Matcher(wanted, self._matcher.learned, packed=True)
 
     def deliver(self, events: DataFrame, seats: Sequence[Seat], *, writers: int, in_order: bool) -> Report:
-        """Write the events (see `rows`) to the queues of those who get them.
+        """Write the events (see `packs`) to the queues of those who get them.
 
-        `in_order` says that the events lie in one partition, by position; else they are brought there.
+        `in_order` says that the packs lie in one partition, by portion; else they are brought there.
         """
         self.prepare(seats)
         if self._columns is None:
@@ -84,7 +88,7 @@ class Deliverer:
         elif not in_order:
             rows = rows.repartition(1)
         if writers > 1 or not in_order:
-            rows = rows.sortWithinPartitions("position")
+            rows = rows.sortWithinPartitions("portion")
         told = tuple(Place(seat.name, seat.incarnation, seat.floor, seat.hidden) for seat in seats)
         wanted = tracing.enabled()
         task = Task(address=self._address, seats=told, writers=writers, options=self._options, traces=wanted)

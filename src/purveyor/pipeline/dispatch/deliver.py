@@ -1,6 +1,6 @@
-"""The task that writes: rows with their targets come in order, and go into the queues of those targets.
+"""The task that writes: packs with their targets come in order, and go into the queues of those targets.
 
-Each portion of rows is written by one call of `append_once`, for all its targets together. A queue that refuses gets no
+Some portions at a time are written by one call of `append_once`, for all targets together. A queue that refuses gets no
 more of this run; the driver is told where it stopped, and decides. Only a row that is too large is dealt with here: it
 is parked before the rows behind it are written, for once they are, it would count as written too.
 """
@@ -30,6 +30,7 @@ from purveyor.pipeline.dispatch.messages import (
     traces,
     without_hidden,
 )
+from purveyor.pipeline.dispatch.packs import Load, whole_portions
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Outcome, Refusal, RefusalKind, Target, append_once
 from purveyor.queues.catalogue import DEAD_LETTERS
@@ -38,6 +39,9 @@ from purveyor.queues.dead_letters import DeadLetter, park, token
 from purveyor.queues.registry import ACKNOWLEDGED
 from purveyor.spark.ahead import read_ahead
 
+ROWS_AT_ONCE: Final = 30_000
+BYTES_AT_ONCE: Final = 32 << 20
+"""About so much is written by one call."""
 RESULT: Final = (
     "target int, stored bigint, skipped bigint, refused_at bigint, kind string, code int, reason string, "
     "realm string, topic string, trace string, waits string"
@@ -82,11 +86,10 @@ class Task:
     """Whether somebody wants to know which traces the events belong to."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of one partition; columns as `batch.deliver` makes them."""
+        """Write the packs of one partition; columns as `batch.deliver` makes them."""
         run = _Run(self)
-        for batch in read_ahead(batches):
-            if batch.num_rows:
-                run.write(_ascending(batch))
+        for load in read_ahead(map(Load, whole_portions(batches, ROWS_AT_ONCE, BYTES_AT_ONCE))):
+            run.write(load)
         yield pa.RecordBatch.from_pylist(run.results(), _RESULT_ARROW)
 
     def target(self, number: int) -> Target:
@@ -133,15 +136,15 @@ class _Run:
         self._topics: set[tuple[str, str]] = set()
         self._traces: set[str] = set()
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._note_topics(batch)
+    def write(self, load: Load) -> None:
+        self._note_topics(load.packs)
         if self._task.traces and len(self._traces) < tracing.MOST_LINKS:
-            self._traces |= traces(batch)
-        writer = batch.column("writer")[0].as_py() if self._task.writers > 1 else None
-        open_ = [part for part in parts(batch, writer, self._task.writers) if not self._is_closed(part)]
+            self._traces.update(*map(traces, load.rows.column("headers").chunks))
+        writer = load.packs.column("writer")[0].as_py() if self._task.writers > 1 else None
+        open_ = [part for part in parts(load, writer, self._task.writers) if not self._is_closed(part)]
         if not open_:
             return
-        tables = self._tables(batch, open_)
+        tables = self._tables(load, open_)
         while tables:
             work = [(self._account(number).target, table) for number, table in tables.items()]
             outcomes = append_once(self._task.address, work, self._task.options)
@@ -151,7 +154,7 @@ class _Run:
                 account.add(outcome)
                 no = outcome.refused
                 if no is not None and no.kind is RefusalKind.TOO_LARGE:
-                    self._park(batch, number, no)
+                    self._park(load, number, no)
                     account.refused = None
                     account.target = replace(account.target, floor=no.position)
                     again[number] = table
@@ -163,22 +166,22 @@ class _Run:
                     )
             tables = again
 
-    def _tables(self, batch: pa.RecordBatch, open_: list[Part]) -> dict[int, pa.Table]:
+    def _tables(self, load: Load, open_: list[Part]) -> dict[int, pa.Table]:
         """The rows of each target; targets with the same rows share a table, which is then prepared once."""
-        whole = messages(batch)
+        whole = messages(load)
         seen = self._seen(whole, open_)
         shared: dict[tuple[bytes, tuple[str, ...]], pa.Table] = {}
         tables = {}
         for part in open_:
             rows = pa.array(part.rows)
             if part.target == INVALID:
-                tables[part.target] = letters(batch.take(rows).to_pylist())
+                tables[part.target] = letters(load.some(part.rows))
                 continue
             hidden = self._task.hidden(part.target)
             table = seen.get(hidden, whole)
             key = part.rows.tobytes(), () if table is whole and hidden in seen else hidden
             if key not in shared:
-                taken = table if len(rows) == batch.num_rows else table.take(rows)
+                taken = table if len(rows) == table.num_rows else table.take(rows)
                 shared[key] = taken if hidden in seen else without_hidden(taken, hidden)
             tables[part.target] = shared[key]
         return tables
@@ -198,9 +201,9 @@ class _Run:
     def _is_closed(self, part: Part) -> bool:
         return part.target in self._accounts and self._accounts[part.target].refused is not None
 
-    def _park(self, batch: pa.RecordBatch, number: int, no: Refusal) -> None:
-        at = int(np.searchsorted(batch.column("position").to_numpy(), no.position))
-        [row] = batch.slice(at, 1).to_pylist()
+    def _park(self, load: Load, number: int, no: Refusal) -> None:
+        at = np.searchsorted(load.rows.column("position").to_numpy(), [no.position])
+        [row] = load.some(at)
         if number == INVALID:
             parked = invalid(row)
         else:
@@ -208,10 +211,10 @@ class _Run:
             parked = letter(row, f"too large for the queue: {no.reason}", origin=self._task.seats[number].name)
         asyncio.run(_park(self._task.address, parked))
 
-    def _note_topics(self, batch: pa.RecordBatch) -> None:
-        unseen = pc.struct_field(batch.column("matched"), "unseen")
+    def _note_topics(self, packs: pa.RecordBatch) -> None:
+        unseen = pc.struct_field(packs.column("matched"), "unseen")
         if pc.any(unseen).as_py():
-            found = batch.filter(unseen)
+            found = packs.filter(unseen)
             self._topics.update(zip(found.column("realm").to_pylist(), found.column("topic").to_pylist(), strict=True))
 
     def results(self) -> list[dict[str, Any]]:
@@ -226,13 +229,6 @@ class _Run:
                 row |= {"refused_at": no.position, "kind": no.kind.value, "code": no.code, "reason": no.reason}
             rows.append(row)
         return rows
-
-
-def _ascending(batch: pa.RecordBatch) -> pa.RecordBatch:
-    positions = batch.column("position").to_numpy()
-    if (np.diff(positions) > 0).all():
-        return batch
-    return batch.take(pa.array(np.argsort(positions, kind="stable")))
 
 
 async def _park(address: Address, parked: DeadLetter) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a batch as messages of subscription queues, and as dead letters. Pure, and for all rows at once.
+"""Messages of packs as messages of subscription queues, and as dead letters. Pure, and for all of them at once.
 
 The body goes as it came, but for what is hidden from the one who gets it; of the headers see `carrying`. The message id
 of a copy is its position.
@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,6 +17,7 @@ from purveyor.model.tracing import TRACEPARENT
 from purveyor.model.tracing import valid as valid_trace
 from purveyor.pipeline.carrying import carried
 from purveyor.pipeline.censoring import censored
+from purveyor.pipeline.dispatch.packs import Indices, Load
 from purveyor.pipeline.event_columns import why_none
 from purveyor.queues.bulk.headers import TYPE as HEADERS
 from purveyor.queues.dead_letters import DeadLetter
@@ -29,17 +29,17 @@ INVALID_WRITER: Final = 0
 """Which of several writers writes those."""
 ORIGIN: Final = "incoming"
 
-Indices = npt.NDArray[np.int64]
+_NONE: Final = np.zeros(0, np.int64)
 
 
-def messages(batch: pa.RecordBatch) -> pa.Table:
+def messages(load: Load) -> pa.Table:
     """All rows as `append_once` takes them."""
-    positions = batch.column("position")
+    positions = load.rows.column("position")
     return pa.table(
         {
             "position": positions,
-            "data": batch.column("data").cast(pa.binary()),
-            "headers": carried(batch.column("headers")),
+            "data": load.rows.column("data"),
+            "headers": pa.chunked_array([carried(each) for each in load.rows.column("headers").chunks]),
             "msg_id": positions.cast(pa.string()),
         }
     )
@@ -53,10 +53,9 @@ def without_hidden(rows: pa.Table, hidden: Sequence[str]) -> pa.Table:
     return rows if seen is bodies else rows.set_column(rows.schema.get_field_index("data"), "data", seen)
 
 
-def traces(batch: pa.RecordBatch) -> set[str]:
-    """The traces that the events of a batch belong to, as their headers tell."""
-    flat = batch.column("headers")
-    names, lists = flat.keys, flat.items
+def traces(headers: Any) -> set[str]:
+    """The traces that events belong to, as their headers tell."""
+    names, lists = headers.keys, headers.items
     if len(names) == 0:
         return set()
     mine = pc.equal(names, TRACEPARENT)
@@ -65,34 +64,69 @@ def traces(batch: pa.RecordBatch) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one target, as indices of the batch, ascending."""
+    """The rows of one target, as indices of those of a load, ascending."""
 
     target: int
     rows: Indices
 
 
-def parts(batch: pa.RecordBatch, writer: int | None, writers: int) -> Iterator[Part]:
-    """The rows of each target in a batch. With several writers, only the targets that are this one's.
+def parts(load: Load, writer: int | None, writers: int) -> Iterator[Part]:
+    """The rows of each target in a load. With several writers, only the targets that are this one's.
 
-    A row that is no event is for the dead letters, and for nobody else.
+    A pack that holds no events is for the dead letters, and for nobody else.
     """
-    good = batch.column("realm").is_valid().to_numpy(zero_copy_only=False)
-    targets = pc.struct_field(batch.column("matched"), "targets")
-    offsets = targets.offsets.to_numpy().astype(np.int64)
-    rows = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
-    flat = targets.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_numpy()
-    mine = good[rows]
-    if writer is not None:
-        mine &= flat % writers == writer
-    rows, flat = rows[mine], flat[mine]
-    order = np.argsort(flat, kind="stable")
-    rows, flat = rows[order], flat[order]
-    if len(flat):  # not all are poison, or another writer's
-        firsts = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1])))
-        for first, last in zip(firsts, np.append(firsts[1:], len(flat)), strict=True):
-            yield Part(int(flat[first]), rows[first:last])
+    good = load.packs.column("realm").is_valid().to_numpy(zero_copy_only=False)
+    matched = load.packs.column("matched")
+
+    def mine(places: Indices, targets: Indices) -> dict[int, Indices]:
+        """To each target of ours its places, ascending."""
+        kept = np.ones(len(targets), np.bool_) if writer is None else targets % writers == writer
+        return dict(_grouped(targets[kept], places[kept]))
+
+    packs = mine(*_pairs(pc.struct_field(matched, "targets")))
+    filtered = mine(*_passing(load, pc.struct_field(matched, "passing")))
+    rows: dict[bytes, Indices] = {}  # many targets get the same packs
+    for target in sorted({*packs, *filtered}):
+        of_target = packs.get(target, _NONE)
+        key = of_target.tobytes()
+        if key not in rows:
+            rows[key] = _rows_of(load, of_target)
+        found = rows[key]
+        yield Part(target, np.union1d(found, filtered[target]) if target in filtered else found)
     if not good.all() and writer in (None, INVALID_WRITER):
-        yield Part(INVALID, np.flatnonzero(~good))
+        yield Part(INVALID, _rows_of(load, np.flatnonzero(~good)))
+
+
+def _pairs(lists: Any) -> tuple[Indices, Indices]:
+    """What lists of numbers hold: for each number the index of its list, and the number."""
+    of_list = np.repeat(np.arange(len(lists)), np.asarray(pc.fill_null(lists.value_lengths(), 0)))
+    return of_list, np.asarray(lists.flatten()).astype(np.int64)
+
+
+def _grouped(keys: Indices, values: Indices) -> Iterator[tuple[int, Indices]]:
+    order = np.lexsort((values, keys))
+    keys, values = keys[order], values[order]
+    found, firsts = np.unique(keys, return_index=True)
+    yield from zip(found.tolist(), np.split(values, firsts[1:]), strict=False)  # of nothing there is one empty part
+
+
+def _rows_of(load: Load, packs: Indices) -> Indices:
+    if len(packs) == load.packs.num_rows:
+        return np.arange(load.rows.num_rows)
+    wanted = np.zeros(load.packs.num_rows, np.bool_)
+    wanted[packs] = True
+    return np.flatnonzero(wanted[load.of_pack])
+
+
+def _passing(load: Load, lists: Any) -> tuple[Indices, Indices]:
+    """What filters let pass: rows, and for each the target that it is for."""
+    has = lists.is_valid().to_numpy(zero_copy_only=False)
+    if not has.any():
+        return _NONE, _NONE
+    by_pack = np.argsort(load.of_pack, kind="stable")
+    rows = by_pack[has[load.of_pack[by_pack]]]
+    places, targets = _pairs(lists.flatten())
+    return rows[places], targets
 
 
 def letter(row: dict[str, Any], reason: str, origin: str = ORIGIN) -> DeadLetter:

@@ -36,9 +36,8 @@ from purveyor.pipeline.dispatch.messages import ORIGIN
 from purveyor.pipeline.dispatch.refusals import Refusals
 from purveyor.pipeline.dispatch.registrations import STREAM, Registrations
 from purveyor.pipeline.dispatch.roster import Seat, Span, call, note_due
-from purveyor.pipeline.dispatch.rows import SOURCE_COLUMNS, archived, live
-from purveyor.pipeline.event_columns import ROUTE
-from purveyor.pipeline.event_source import event_format
+from purveyor.pipeline.dispatch.rows import archived
+from purveyor.pipeline.dispatch.source import pack_format
 from purveyor.pipeline.matching import Pair
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, ReadOptions, read_range
@@ -50,8 +49,9 @@ from purveyor.spark.options import connection_options
 
 SMALL_BATCH: Final = 5000
 """Up to so many positions one task writes a batch, as it comes from the source."""
-PORTION: Final = 10_000
-"""So many rows go to the writing task at a time: while it writes them, Spark makes the next."""
+PACKS_AT_ONCE: Final = 10_000
+BYTES_AT_ONCE: Final = 8 << 20
+"""So much goes to the writing task at a time: while it writes that, Spark makes the next."""
 _SAMPLES: Final = 20
 _SAMPLE_SIZE: Final = 50
 _TRIES: Final = 3
@@ -89,18 +89,16 @@ def start_dispatch(spark: SparkSession, settings: DispatchSettings) -> Streaming
     checkpoint speaks of. Started again, it repeats the batch it was at.
     """
     source = (
-        spark.readStream.format(event_format(spark))
+        spark.readStream.format(pack_format(spark))
         .options(**connection_options(settings.address))
         .option("stream", STREAM)
         .option("durable", settings.group)
-        .option("columns", SOURCE_COLUMNS)
-        .option("told", ",".join(ROUTE))
         .option("maxOffsetsPerTrigger", settings.max_offsets)
         .option("batchSeconds", settings.batch_seconds)
     )
     dispatcher = Dispatcher(spark, settings)
     return (
-        live(source.load())
+        source.load()
         .writeStream.foreachBatch(dispatcher.dispatch)
         .option("checkpointLocation", str(settings.checkpoint))
         .queryName(f"dispatch-{settings.group}")
@@ -124,7 +122,8 @@ class Dispatcher:
     def dispatch(self, frame: DataFrame, number: int) -> None:
         """One batch."""
         if self._done is None:  # the session of this query alone
-            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", PORTION)
+            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", PACKS_AT_ONCE)
+            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BYTES_AT_ONCE)
         began = time.monotonic()
         batch = self._span(number)
         roster = call(self._registrations.look(), self._covered, batch)

@@ -1,21 +1,26 @@
-"""The rows that dispatch works on, from the stream or from the archive: what a message is, and who may get it."""
+"""The rows that dispatch takes from the archive: what a message is, and who may get it."""
 
 from typing import Final
 
 from pyspark.sql import DataFrame
 
-from purveyor.model.control import CONTROL_SUBJECT
-
-SOURCE_COLUMNS: Final = "sequence,subject,headers,data"
-COLUMNS: Final = ("position", "subject", "headers", "data", "realm", "topic")
-"""What the dispatcher needs to know of a message. One that is no event has no realm and no topic."""
+_LINES: Final = (
+    "flatten(transform(map_entries(headers), "
+    "each -> transform(each.value, value -> concat(each.key, ': ', value, '\\r\\n'))))"
+)
+_BLOCK: Final = f"if(cardinality(headers) > 0, concat('NATS/1.0\\r\\n', array_join({_LINES}, ''), '\\r\\n'), '')"
 
 
 def archived(events: DataFrame) -> DataFrame:
-    """The events of the archive as `COLUMNS`."""
-    return events.where("kind = 'event'").select(*COLUMNS)
-
-
-def live(incoming: DataFrame) -> DataFrame:
-    """Messages as the format `jetstream-events` gives them, as `COLUMNS`; control events are left out."""
-    return incoming.where(f"subject <> '{CONTROL_SUBJECT}'").withColumnRenamed("sequence", "position")
+    """The events of the archive, each as a pack of its own (see `packs`)."""
+    return events.where("kind = 'event'").selectExpr(
+        "position as portion",
+        "subject",
+        "realm",
+        "topic",
+        "array(position) as positions",
+        "array(octet_length(data)) as ends",
+        "data",
+        f"array(octet_length({_BLOCK})) as header_ends",
+        f"cast({_BLOCK} as binary) as headers",
+    )

@@ -124,7 +124,7 @@ def _writer(filling: Filling) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
         met: set[str] = set()
         for batch, table in read_ahead(_prepared(batches, filling)):
             if filling.traces and len(met) < tracing.MOST_LINKS:
-                met |= traces(batch)
+                met |= traces(batch.column("headers"))
             refusal, too_large = _append(batch, table, filling)
             parked += too_large
             if refusal is not None:

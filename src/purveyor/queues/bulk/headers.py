@@ -80,6 +80,26 @@ def find_lines(data: Bytes, starts: Positions, ends: Positions) -> HeaderLines:
     return lines.without(bad) if bad.any() else lines  # what has no name is no header
 
 
+def read(data: Bytes, starts: Positions, ends: Positions) -> Any:
+    """The blocks `data[starts:ends]` as a `map<string, list<string>>` array; an empty one is an empty map."""
+    if (starts == ends).all():
+        return no_headers(len(starts))
+    alike = to_map_alike(data, starts, ends)
+    return to_map(find_lines(data, starts, ends)) if alike is None else alike
+
+
+def read_blocks(blocks: Any) -> Any:
+    """The same for blocks that are a binary array without nulls."""
+    data, offsets = contents(blocks)
+    return read(data, offsets[:-1], offsets[1:])
+
+
+def to_blocks(lines: HeaderLines) -> Any:
+    """Header lines as blocks again, empty where a message has none."""
+    whole = regroup(join(take(lines.data, lines.starts, lines.ends), b"\r\n"), lines.boundaries)
+    return pc.if_else(pc.equal(pc.binary_length(whole), 0), whole, join(b"NATS/1.0\r\n", whole, b"\r\n"))
+
+
 def to_map(lines: HeaderLines) -> Any:
     """Header lines as a `map<string, list<string>>` array, one map (perhaps empty) per message."""
     names = take(lines.data, lines.starts, lines.colons)

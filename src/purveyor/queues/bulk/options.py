@@ -99,6 +99,8 @@ class ReadOptions:
     """Only these, wildcards allowed; none given means all."""
     columns: tuple[str, ...] | None = None
     """Only these columns of `SCHEMA` (in its order): what is not asked for is not built."""
+    raw_headers: bool = False
+    """Headers as blocks of the protocol (binary, empty where there are none), for those who hand them on unread."""
     batch_rows: int = 20_000
     batch_bytes: int = 3 << 20
     """A batch is about this large at most (one message may be larger)."""
@@ -121,6 +123,6 @@ class ReadOptions:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the batches."""
-        if self.columns is None:
-            return SCHEMA
-        return pa.schema([column for column in SCHEMA if column.name in self.columns])
+        chosen = SCHEMA if self.columns is None else [column for column in SCHEMA if column.name in self.columns]
+        raw = pa.field("headers", pa.binary())
+        return pa.schema([raw if self.raw_headers and column.name == "headers" else column for column in chosen])

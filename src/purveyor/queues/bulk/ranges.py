@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from purveyor.queues.bulk import filters
-from purveyor.queues.bulk.options import SCHEMA, ReadOptions
+from purveyor.queues.bulk.options import ReadOptions
 from purveyor.queues.bulk.slices import Positions
 
 _NEARLY_DONE = 5000
@@ -44,7 +44,7 @@ class Range:
         schema = self.options.schema
         if not filtered_here or "subject" in schema.names:
             return schema
-        return pa.schema([field for field in SCHEMA if field.name == "subject" or field.name in schema.names])
+        return replace(self.options, columns=("subject", *schema.names)).schema
 
     def portions(self, batch: Any, sequences: Positions, subjects: tuple[str, ...] = ()) -> list[tuple[Any, int]]:
         """A delivery in batches of the size asked for, each with the sequence that follows it.

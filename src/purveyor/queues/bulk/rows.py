@@ -51,7 +51,7 @@ def from_consumer(frames: Frames, lines: Lines, schema: Any) -> Delivery:
         "sequence": lambda: pa.array(numbers.sequences),
         "timestamp": lambda: pa.array(numbers.micros()).cast(pa.timestamp("us", tz="UTC")),
         "subject": lambda: _subjects(lines),
-        "headers": lambda: _headers(frames),
+        "headers": lambda: _headers(frames, raw=pa.types.is_binary(schema.field("headers").type)),
         "data": lambda: take(frames.data, frames.payloads, frames.ends),
     }
     return Delivery(
@@ -123,12 +123,9 @@ def _subjects(lines: Lines) -> Any:
     return text(take(lines.text, lines.subject_starts, lines.subject_ends))
 
 
-def _headers(frames: Frames) -> Any:
-    if not frames.header_sizes.any():
-        return headers.no_headers(len(frames))
+def _headers(frames: Frames, *, raw: bool) -> Any:
     blocks = frames.data, frames.bodies, frames.payloads
-    alike = headers.to_map_alike(*blocks)
-    return headers.to_map(headers.find_lines(*blocks)) if alike is None else alike
+    return take(*blocks) if raw else headers.read(*blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +163,8 @@ def from_direct(found: DirectFrames, schema: Any) -> tuple[Any, Positions]:
         dropped = np.zeros(len(lines.starts), np.bool_)
         for place in range(1, len(_SYSTEM_HEADERS) + 1):
             dropped[ends - place] = True
-        return headers.to_map(lines.without(dropped))
+        own = lines.without(dropped)
+        return headers.to_blocks(own) if pa.types.is_binary(schema.field("headers").type) else headers.to_map(own)
 
     sequences = integers(lines.data, *system(_SEQUENCE))
     columns: dict[str, Callable[[], Any]] = {
