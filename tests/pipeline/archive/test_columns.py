@@ -15,7 +15,7 @@ def test_each_kind_has_what_it_says(archive: Archive, zone: str) -> None:
     archive.publish(
         event("k", {"a": 1}, old={"a": 0}, ts="2026-01-31T12:00:00"), b"\xff", event("gone", {}, old={"b": 1})
     )
-    options = {"servers": archive.broker.url, "stream": archive.stream, "told": ",".join(TYPES)}
+    options = {"servers": archive.broker.url, "stream": archive.stream}
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from purveyor.pipeline.dispatch.messages import INVALID, parts
-from purveyor.pipeline.dispatch.packs import Load
+from purveyor.pipeline.packs import Load
 
 GOOD, POISON = True, False
 MATCHED = pa.struct([("targets", pa.list_(pa.int32())), ("passing", pa.list_(pa.list_(pa.int32())))])

@@ -17,7 +17,6 @@ from purveyor.model.control import CONTROL_SUBJECT
 from purveyor.pipeline.archive.columns import EVENT, SCHEMA, as_archived
 from purveyor.pipeline.archive.layout import Piece, archived_until, cover, snapshots_in, until
 from purveyor.pipeline.archive.store import Store
-from purveyor.pipeline.event_columns import TYPES
 from purveyor.pipeline.event_source import event_format
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import ReadOptions, read_range
@@ -154,5 +153,5 @@ def _is_control(source: ArchiveSource, first: int, last: int) -> bool:
 def _tail(spark: SparkSession, source: ArchiveSource, first: int, last: int) -> DataFrame:
     assert source.address is not None
     options = connection_options(source.address) | {"stream": source.stream}
-    options |= {"startingOffsets": str(first), "endingOffsets": str(last), "told": ",".join(TYPES)}
+    options |= {"startingOffsets": str(first), "endingOffsets": str(last)}
     return as_archived(spark.read.format(event_format(spark)).options(**options).load())

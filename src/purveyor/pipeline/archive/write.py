@@ -19,7 +19,6 @@ from purveyor.pipeline.archive.layout import PositionRange, archived_until
 from purveyor.pipeline.archive.read import ArchiveSource
 from purveyor.pipeline.archive.store import Store
 from purveyor.pipeline.archive.upkeep import Upkeep
-from purveyor.pipeline.event_columns import TYPES
 from purveyor.pipeline.event_source import event_format
 from purveyor.spark.options import connection_options
 
@@ -56,7 +55,6 @@ def start_archive(spark: SparkSession, settings: ArchiveSettings) -> StreamingQu
         "maxOffsetsPerTrigger": str(settings.max_offsets),
         "failOnDataLoss": "false",
         "idleWaitMillis": "0",  # the trigger waits
-        "told": ",".join(TYPES),
     }
 
     def archive(batch: DataFrame, number: int) -> None:

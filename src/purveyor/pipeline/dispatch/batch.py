@@ -16,9 +16,9 @@ from purveyor.model import figures, tracing
 from purveyor.model.subscription import Subscription
 from purveyor.pipeline.dispatch.deliver import RESULT, Place, Task
 from purveyor.pipeline.dispatch.messages import INVALID, INVALID_WRITER
-from purveyor.pipeline.dispatch.packs import COLUMNS
 from purveyor.pipeline.dispatch.roster import Seat
 from purveyor.pipeline.matching import Matcher, Pair
+from purveyor.pipeline.packs import COLUMNS
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
 from purveyor.spark.arrow import ArrowTask

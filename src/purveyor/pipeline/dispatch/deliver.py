@@ -30,7 +30,7 @@ from purveyor.pipeline.dispatch.messages import (
     traces,
     without_hidden,
 )
-from purveyor.pipeline.dispatch.packs import Load, whole_portions
+from purveyor.pipeline.packs import Load, whole_portions
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Outcome, Refusal, RefusalKind, Target, append_once
 from purveyor.queues.catalogue import DEAD_LETTERS

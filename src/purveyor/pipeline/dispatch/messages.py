@@ -17,8 +17,8 @@ from purveyor.model.tracing import TRACEPARENT
 from purveyor.model.tracing import valid as valid_trace
 from purveyor.pipeline.carrying import carried
 from purveyor.pipeline.censoring import censored
-from purveyor.pipeline.dispatch.packs import Indices, Load
 from purveyor.pipeline.event_columns import why_none
+from purveyor.pipeline.packs import Indices, Load
 from purveyor.queues.bulk.headers import TYPE as HEADERS
 from purveyor.queues.dead_letters import DeadLetter
 from purveyor.queues.headers import POSITION

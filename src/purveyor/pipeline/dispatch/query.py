@@ -37,8 +37,8 @@ from purveyor.pipeline.dispatch.refusals import Refusals
 from purveyor.pipeline.dispatch.registrations import STREAM, Registrations
 from purveyor.pipeline.dispatch.roster import Seat, Span, call, note_due
 from purveyor.pipeline.dispatch.rows import archived
-from purveyor.pipeline.dispatch.source import pack_format
 from purveyor.pipeline.matching import Pair
+from purveyor.pipeline.pack_source import pack_format
 from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, ReadOptions, read_range
 from purveyor.queues.bulk.ask import ask
@@ -49,9 +49,9 @@ from purveyor.spark.options import connection_options
 
 SMALL_BATCH: Final = 5000
 """Up to so many positions one task writes a batch, as it comes from the source."""
-PACKS_AT_ONCE: Final = 10_000
-BYTES_AT_ONCE: Final = 8 << 20
-"""So much goes to the writing task at a time: while it writes that, Spark makes the next."""
+PACKS_SENT: Final = 10_000
+BYTES_SENT: Final = 8 << 20
+"""So much at most goes to the writing task at a time: while it writes, Spark makes the next."""
 _SAMPLES: Final = 20
 _SAMPLE_SIZE: Final = 50
 _TRIES: Final = 3
@@ -122,8 +122,8 @@ class Dispatcher:
     def dispatch(self, frame: DataFrame, number: int) -> None:
         """One batch."""
         if self._done is None:  # the session of this query alone
-            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", PACKS_AT_ONCE)
-            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BYTES_AT_ONCE)
+            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", PACKS_SENT)
+            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BYTES_SENT)
         began = time.monotonic()
         batch = self._span(number)
         roster = call(self._registrations.look(), self._covered, batch)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from purveyor.pipeline.dispatch.packs import DDL, pack
+from purveyor.pipeline.packs import DDL, pack
 from purveyor.spark.read import JetStreamStreamReader
 from purveyor.spark.source import JetStreamDataSource
 

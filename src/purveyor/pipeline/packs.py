@@ -1,7 +1,7 @@
 """Packs: messages on one topic as one row of Spark, and as single messages again where they are written. Pure.
 
 Who gets an event is decided by its topic (and, for a few subscriptions, by a filter), so Spark need not handle each by
-itself: what it does to a row costs as much as writing the message, and a pack is one row for thousands. A pack holds
+itself: what it does to a row costs as much as writing the message, and a pack is one row for hundreds. A pack holds
 the bodies of its messages side by side, and where each of them ends; so a filter in Spark SQL can still look at one.
 
 What was read together is a portion. Its packs are cut from the same stretch of positions and lie across each other, so
@@ -171,7 +171,7 @@ class Load:
 
 def _parted(packs: pa.RecordBatch, name: str, ends_name: str) -> Any:
     """The values that were joined into those of a column."""
-    data, offsets = contents(packs.column(name))
+    data, offsets = contents(packs.column(name).cast(pa.binary()))  # Spark may be set to make larger ones
     ends = packs.column(ends_name)
     flat = np.asarray(ends.flatten()).astype(np.int64) + np.repeat(offsets[:-1], np.asarray(ends.value_lengths()))
     bounds = np.concatenate((np.zeros(1, np.int64), flat)).astype(np.int32)

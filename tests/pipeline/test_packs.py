@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purveyor.model.control import CONTROL_SUBJECT
-from purveyor.pipeline.dispatch import packs
-from purveyor.pipeline.dispatch.packs import Load, pack, whole_portions
+from purveyor.pipeline import packs
+from purveyor.pipeline.packs import Load, pack, whole_portions
 from purveyor.queues.bulk.headers import TYPE as HEADERS
 
 TOPICS = ("users/user", "groups/group", "ünï/ö")
