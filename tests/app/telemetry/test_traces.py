@@ -92,7 +92,7 @@ def test_dispatch_carries_it_on_and_knows_the_traces_of_a_batch() -> None:
     batch = pa.record_batch({"headers": pa.array(rows, HEADERS)})
     kept = carried(batch.column("headers")).to_pylist()
     assert kept[0] == [("Purveyor-Id", ["e-1"]), ("traceparent", [PARENT])]
-    assert dispatched.traces(batch) == {PARENT}
+    assert dispatched.traces(batch.column("headers")) == {PARENT}
 
 
 def test_a_consumer_gets_it(consumer: Consumer, address: Address) -> None:

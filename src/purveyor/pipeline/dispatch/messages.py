@@ -47,10 +47,11 @@ def messages(load: Load) -> pa.Table:
 
 def without_hidden(rows: pa.Table, hidden: Sequence[str]) -> pa.Table:
     """The same rows, as one sees them from whom these fields are hidden; the table itself if that is no difference."""
-    column = rows.column("data")
-    bodies = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    seen = censored(bodies, hidden)
-    return rows if seen is bodies else rows.set_column(rows.schema.get_field_index("data"), "data", seen)
+    bodies = rows.column("data").chunks
+    seen = [censored(each, hidden) for each in bodies]
+    if all(one is other for one, other in zip(seen, bodies, strict=True)):
+        return rows
+    return rows.set_column(rows.schema.get_field_index("data"), "data", pa.chunked_array(seen))
 
 
 def traces(headers: Any) -> set[str]:
