@@ -154,9 +154,12 @@ def test_packs_are_matched_as_their_events_are(
         )
     )
     found = []
-    for row in Matcher(subscriptions, packed=True).match(packs, [packs["positions"]]).collect():
+    matcher = Matcher(subscriptions, packed=True)
+    assert matcher.filters == any(each.filter for each in subscriptions)
+    for row in matcher.match(packs, [packs["positions"]]).collect():
+        passing = row.matched.passing if matcher.filters else None
         for place, position in enumerate(row.positions):
-            targets = [*row.matched.targets, *(row.matched.passing[place] if row.matched.passing is not None else ())]
+            targets = [*row.matched.targets, *(passing[place] if passing is not None else ())]
             found += [(position, subscriptions[target].name) for target in targets]
     assert len(found) == len(set(found))
     assert set(found) == by_rule(events, subscriptions)

@@ -81,6 +81,11 @@ class Matcher:
         self.learn(learned)
 
     @property
+    def filters(self) -> bool:
+        """Whether anybody filters."""
+        return bool(self._probes)
+
+    @property
     def learns(self) -> bool:
         """Whether it is of use to tell it topics."""
         return bool(self._patterns) and len(self.learned) < MOST_LEARNED
@@ -100,8 +105,8 @@ class Matcher:
     def match(self, events: DataFrame, columns: Sequence[Column]) -> DataFrame:
         """Some columns of the events, and `matched`: a struct of `targets` and `unseen`.
 
-        Of a pack `targets` are those who get all of it; `passing` has, where somebody filters, for each of its events
-        those whose filters let it pass.
+        Of a pack `targets` are those who get all of it; if somebody `filters` there is `passing` too, which has for
+        each event of a pack those whose filters let it pass, or is null.
 
         In one step, and with columns that are made once: every step costs a small batch some milliseconds.
         """
@@ -164,8 +169,8 @@ class Matcher:
         """What `match` adds; without `filtered` nobody filters."""
         targets = f"coalesce({plain}, cast(array() as array<int>))"
         told = {"targets": targets, "unseen": unseen}
-        if self._packed:
-            told["passing"] = f"cast({filtered or 'null'} as array<array<int>>)"
+        if filtered is not None and self._packed:
+            told["passing"] = filtered
         elif filtered is not None:
             told["targets"] = f"coalesce(concat({plain}, {filtered}), {targets})"
         fields = ", ".join(f"'{name}', {value}" for name, value in told.items())

@@ -23,13 +23,13 @@ from purveyor.queues.address import Address
 from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
 from purveyor.spark.arrow import ArrowTask
 
-_MATTERS: Final = (
-    "size(matched.targets) > 0 or exists(matched.passing, each -> size(each) > 0) or matched.unseen or realm is null"
-)
+_MATTERS: Final = "size(matched.targets) > 0 or matched.unseen or realm is null"
+_PASSES: Final = " or exists(matched.passing, each -> size(each) > 0)"
 _NOBODY: Final = "cast(array() as array<int>)"
+_PLAIN: Final = "matched.targets"
+_ANY: Final = f"concat({_PLAIN}, coalesce(flatten(matched.passing), {_NOBODY}))"
 _SHARES: Final = (
-    f"explode(array_union(transform(concat(matched.targets, coalesce(flatten(matched.passing), {_NOBODY})), "
-    "target -> target % {writers}), "
+    "explode(array_union(transform({targets}, target -> target % {writers}), "
     f"if(matched.unseen or realm is null, array({INVALID_WRITER}), {_NOBODY}))) as writer"
 )
 
@@ -54,7 +54,8 @@ class Deliverer:
         self._address = address
         self._options = options
         self._matcher = Matcher((), packed=True)
-        self._columns: tuple[list[Column], Column] | None = None
+        self._columns: list[Column] = []
+        self._matters: dict[bool, Column] = {}
         self._writing: tuple[Task, ArrowTask] | None = None
 
     def learn(self, topics: frozenset[Pair]) -> None:
@@ -79,12 +80,14 @@ class Deliverer:
         `in_order` says that the packs lie in one partition, by portion; else they are brought there.
         """
         self.prepare(seats)
-        if self._columns is None:
-            self._columns = [F.col(name) for name in COLUMNS], F.expr(_MATTERS)
-        columns, matters = self._columns
-        rows = self._matcher.match(events, columns).where(matters)
+        filters = self._matcher.filters
+        if filters not in self._matters:  # a plan without them is quicker made, and nearly every one is
+            self._columns = [F.col(name) for name in COLUMNS]
+            self._matters[filters] = F.expr(_MATTERS + _PASSES if filters else _MATTERS)
+        rows = self._matcher.match(events, self._columns).where(self._matters[filters])
         if writers > 1:
-            rows = rows.selectExpr("*", _SHARES.format(writers=writers)).repartitionById(writers, F.col("writer"))
+            shares = _SHARES.format(targets=_ANY if filters else _PLAIN, writers=writers)
+            rows = rows.selectExpr("*", shares).repartitionById(writers, F.col("writer"))
         elif not in_order:
             rows = rows.repartition(1)
         if writers > 1 or not in_order:

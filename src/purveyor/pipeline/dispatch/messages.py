@@ -85,7 +85,8 @@ def parts(load: Load, writer: int | None, writers: int) -> Iterator[Part]:
         return dict(_grouped(targets[kept], places[kept]))
 
     packs = mine(*_pairs(pc.struct_field(matched, "targets")))
-    filtered = mine(*_passing(load, pc.struct_field(matched, "passing")))
+    filters = matched.type.get_field_index("passing") >= 0
+    filtered = mine(*_passing(load, pc.struct_field(matched, "passing"))) if filters else {}
     rows: dict[bytes, Indices] = {}  # many targets get the same packs
     for target in sorted({*packs, *filtered}):
         of_target = packs.get(target, _NONE)
@@ -122,8 +123,6 @@ def _rows_of(load: Load, packs: Indices) -> Indices:
 def _passing(load: Load, lists: Any) -> tuple[Indices, Indices]:
     """What filters let pass: rows, and for each the target that it is for."""
     has = lists.is_valid().to_numpy(zero_copy_only=False)
-    if not has.any():
-        return _NONE, _NONE
     by_pack = np.argsort(load.of_pack, kind="stable")
     rows = by_pack[has[load.of_pack[by_pack]]]
     places, targets = _pairs(lists.flatten())
