@@ -1,7 +1,7 @@
 """Packs: messages on one topic as one row of Spark, and as single messages again where they are written. Pure.
 
 Who gets an event is decided by its topic (and, for a few subscriptions, by a filter), so Spark need not handle each by
-itself: what it does to a row costs as much as writing the message, and a pack is one row for hundreds. A pack holds
+itself: a row costs the JVM several microseconds, whatever is in it, and a pack is one row for hundreds. A pack holds
 the bodies of its messages side by side, and where each of them ends; so a filter in Spark SQL can still look at one.
 
 What was read together is a portion. Its packs are cut from the same stretch of positions and lie across each other, so
