@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
+RUNS ?= 3
 # Spark starts a third quicker with an archive of its classes, and without it all the same.
 CLASSES := $(VENV)/.classes
 
-.PHONY: help setup compiled test check lint types contracts bench chaos up demo lock docs clean
+.PHONY: help setup compiled test check lint types contracts bench chaos flakes pythons up demo lock docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,7 +27,7 @@ $(READY): requirements/dev.txt pyproject.toml
 
 $(CLASSES): $(READY)
 	@echo "== set-up: an archive of Spark's classes, once per machine"
-	-@$(BIN)/python -m purveyor.spark.training && touch $@
+	-@$(BIN)/python -m purveyor.spark.class_archive && touch $@
 
 # Spark starts many Python processes: where Python may not keep what it compiles, each would compile all of it anew.
 compiled: $(READY)
@@ -39,6 +40,7 @@ test: setup ## all tests, in parallel, against real servers
 check: lint ## everything that must hold before a change lands
 	@$(MAKE) --no-print-directory --jobs 2 types $(CLASSES)
 	@$(MAKE) --no-print-directory contracts test
+	@$(BIN)/python -m scripts.pythons --newest --core --workers $(WORKERS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -55,6 +57,12 @@ bench: setup ## the benchmarks; writes benchmarks/RESULTS.md
 
 chaos: setup ## the long versions of the crash and property tests
 	PURVEYOR_CHAOS=1 $(BIN)/python -m pytest -m chaos -n 1 -s --timeout 3600
+
+flakes: setup ## the suite RUNS times in random order beside a load; says which tests failed, with their seeds
+	$(BIN)/python -m scripts.flakes --runs $(RUNS) --workers $(WORKERS) -- $(ARGS)
+
+pythons: setup ## the part of the suite without Spark on each supported Python of this machine
+	$(BIN)/python -m scripts.pythons --workers $(WORKERS) $(ARGS)
 
 up: setup ## everything on this machine: NATS server, pipeline and API, until Ctrl-C
 	$(BIN)/purveyor up
@@ -73,4 +81,4 @@ lock: ## resolve the dependencies anew
 	  --quiet --all-extras --constraint requirements/dev.txt pyproject.toml --output-file requirements/image.txt
 
 clean: ## remove what was built
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build artifacts
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build artifacts .venv-*

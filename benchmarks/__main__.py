@@ -5,14 +5,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import api, bulk, intake, migration, pipeline, push, spark, stages
+from benchmarks import api, bulk, ldif_import, migration, pipeline, push, spark, stages
 from benchmarks.report import RESULTS, Section, record, table
-from purveyor.queues.address import Address
-from purveyor.queues.server import EmbeddedServer, ServerOptions
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.server import EmbeddedServer, ServerOptions
 
 BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "bulk": bulk.run,
-    "intake": intake.run,
+    "intake": ldif_import.run,
     "spark": spark.run,
     "spark-latency": spark.latency,
     "spark-start": spark.start_up,

@@ -28,9 +28,9 @@ import uvloop
 from benchmarks import peer_api
 from benchmarks.http_line import HttpLine
 from benchmarks.report import Row, Section
-from purveyor.queues import publish_many
-from purveyor.queues.address import Address
-from purveyor.queues.bulk import outgoing
+from purveyor.jetstream import publish_many
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import outgoing
 
 SIZE: Final = 800
 CONSUMERS: Final = 20

@@ -10,8 +10,15 @@ from pathlib import Path
 from benchmarks import peers
 from benchmarks.report import Row, Section, best_of
 from benchmarks.streams import Streams
-from purveyor.queues.address import Address
-from purveyor.queues.bulk import PublishMode, PublishOptions, ReadOptions, Route, publish_many, read_range
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import (
+    PublishMode,
+    PublishOptions,
+    ReadOptions,
+    Route,
+    publish_many,
+    read_range,
+)
 
 ROUNDS = 3
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from uuid import uuid4
 
 from benchmarks.report import Row, Section
-from purveyor.queues import publish_many
-from purveyor.queues.address import Address
-from purveyor.queues.bulk import outgoing
+from purveyor.jetstream import publish_many
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import outgoing
+from purveyor.jetstream.config import ConsumerConfig, Retention, StreamConfig
+from purveyor.jetstream.puller import PullOptions
 from purveyor.queues.catalogue import Queue, Reader
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import ConsumerConfig, Retention, StreamConfig
 from purveyor.queues.migration.plan import Strategy
-from purveyor.queues.migration.status import QueueStatus
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.migration.steps import Options
-from purveyor.queues.puller import PullOptions
 
 BACKLOG = 100_000
 ROUNDS = 3

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from purveyor.queues.address import Address
-from purveyor.queues.bulk import publish_many
-from purveyor.queues.bulk.ask import ask
-from purveyor.queues.bulk.pool import Patience, connect
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import publish_many
+from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import Patience, connect
 
 SIZE = 200
 _MARK = b"the-last-message-of-the-benchmark"

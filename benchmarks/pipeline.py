@@ -23,17 +23,18 @@ from benchmarks import peers
 from benchmarks.report import Row, Section, best_of
 from benchmarks.streams import Streams
 from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream import EmbeddedServer, ServerOptions, publish_many, read_range
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import ReadOptions
+from purveyor.jetstream.bulk.net.api_request import ask
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.pipeline.archive.layout import archived_until
-from purveyor.pipeline.archive.read import ArchiveSource
-from purveyor.pipeline.archive.write import ArchiveSettings, start_archive
+from purveyor.pipeline.archive.reader import ArchiveSource
+from purveyor.pipeline.archive.writer import ArchiveSettings, start_archive
 from purveyor.pipeline.dispatch import DispatchSettings, start_dispatch
 from purveyor.pipeline.prefill.worker import PrefillWorker
-from purveyor.queues import EmbeddedServer, ServerOptions, connect, internal_queues, publish_many, read_range
-from purveyor.queues.address import Address
-from purveyor.queues.bulk import ReadOptions
-from purveyor.queues.bulk.ask import ask
+from purveyor.queues import connect, internal_queues
 from purveyor.queues.registry import Registry, read_subscriptions
 from purveyor.spark import session
 from purveyor.spark.offsets import ROWS_PER_PARTITION

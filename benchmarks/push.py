@@ -22,23 +22,23 @@ import uvloop
 
 from benchmarks.api import _free_port, _memory, _process, _url
 from benchmarks.report import Row, Section
-from purveyor.delivery.hands import Delivered
-from purveyor.delivery.push.addresses import parse_ranges
-from purveyor.delivery.push.lane import Health, Lane, Secrets
-from purveyor.delivery.push.sealing import SecretBox
-from purveyor.delivery.push.sender import Sender
-from purveyor.delivery.push.verdict import Outcome
+from purveyor.delivery.push.egress_policy import parse_ranges
+from purveyor.delivery.push.endpoint_sender import Health, Lane, Secrets
+from purveyor.delivery.push.http_pool import Sender
+from purveyor.delivery.push.retry_decision import Outcome
+from purveyor.delivery.push.secret_encryption import SecretBox
+from purveyor.delivery.state import Kind
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.delivery.words import Kind
-from purveyor.model.policy import Delivery
-from purveyor.model.push import Push
+from purveyor.delivery.transitions import Delivered
+from purveyor.jetstream import publish_many
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import outgoing
+from purveyor.jetstream.headers import POSITION
+from purveyor.model.delivery_policy import Delivery
+from purveyor.model.push_config import Push
 from purveyor.model.registration import Record, RecordState
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.queues import publish_many
-from purveyor.queues.address import Address
-from purveyor.queues.bulk import outgoing
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.headers import POSITION
 
 SHORT: Final = bool(os.environ.get("PURVEYOR_BENCH_SHORT"))
 SIZE: Final = 800

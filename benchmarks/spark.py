@@ -17,10 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks import peers
 from benchmarks.report import Row, Section, best_of
 from benchmarks.streams import Streams
-from purveyor.queues import StreamConfig, connect, publish_many
-from purveyor.queues.address import Address
+from purveyor.jetstream import StreamConfig, publish_many
+from purveyor.jetstream.address import Address
+from purveyor.queues import connect
 from purveyor.spark import session
-from purveyor.spark.training import warm_up
+from purveyor.spark.class_archive import warm_up
 
 ROUNDS = 3
 THROUGHPUT_ROUNDS = 8

@@ -62,8 +62,8 @@ class Echo:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     async def _open(self) -> None:
-        from purveyor.queues.address import Address  # noqa: PLC0415 - not part of the start that is timed
-        from purveyor.queues.connection import Connection  # noqa: PLC0415 - not part of the start that is timed
+        from purveyor.jetstream.address import Address  # noqa: PLC0415 - not part of the start that is timed
+        from purveyor.jetstream.connection import Connection  # noqa: PLC0415 - not part of the start that is timed
 
         self.connection = await Connection.open(Address.parse(self.url))
         self.listening = await self.connection.subscribe(f"{self.prefix}-out")

@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 
 from benchmarks import stages_size
 from benchmarks.report import Row, Section
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.stage_queues import endpoint_queue
 from purveyor.stages import Context, SqlStore, Stages, Target

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from benchmarks.report import Row, Section
 from purveyor.stages import SqlStore
 from purveyor.stages.flow import Flow, message
-from purveyor.stages.statements import Claim, Portion, Statements
+from purveyor.stages.statement_protocol import Claim, Portion, Statements
 
 SMALL, LARGE = 10_000, 10_000_000
 _LONG_AGO, _NOW = 1000, 1 << 40

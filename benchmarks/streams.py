@@ -3,8 +3,8 @@
 from typing import Any
 from uuid import uuid4
 
-from purveyor.queues.address import Address
-from purveyor.queues.bulk.ask import ask
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk.net.api_request import ask
 
 
 class Streams:

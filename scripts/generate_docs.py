@@ -59,7 +59,7 @@ def _readers(queues: tuple[Queue, ...]) -> str:
     rows = ["| queue | durable | who | ack wait | in flight |", "|---|---|---|---|---|"]
     rows += [
         f"| {queue.name} | `{reader.durable}` | {reader.who} | {reader.ack_wait.total_seconds():.0f} s "
-        f"| {reader.max_ack_pending} |"
+        f"| {reader.max_ack_pending if reader.max_ack_pending > 0 else 'no limit'} |"
         for queue in queues
         for reader in queue.readers
     ]

@@ -10,11 +10,11 @@ from typing import Any
 
 import typer
 
-from purveyor.app.cli.lazy import COMMANDS
+from purveyor.app.cli.lazy_commands import COMMANDS
 from purveyor.app.cli.main import app as root
 from purveyor.app.http.application import Api, ApiOptions, describe
 from purveyor.app.settings import PREFIX, Settings
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 
 CLI_PAGE = Path("docs/reference/cli.md")
 SETTINGS_PAGE = Path("docs/reference/settings.md")
@@ -27,7 +27,7 @@ Flags go before environment variables, and those before `purveyor.toml`. What a 
 [the command line](cli.md) tells."""
 _HTTP = """\
 `GET /openapi.json` has the same with the form of every body. How it is used, [the guide](../guides/api.md) shows.
-Every route with a login may answer 401, 403, 413, 429 and 503."""
+Every route with a login may answer 401, 403, 408, 413, 429, 431 and 503."""
 _MADE = "<!-- Made by `make docs` from {}: change it there. -->"
 
 
@@ -123,7 +123,7 @@ def http_page() -> str:
         _MADE.format("src/purveyor/app/http/"),
         _HTTP,
     ]
-    common = {"401", "403", "413", "429", "503"}
+    common = {"401", "403", "408", "413", "429", "431", "503"}
     for path, routes in sorted(description["paths"].items()):
         for method, route in routes.items():
             answers = [

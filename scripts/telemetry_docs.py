@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from purveyor.app.cli.queues_permissions import variable
-from purveyor.app.telemetry.catalogue import LOOKED_UP, figures
-from purveyor.model.figures import METERS
-from purveyor.model.meters import Figure, Histogram
-from purveyor.queues.permissions import components, render_users
+from purveyor.app.telemetry.metric_catalogue import LOOKED_UP, figures
+from purveyor.jetstream.server.users import render_users
+from purveyor.model.metric_types import Figure, Histogram
+from purveyor.model.metrics import METERS
+from purveyor.queues.permissions import components
 
 METRICS_PAGE = Path("docs/reference/metrics.md")
 USERS_FILES = (Path("deploy/nats/users.conf"), Path("deploy/kubernetes/users.conf"))
@@ -14,7 +15,7 @@ USERS_FILES = (Path("deploy/nats/users.conf"), Path("deploy/kubernetes/users.con
 _HEAD = """\
 # Metrics
 
-<!-- Made by `make docs` from src/purveyor/model/figures.py and src/purveyor/app/telemetry/catalogue.py. -->
+<!-- Made by `make docs` from src/purveyor/model/metrics.py and src/purveyor/app/telemetry/metric_catalogue.py. -->
 
 What Prometheus reads: of the API at `/metrics`, of `serve pipeline`, `serve push` and applications with stages at the
 port in `PURVEYOR_METRICS_PORT`. Counters begin at 0 with each process; `rate` and `increase` know that. The figures of

@@ -1,24 +1,40 @@
 """What tests share: a real nats-server per worker, servers of one's own, fresh names, and a way to cut the wire."""
 
 import os
+import random
 import re
+import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from purveyor.queues.address import Address
-from purveyor.queues.server import EmbeddedServer, ServerEvent, ServerOptions
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.server import EmbeddedServer, ServerEvent, ServerOptions
+from purveyor.queues.client import Queues, connect
 from tests.proxy import TcpProxy
 from tests.scale import LONG
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 """A JVM of a test lives for seconds: what it spends on optimising its code is lost, and takes a core from its tests."""
 
+TESTS = Path(__file__).parent
+WITH_SPARK = {TESTS / "pipeline", TESTS / "spark"}
+"""The folders whose tests run Spark, or rules that are written for it."""
+
 FAST = ServerOptions(sync="2m")
 """For tests that do not lose power: no sync of each write."""
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A run in the background of a script ignores Ctrl-C, and so would the programs that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("tests", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")  # a slow machine fails no property
 
 
 class OwnServer(Protocol):
@@ -33,16 +49,43 @@ class OwnServer(Protocol):
     ) -> EmbeddedServer: ...
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in the random order of this seed")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    seed, terminal = session.config.getoption("shuffle"), session.config.pluginmanager.get_plugin("terminalreporter")
+    if seed is not None and terminal is not None:
+        terminal.write_line(f"random order: --shuffle {seed}")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what needs Spark, so that `-m "not spark"` is the part without it."""
+    if WITH_SPARK & set(item.path.parents) or "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker("spark")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out, in `make test`, what only `make chaos` runs; and begin with what takes longest, on both workers."""
     if not LONG:
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    if (seed := config.getoption("shuffle")) is not None:
+        random.Random(seed).shuffle(items)
+        return
     first = [item for item in items if item.get_closest_marker("first")]
     others = [item for item in items if not item.get_closest_marker("first")]
     half = len(items) // 2 - len(first[::2])  # each of two workers begins with a half of all
     items[:] = [*first[::2], *others[:half], *first[1::2], *others[half:]] if half > 0 else [*first, *others]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape half surrogates in captured logs: a worker of xdist could not send them, and would end."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -91,3 +134,10 @@ def tcp_proxy(address: Address) -> Iterator[TcpProxy]:
     """A proxy in front of the shared server; for another server make a `TcpProxy` of your own."""
     with TcpProxy(*address.hosts()[0]) as proxy:
         yield proxy
+
+
+@pytest.fixture
+async def queues(address: Address) -> AsyncIterator[Queues]:
+    """A connection to the worker's server."""
+    async with connect(address, name="tests", patience_seconds=60) as connected:
+        yield connected

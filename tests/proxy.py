@@ -19,7 +19,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 
 _CHUNK = 256 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close sends RST, as from a machine that went away
@@ -107,7 +107,7 @@ class TcpProxy:
 
         self._commands.put(command)
         self._bell.send(b"!")
-        if not done.wait(10):
+        if not done.wait(60):
             raise RuntimeError("the proxy does not answer")
 
     # Below: in the proxy's own thread.
@@ -143,7 +143,7 @@ class TcpProxy:
         except OSError:  # gone again before we took it
             return
         try:
-            server = socket.create_connection(self._upstream, timeout=5)
+            server = socket.create_connection(self._upstream, timeout=60)
         except OSError:  # the server behind is down: what the client sees is a reset
             _reset(client)
             return

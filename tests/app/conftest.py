@@ -14,7 +14,7 @@ import pytest
 
 import purveyor
 from purveyor.app.cli.main import run
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 
 SOURCE = Path(purveyor.__file__).parent.parent
 PROGRAM = (sys.executable, "-c", "from purveyor.app.cli import main; main()")

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from purveyor.app.demo.directory import Step, beginning, changes
-from purveyor.app.demo.ledger import Ledger, Stretch
+from purveyor.app.demo.delivery_check import Ledger, Stretch
+from purveyor.app.demo.sample_directory import Step, beginning, changes
 from tests.app.conftest import invoke
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -63,6 +63,7 @@ def test_latency_is_that_of_calm_times_and_apart_from_it_that_of_others() -> Non
     assert got.newest == NOW + second
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.first
 def test_the_demo_runs_and_finds_nothing_wrong() -> None:

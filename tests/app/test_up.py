@@ -1,5 +1,6 @@
 """`purveyor up`: everything on one machine, whichever part is killed, until it is told to stop."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -12,16 +13,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from purveyor.app.up.keeper import News
-from purveyor.app.up.parts import Part, Wanted, parts
-from purveyor.app.up.rules import Again, Backoff, GiveUp, Life, Past, after
+from purveyor.app.up.exit_rules import Again, Backoff, GiveUp, Life, Past, after
+from purveyor.app.up.managed_process import News
+from purveyor.app.up.processes import Part, Wanted, parts
 from purveyor.app.up.supervisor import Supervisor
+from purveyor.jetstream.server import running
 from purveyor.model.errors import ServerFailed
-from purveyor.queues.server import running
 from tests.app.conftest import invoke
 from tests.app.up_program import Up
-from tests.queues.server.processes import alive, eventually
+from tests.killing import alive
 from tests.spark.processes import descendants
+from tests.waiting import wait_until
 
 START = Callable[..., Up]
 SWIFT = Backoff(first_seconds=0.01, longest_seconds=0.05)
@@ -67,7 +69,7 @@ def test_the_nats_server_is_a_part_only_where_none_is_set() -> None:
 
 
 def program(text: str, name: str = "part", *, needed: bool = False) -> Part:
-    return Part(name, (sys.executable, "-u", "-c", f"import json, os, sys, time\n{text}"), 5, needed)
+    return Part(name, (sys.executable, "-u", "-c", f"import json, os, sys, time\n{text}"), 60, needed)
 
 
 READY = 'print(json.dumps({"event": "ready", "detail": str(os.getpid())}))\n'
@@ -161,6 +163,17 @@ def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.spark
+def modes_below(directory: Path) -> dict[Path, int]:
+    """The modes of a directory and of all files below it; those that vanish meanwhile are left out."""
+    found: dict[Path, int] = {}
+    for path in (directory, *directory.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            if not path.is_symlink():
+                found[path] = path.lstat().st_mode
+    return found
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.first
 def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tmp_path: Path) -> None:
@@ -207,9 +220,15 @@ def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tm
         os.kill(nats, signal.SIGKILL)
         assert "killed by SIGKILL" in up.says("died", "NATS")["detail"]
         up.says("ready", "NATS", times=2)
-        eventually(lambda: client.get("/readyz").status_code == 200)
+        wait_until(lambda: client.get("/readyz").status_code == 200)
         publish(2)
         assert receive() == "u-2"
+        wait_until(lambda: list((data / "archive" / "events").glob("*/*.parquet")))
+
+    made = modes_below(data)
+    for part in ("archive", "checkpoints", "logs", "nats/jetstream", "spark"):
+        assert any(path.is_relative_to(data / part) for path in made), part
+    assert [path for path, mode in made.items() if mode & (stat.S_IRWXG | stat.S_IRWXO)] == []
 
     assert up.stop(signal.SIGINT) == 0
     stopped = [part for part in up.told("stopped") if part != "everything"]
@@ -221,7 +240,7 @@ def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tm
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 def test_no_part_outlives_a_supervisor_that_is_killed() -> None:
     code = (
-        "import asyncio, sys\nfrom purveyor.app.up.parts import Part\n"
+        "import asyncio, sys\nfrom purveyor.app.up.processes import Part\n"
         "from purveyor.app.up.supervisor import Supervisor\n"
         "part = Part('part', tuple(sys.argv[1:]), 5)\n"
         "asyncio.run(Supervisor([part], lambda news: print(news.detail, flush=True)).run())"
@@ -231,4 +250,4 @@ def test_no_part_outlives_a_supervisor_that_is_killed() -> None:
         part = int(supervisor.stdout.readline())
         assert alive(part)
         supervisor.kill()
-        eventually(lambda: not alive(part))
+        wait_until(lambda: not alive(part))

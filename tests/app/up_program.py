@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.app.conftest import PROGRAM
-from tests.spark.broker import eventually
+from tests.waiting import wait_until
 
 
 class Up:
@@ -41,7 +41,7 @@ class Up:
             assert len(heard) >= times or self.process.poll() is None, self.news
             return heard[times - 1] if len(heard) >= times else None
 
-        told: dict[str, Any] = eventually(found, 240)
+        told: dict[str, Any] = wait_until(found, seconds=240)
         return told
 
     def told(self, event: str) -> list[str]:
@@ -54,7 +54,7 @@ class Up:
 
     def ends(self) -> int:
         code = self.process.wait(120)
-        self._reader.join(30)
+        self._reader.join(120)
         return code
 
     @property

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,13 +12,14 @@ import httpx
 import pytest
 
 from purveyor import Consumer, ConsumerOptions, Message
-from purveyor.client.options import Backoff
+from purveyor.client.consumer_options import Backoff
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk.net.api_request import ask
 from purveyor.model.errors import AuthenticationFailed, InvalidInput, LeaseLost, PrefillFailed, ServerUnavailable
-from purveyor.queues.address import Address
-from purveyor.queues.bulk.ask import ask
 from tests.app.http.conftest import PASSWORD, RunningApi, fill, subscribe
 from tests.conftest import OwnServer
 from tests.proxy import TcpProxy
+from tests.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer.py"
 
@@ -43,12 +43,6 @@ class Subscribed:
 
     async def emptied(self) -> None:
         await until(lambda: self.left() == 0)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -86,7 +80,7 @@ async def test_a_message_comes_while_it_is_waited_for(ordered: Subscribed) -> No
     async with ordered.consumer() as consumer:
         waiting: asyncio.Future[Message] = asyncio.ensure_future(anext(aiter(consumer)))
         await asyncio.to_thread(ordered.fill, 1)
-        message = await asyncio.wait_for(waiting, 30)
+        message = await asyncio.wait_for(waiting, 120)
         await message.ack()
 
 
@@ -140,7 +134,7 @@ async def test_handlers_work_at_the_same_time_where_delivery_is_parallel(paralle
             consumer.stop()
 
     async with parallel.consumer(batch=4) as consumer:
-        await asyncio.wait_for(consumer.run(handle, concurrency=5), 30)
+        await asyncio.wait_for(consumer.run(handle, concurrency=5), 120)
     assert sorted(seen) == list(range(1, 31))
     await parallel.emptied()
 
@@ -174,7 +168,7 @@ async def test_batches_are_acknowledged_at_once_or_in_part(parallel: Subscribed)
 
 async def test_a_lease_is_extended_while_a_handler_works(parallel: Subscribed) -> None:
     parallel.fill(1)
-    async with parallel.consumer(lease_seconds=1) as consumer, parallel.consumer(wait_seconds=2.5) as other:
+    async with parallel.consumer(lease_seconds=3) as consumer, parallel.consumer(wait_seconds=4.5) as other:
         message = await anext(aiter(consumer))
         assert await other._fetch(1) == []  # it waited for longer than the lease
         assert not message.lost
@@ -186,7 +180,7 @@ async def test_a_lease_that_was_lost_is_told(ordered: Subscribed) -> None:
     with TcpProxy(*_host(ordered.api.url)) as proxy:
         url = f"http://127.0.0.1:{proxy.port}"
         async with (
-            ordered.consumer(url, lease_seconds=1, patience_seconds=0.2) as first,
+            ordered.consumer(url, lease_seconds=1, patience_seconds=1) as first,
             ordered.consumer(lease_seconds=60) as second,
         ):
             lost = await anext(aiter(first))
@@ -351,7 +345,7 @@ def test_the_example_keeps_a_copy_and_stops_when_told(ordered: Subscribed, tmp_p
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [f"users/user u-{each}: changed\n" for each in (1, 2)]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

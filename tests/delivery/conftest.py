@@ -1,20 +1,19 @@
 """A connection, subscriptions on it, and eyes on what they leave in the queues."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from purveyor.delivery.pull import Delivered, Pull
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model.policy import Delivery, OrderBy
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.headers import POSITION
+from purveyor.jetstream.streams import StoredMessage
+from purveyor.model.delivery_policy import Delivery, OrderBy
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.headers import POSITION
-from purveyor.queues.streams import StoredMessage
 from tests.conftest import OwnServer
 
 
@@ -26,7 +25,7 @@ def address(own_server: OwnServer) -> Address:
 
 @pytest.fixture
 async def queues(address: Address) -> AsyncIterator[Queues]:
-    async with connect(address, name="tests", patience_seconds=20) as connected:
+    async with connect(address, name="tests", patience_seconds=60) as connected:
         yield connected
 
 
@@ -91,12 +90,6 @@ def texts(messages: list[Delivered]) -> list[str]:
     return [message.data.decode() for message in messages]
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
-        while not await condition():  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.02)
-
-
 async def empty(queues: Queues) -> bool:
     return (await queues.streams.info(OX)).state.messages == 0
 
@@ -107,7 +100,3 @@ async def drain(pull: Pull, instance: str = "default") -> list[str]:
         got.append(message.data.decode())
         await pull.acknowledge("ox", message.sequence)
     return got
-
-
-async def value(value: Any) -> Any:
-    return value

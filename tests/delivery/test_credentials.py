@@ -3,10 +3,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from purveyor.delivery.credentials import BUCKET, Credentials
-from purveyor.delivery.hashing import Hasher
-from purveyor.model.errors import AlreadyExists, NotFound
+from purveyor.delivery.credentials import BUCKET, MOST_TOKENS, Credentials, token_key
+from purveyor.delivery.password_hashing import Hasher
+from purveyor.delivery.tokens import TokenOptions
+from purveyor.model.errors import AlreadyExists, NotFound, Refused
 from purveyor.queues.client import Queues
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -51,19 +53,22 @@ async def test_of_many_first_passwords_one_counts(credentials: Credentials) -> N
     assert await opens(credentials, f"secret-{found.index(True)}") == "one"
 
 
+async def is_over(credentials: Credentials, password: str) -> bool:
+    return await opens(credentials, password) is None
+
+
 async def test_the_last_password_stays_for_a_while(credentials: Credentials) -> None:
     await credentials.set_first("ox", "one", "first")
     await credentials.set_password("ox", "one", "second", keep_seconds=60)
     assert await opens(credentials, "first") == await opens(credentials, "second") == "one"
     await credentials.set_password("ox", "one", "third", keep_seconds=0.05)
     assert await opens(credentials, "first") is None
-    await asyncio.sleep(0.05)
-    assert await opens(credentials, "second") is None
+    await until(lambda: is_over(credentials, "second"))
     assert await opens(credentials, "third") == "one"
 
 
 async def test_a_token_speaks_for_its_login_until_it_ends(credentials: Credentials) -> None:
-    token, text = await credentials.add_token("ox", "one", label="host a")
+    token, text = await credentials.add_token("ox", "one", TokenOptions(label="host a"))
     assert await credentials.check_token(text) == token
     assert await credentials.tokens("ox") == [token]
     assert await credentials.tokens("other") == []
@@ -73,10 +78,49 @@ async def test_a_token_speaks_for_its_login_until_it_ends(credentials: Credentia
         await credentials.remove_token("other", token.id)
     await credentials.remove_token("ox", token.id)
     assert await credentials.check_token(text) is None
-    brief, text = await credentials.add_token("ox", "one", seconds=0.05)
-    await asyncio.sleep(0.05)
-    assert not brief.valid
+    brief, text = await credentials.add_token("ox", "one", TokenOptions(seconds=0.05))
+    await until(lambda: not brief.valid)
     assert await credentials.check_token(text) is None
+
+
+async def test_tokens_that_have_ended_are_swept(credentials: Credentials, queues: Queues) -> None:
+    """By time, with their password, and with the token that they were made with; all others stay."""
+    await credentials.set_first("ox", "one", "first")
+    brief, _ = await credentials.add_token("ox", "one", TokenOptions(seconds=0.05))
+    replaced, _ = await credentials.add_token("ox", "one")
+    child, _ = await credentials.add_token("admin", None, TokenOptions(parent=replaced.id))
+    await credentials.set_password("ox", "one", "second")
+    kept, _ = await credentials.add_token("ox", "one")
+    other, _ = await credentials.add_token("a login: with any name", None)
+    bucket = await queues.bucket(BUCKET)
+    await until(lambda: not brief.valid)
+    assert {token_key(each.id) for each in (brief, replaced, child)} < set(await bucket.keys())
+    assert await credentials.sweep() >= 3
+    left = {key for key in await bucket.keys() if key.startswith("token.")}
+    assert left >= {token_key(kept.id), token_key(other.id)}
+    assert not left & {token_key(each.id) for each in (brief, replaced, child)}
+    assert await credentials.sweep() == 0
+    assert await credentials.tokens("ox") == [kept]
+
+
+async def test_of_many_tokens_at_once_as_many_are_made_as_a_login_may_have(credentials: Credentials) -> None:
+    found = await asyncio.gather(
+        *(credentials.add_token("ox", "one") for _ in range(MOST_TOKENS + 10)), return_exceptions=True
+    )
+    refused = [each for each in found if isinstance(each, Refused)]
+    assert len(refused) == 10
+    assert len(await credentials.tokens("ox")) == MOST_TOKENS
+
+
+async def test_a_token_that_is_made_while_the_password_changes_ends_with_it(credentials: Credentials) -> None:
+    """The one who makes it logged in with the former password, and the new one is there before the token is."""
+    await credentials.set_first("ox", "one", "first")
+    opened = await credentials.check_password("ox", "first")
+    assert opened is not None
+    await credentials.set_password("ox", "one", "second")
+    with pytest.raises(Refused, match="has ended"):
+        await credentials.add_token("ox", "one", TokenOptions(generation=opened.generation))
+    assert await credentials.tokens("ox") == []
 
 
 async def test_a_deleted_subscription_leaves_no_token(credentials: Credentials) -> None:
@@ -101,12 +145,12 @@ async def test_changes_are_heard_of(credentials: Credentials) -> None:
     heard: asyncio.Queue[str | None] = asyncio.Queue()
     begun = asyncio.Event()
     following = asyncio.create_task(credentials.follow(heard.put_nowait, begun.set))
-    await asyncio.wait_for(begun.wait(), 20)
+    await asyncio.wait_for(begun.wait(), 120)
     assert heard.get_nowait() is None  # what was remembered before may be out of date
     await credentials.set_first("ox", "one", "secret")
-    assert await asyncio.wait_for(heard.get(), 20) == "subscription.ox"
+    assert await asyncio.wait_for(heard.get(), 120) == "subscription.ox"
     token, _ = await credentials.add_token("ox", "one")
-    assert await asyncio.wait_for(heard.get(), 20) == f"token.{token.id}"
+    assert await asyncio.wait_for(heard.get(), 120) == f"token.{token.id}"
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.dead_letters import Choice, DeadLetters, attempts_of
-from purveyor.delivery.leases import Kind
+from purveyor.delivery.dead_letters.redrive import Point
+from purveyor.delivery.dead_letters.service import Choice, DeadLetters, attempts_of
+from purveyor.delivery.lease_rules import Kind
 from purveyor.delivery.pull import Delivered, Pull
-from purveyor.delivery.putting_back import Point
 from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.direct_get import Wanted, read_page
+from purveyor.jetstream.headers import EVENT_ID, POSITION, first
+from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy
 from purveyor.model.errors import UnknownMessage, UnknownSubscription
-from purveyor.model.policy import Delivery, OrderBy, RetryPolicy
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.queues.address import Address
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, incoming
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.dead_letters import CUT, DeadLetter, park
-from purveyor.queues.direct import Wanted, read_page
-from purveyor.queues.headers import EVENT_ID, POSITION, first
+from purveyor.queues.dead_letters.letter import CUT, DeadLetter, park
 from purveyor.queues.stage_queues import endpoint_queue
 from tests.delivery.conftest import definition, stored
 
@@ -319,8 +319,15 @@ async def test_letters_of_other_parts_go_back_to_where_those_read(queues: Queues
     assert (await letters.list()).letters == ()
 
 
+@pytest.mark.parametrize(
+    "ids", [{"Nats-Msg-Id": ("e-1",)}, {"Nats-Msg-Id": ("event:1a",), EVENT_ID: ("e-1",)}], ids=["before", "now"]
+)
 async def test_a_message_that_was_too_large_for_the_queue_comes_back_as_it_would_have_been(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, letters: DeadLetters
+    queues: Queues,
+    subscriptions: Subscriptions,
+    pull: Pull,
+    letters: DeadLetters,
+    ids: dict[str, tuple[str, ...]],
 ) -> None:
     record, _ = await subscriptions.add(definition())
     assert record.begin is not None
@@ -331,7 +338,7 @@ async def test_a_message_that_was_too_large_for_the_queue_comes_back_as_it_would
         origin="ox",
         subject="incoming",
         data=event(1),
-        headers={"Nats-Msg-Id": ("e-1",), "Tenant": ("north",)},
+        headers={**ids, "Tenant": ("north",)},
         failed_first=NOW,
         failed_last=NOW,
         position=position,

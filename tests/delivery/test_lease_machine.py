@@ -6,13 +6,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from purveyor.delivery import leases
-from purveyor.delivery.book import decode, encode
+from purveyor.delivery import lease_rules
 from purveyor.delivery.done import Seen
-from purveyor.delivery.ends import KEPT
-from purveyor.delivery.leases import Acked, Again, Ask, Book, Kind, Lease, Pending, Rules, Taken
+from purveyor.delivery.failure_history import KEPT
+from purveyor.delivery.lease_rules import (
+    Acked,
+    Again,
+    Ask,
+    Book,
+    Kind,
+    Lease,
+    Pending,
+    Rules,
+    Taken,
+)
+from purveyor.delivery.state_codec import decode, encode
+from purveyor.model.delivery_policy import OrderBy
 from purveyor.model.errors import LeaseLost
-from purveyor.model.policy import OrderBy
 from tests.scale import pick
 
 LENGTH = 30_000
@@ -39,10 +49,13 @@ class Machine(RuleBasedStateMachine):
     """A queue, a book that several processes write by compare-and-set, and a record of who was promised what."""
 
     order_by: OrderBy | None = OrderBy.POSITION
+    state_bytes: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.wanted = Rules(order_by=self.order_by)
+        if self.state_bytes is not None:
+            self.wanted = self.wanted._replace(state_bytes=self.state_bytes)
         self.now = 1_800_000_000_000
         self.queue: dict[int, Pending] = {}
         self.positions: dict[int, int] = {}
@@ -123,13 +136,13 @@ class Machine(RuleBasedStateMachine):
 
         def decide(book: Book) -> tuple[Book | None, tuple[Taken, bool]]:
             ask = Ask(instance=instance, now=self.now, length=LENGTH, most=most)
-            taken = leases.take(book, self.pending(process), ask, self.wanted)
+            taken = lease_rules.take(book, self.pending(process), ask, self.wanted)
             if taken.lease is None:
                 return None if taken.book is book else taken.book, (taken, False)
             if not pop:
                 return taken.book, (taken, False)
             acked = [self.word(sequence) for sequence in taken.lease.sequences]
-            return leases.acknowledge(taken.book, acked, process.seen()), (taken, True)
+            return lease_rules.acknowledge(taken.book, acked, process.seen()), (taken, True)
 
         taken, popped = self.change(process, decide, lag)
         if taken.lease is not None:
@@ -182,7 +195,7 @@ class Machine(RuleBasedStateMachine):
         def decide(book: Book) -> tuple[Book | None, bool]:
             if sequence in book.done(self.queue[sequence].kind):
                 return None, False
-            return leases.acknowledge(book, [self.word(sequence)], process.seen()), True
+            return lease_rules.acknowledge(book, [self.word(sequence)], process.seen()), True
 
         new = self.change(process, decide)
         if process.revision == self.revision:
@@ -197,15 +210,15 @@ class Machine(RuleBasedStateMachine):
         process = self.processes[which]
 
         def decide(book: Book) -> tuple[Book | None, list[int]]:
-            book = leases.expire(book, self.now)
+            book = lease_rules.expire(book, self.now)
             if last not in process.there[self.queue[last].kind]:
                 return None, []
             try:
-                found = leases.handed_out(book, self.pending(process), last, instance, self.wanted)
+                found = lease_rules.handed_out(book, self.pending(process), last, instance, self.wanted)
             except LeaseLost:
                 return None, []
             acked = [self.word(message.sequence) for message in found]
-            return leases.acknowledge(book, acked, process.seen()), [message.sequence for message in acked]
+            return lease_rules.acknowledge(book, acked, process.seen()), [message.sequence for message in acked]
 
         acked = self.change(process, decide)
         for sequence in acked:
@@ -223,7 +236,7 @@ class Machine(RuleBasedStateMachine):
         def decide(book: Book) -> tuple[Book | None, bool]:
             try:
                 again = Again(instance=instance, now=self.now, delay=delay)
-                return leases.retry(book, sequence, again, self.wanted), True
+                return lease_rules.retry(book, sequence, again, self.wanted), True
             except LeaseLost:
                 return None, False
 
@@ -249,7 +262,7 @@ class Machine(RuleBasedStateMachine):
 
         def decide(book: Book) -> tuple[Book | None, Lease | None]:
             try:
-                return leases.extend(book, sequence, instance, self.now, LENGTH)
+                return lease_rules.extend(book, sequence, instance, self.now, LENGTH)
             except LeaseLost:
                 return None, None
 
@@ -309,11 +322,11 @@ class Machine(RuleBasedStateMachine):
 
             def decide(book: Book) -> tuple[Book | None, tuple[int, ...]]:
                 ask = Ask(instance="last", now=self.now, length=LENGTH, most=3)
-                taken = leases.take(book, self.pending(process), ask, self.wanted)
+                taken = lease_rules.take(book, self.pending(process), ask, self.wanted)
                 if taken.lease is None:
                     return None if taken.book is book else taken.book, ()
                 acked = [self.word(sequence) for sequence in taken.lease.sequences]
-                return leases.acknowledge(taken.book, acked, process.seen()), taken.lease.sequences
+                return lease_rules.acknowledge(taken.book, acked, process.seen()), taken.lease.sequences
 
             got += self.change(process, decide)
         assert sorted(got) == sorted(rest)
@@ -333,10 +346,29 @@ class Parallel(Machine):
     order_by = None
 
 
+class Full(Machine):
+    """As much is out as the stored state has room for, which is not much."""
+
+    state_bytes = 1500
+
+    @invariant()
+    def the_state_fits(self) -> None:
+        assert self.state_bytes is not None
+        book = decode(self.stored)
+        assert len(encode(book._replace(ends={}))) <= self.state_bytes * 11 // 10
+
+
+class FullByKey(Full):
+    order_by = OrderBy.KEY
+
+
+class FullParallel(Full):
+    order_by = None
+
+
 MANY = settings(
     max_examples=pick(25, 1000),
     stateful_step_count=pick(30, 50),
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TestOrdered = Machine.TestCase
@@ -345,3 +377,7 @@ TestByKey = ByKey.TestCase
 TestByKey.settings = MANY
 TestParallel = Parallel.TestCase
 TestParallel.settings = MANY
+TestFullByKey = FullByKey.TestCase
+TestFullByKey.settings = MANY
+TestFullParallel = FullParallel.TestCase
+TestFullParallel.settings = MANY

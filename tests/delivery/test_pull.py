@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from purveyor.delivery.dead_letters import attempts_of
-from purveyor.delivery.leases import Kind
+from purveyor.delivery.dead_letters.service import attempts_of
+from purveyor.delivery.lease_rules import Kind
 from purveyor.delivery.pull import Delivered, Pull
 from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy
 from purveyor.model.errors import (
     InvalidInput,
     LeaseLost,
@@ -18,12 +19,12 @@ from purveyor.model.errors import (
     UnknownStream,
     UnknownSubscription,
 )
-from purveyor.model.policy import Delivery, OrderBy, RetryPolicy
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters import DeadLetter
-from purveyor.queues.letter_box import Parked
-from tests.delivery.conftest import OX, Clock, definition, drain, empty, parallel, stored, texts, until, write
+from purveyor.queues.dead_letters.letter import DeadLetter
+from purveyor.queues.dead_letters.store import Parked
+from tests.delivery.conftest import OX, Clock, definition, drain, empty, parallel, stored, texts, write
+from tests.waiting import until
 
 
 async def test_the_oldest_message_comes_again_until_it_is_acknowledged_and_is_gone_then(

@@ -5,18 +5,19 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.leases import Kind
+from purveyor.delivery.lease_rules import Kind
 from purveyor.delivery.pull import Pull
 from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import (
     PrefillFailed,
     UnknownMessage,
     UnknownSubscription,
 )
 from purveyor.model.registration import PrefillState, PrefillStatus
-from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
-from tests.delivery.conftest import definition, drain, empty, until, write
+from tests.delivery.conftest import definition, drain, empty, write
+from tests.waiting import until
 
 
 async def test_nothing_is_served_before_the_prefill_is_done_and_then_it_comes_first(
@@ -39,7 +40,7 @@ async def test_nothing_is_served_before_the_prefill_is_done_and_then_it_comes_fi
     assert await pull.lease("ox") == []
     await say(PrefillStatus.FAILED, "no archive")
     with pytest.raises(PrefillFailed, match="no archive"):
-        await pull.next("ox", timeout=5)
+        await pull.next("ox", timeout=60)
     await say(PrefillStatus.PENDING)
     waiting = asyncio.create_task(pull.next("ox", timeout=30))
     await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,23 +10,27 @@ import pytest
 
 from purveyor.delivery.pull import Pull
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model.control import JobKind, job_id
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.config import StreamConfig
+from purveyor.model.control_events import JobKind, job_id
 from purveyor.model.errors import (
     AlreadyExists,
     InvalidInput,
     InvalidName,
+    NoAnswer,
+    OutcomeUnknown,
+    PublishRefused,
+    PurveyorError,
     Refused,
     UnknownStream,
     UnknownSubscription,
 )
 from purveyor.model.registration import DispatchState, PrefillState, PrefillStatus, RecordState, Suspension
-from purveyor.model.subscription import RealmTopic
-from purveyor.queues.address import Address
+from purveyor.model.subscription import Filter, RealmTopic
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import StreamConfig
 from purveyor.queues.registry import read_subscriptions, settle_begin
-from purveyor.queues.subscription_queues import make_queue_again, owner_of
+from purveyor.queues.subscriptions import make_queue_again, owner_of
 from tests.delivery.conftest import bodies, definition, stored
 
 INCOMING, PREFILL, OX = "stream:incoming", "stream:prefill", "stream:ox"
@@ -39,6 +44,7 @@ async def test_a_subscription_begins_at_its_control_event(queues: Queues, subscr
     assert control.headers["Nats-Msg-Id"] == (f"{record.incarnation}:added",)
     assert await bodies(queues, INCOMING) == [
         {
+            "version": 1,
             "control": "subscription.added",
             "name": "ox",
             "incarnation": record.incarnation,
@@ -68,6 +74,7 @@ async def test_the_prefill_is_pending_and_its_job_waits_before_anybody_is_served
     assert found.prefill == PrefillState(incarnation=record.incarnation, status=PrefillStatus.PENDING, position=1)
     assert await bodies(queues, PREFILL) == [
         {
+            "version": 1,
             "kind": "prefill",
             "name": "ox",
             "incarnation": record.incarnation,
@@ -271,7 +278,7 @@ async def test_sequences_of_a_name_never_begin_anew(
         await queues.streams.remove(OX)  # somebody removes it by hand, and the next writer makes it again
         make_queue_again(address, "ox", record.incarnation)
         seen.append((await queues.publish("ox.main", b"2")).sequence)
-        message = await pull.next("ox", timeout=5)
+        message = await pull.next("ox", timeout=60)
         assert message is not None
         assert message.data == b"2"  # and does not count as acknowledged
     for step in ("with a message", "without any"):
@@ -359,8 +366,9 @@ async def test_a_replay_is_a_job(queues: Queues, subscriptions: Subscriptions) -
     record, _ = await subscriptions.add(definition())
     when = datetime(2026, 11, 15, 12, tzinfo=UTC)
     first = await subscriptions.replay("ox", 1, 9, [RealmTopic("udm", "users/.*")])
+    await (await subscriptions.registry()).waiting_replays.forget("ox", first.job)  # the prefill worker begins it
     second = await subscriptions.replay("ox", when)
-    assert await bodies(queues, PREFILL) == [first.to_json(), second.to_json()]
+    assert await bodies(queues, PREFILL) == [{"version": 1, **job.to_json()} for job in (first, second)]
     assert first.to_json() == {
         "kind": "replay",
         "name": "ox",
@@ -371,6 +379,57 @@ async def test_a_replay_is_a_job(queues: Queues, subscriptions: Subscriptions) -
         "topics": [{"realm": "udm", "topic": "users/.*"}],
     }
     assert (second.to_json()["from"], second.to_json()["to"]) == (when.isoformat(), None)
+
+
+async def test_a_replay_is_refused_while_another_one_waits(queues: Queues, subscriptions: Subscriptions) -> None:
+    for name in ("ox", "other"):
+        await subscriptions.add(definition(name))
+    waiting = await subscriptions.replay("ox", 1)
+    with pytest.raises(AlreadyExists, match=f"'ox' waits already, job {waiting.job}") as refused:
+        await subscriptions.replay("ox", 2)
+    assert (refused.value.code, refused.value.fix) == (409, "ask again when that replay has begun")
+    await subscriptions.replay("other", 1)
+    assert [job["name"] for job in await bodies(queues, PREFILL)] == ["ox", "other"]
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(PublishRefused("no"), True), (NoAnswer("no"), False), (OutcomeUnknown("no"), False)],
+    ids=["refused", "no answer", "unknown"],
+)
+async def test_a_replay_that_may_be_stored_counts_as_waiting(
+    subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch, error: PurveyorError, again: bool
+) -> None:
+    await subscriptions.add(definition())
+
+    async def fail(_: object) -> int:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subscriptions, "_put_job", fail)
+        with pytest.raises(type(error)):
+            await subscriptions.replay("ox", 1)
+    if again:
+        await subscriptions.replay("ox", 1)
+    else:
+        with pytest.raises(AlreadyExists, match="waits already"):
+            await subscriptions.replay("ox", 1)
+
+
+async def test_a_replay_that_is_stored_is_accepted_even_if_its_record_cannot_be_completed(
+    queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await subscriptions.add(definition())
+    waiting = (await subscriptions.registry()).waiting_replays
+
+    async def fail(*_: object) -> None:
+        raise NoAnswer("no")
+
+    monkeypatch.setattr(waiting, "stored", fail)
+    job = await subscriptions.replay("ox", 1)
+    assert [each["job"] for each in await bodies(queues, PREFILL)] == [job.job]
+    with pytest.raises(AlreadyExists, match=job.job):
+        await subscriptions.replay("ox", 1)
 
 
 @pytest.mark.parametrize(
@@ -387,3 +446,23 @@ async def test_a_replay_of_nothing_is_refused(subscriptions: Subscriptions, from
     await subscriptions.add(definition())
     with pytest.raises(InvalidInput):
         await subscriptions.replay("ox", from_, to)
+
+
+async def test_the_limits_are_for_new_definitions_and_an_older_one_goes_on(
+    queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsafe = definition(topic="([a-z]+/)*user")
+    with pytest.raises(InvalidInput, match="repeats a group"):
+        await subscriptions.add(unsafe)
+    assert not (await subscriptions.list()).subscriptions
+    with monkeypatch.context() as older:
+        older.setattr("purveyor.delivery.subscriptions.check_subscription", lambda given: given)
+        record, _ = await subscriptions.add(unsafe)
+    assert await subscriptions.add(unsafe) == (record, False)
+    assert (await subscriptions.get("ox")).record.definition == unsafe
+    changed = await subscriptions.redefine("ox", lambda now: replace(now, lease_seconds=7))
+    assert (changed.definition.lease_seconds, changed.definition.realms_topics) == (7, unsafe.realms_topics)
+    with pytest.raises(InvalidInput, match="number"):
+        await subscriptions.redefine("ox", lambda now: replace(now, filter=Filter(fields={"a": (10**400,)})))
+    with pytest.raises(InvalidInput, match="too many ways"):
+        await subscriptions.replay("ox", 1, topics=[RealmTopic("udm", ".*.*.*x")])

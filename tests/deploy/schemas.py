@@ -1,4 +1,4 @@
-"""What the files of deploy/ may hold, as JSON Schemas: those parts of Kubernetes and compose that we use, and no more.
+"""What the files of deploy/ may hold, as JSON Schemas: those parts of Kubernetes, compose and systemd that we use.
 
 Every object is closed, so that a word that is misspelt is found, and not silently without effect.
 """
@@ -195,6 +195,57 @@ COMPOSE = {
     "required": ["name", "services", "volumes"],
     "additionalProperties": False,
 }
+
+
+def spelled(pattern: str) -> Schema:
+    """A text that is written like this, in full."""
+    return {"type": "string", "pattern": f"^(?:{pattern})$"}
+
+
+YES_OR_NO = one_of("yes", "no")
+OCTAL = spelled("0[0-7]{3}")
+WORD = spelled("[a-z][a-z0-9-]*")
+DIRECTORY = spelled("(/[A-Za-z0-9._-]+)+")
+UNITS = spelled(r"[a-z-]+\.(service|target)( [a-z-]+\.(service|target))*")
+SECONDS = spelled("[0-9]+(ms|s|min|h)?")
+UNIT = closed(
+    {
+        "Unit": closed(
+            {"Description": TEXT, "After": UNITS}, Documentation=spelled("(file|https?|man):.+"), Wants=UNITS
+        ),
+        "Service": closed(
+            {
+                "Type": one_of("exec", "notify", "simple"),
+                "ExecStart": spelled("(/[A-Za-z0-9._-]+)+( [^ ]+)*"),
+                "User": WORD,
+                "Group": WORD,
+                "Restart": one_of("on-failure", "always"),
+                "RestartSec": SECONDS,
+                "TimeoutStopSec": SECONDS,
+                "KillMode": one_of("control-group", "mixed", "process"),
+                "Environment": spelled("[A-Z_]+=[^ ]+( [A-Z_]+=[^ ]+)*"),
+            },
+            EnvironmentFile=spelled("-?(/[A-Za-z0-9._-]+)+"),
+            WorkingDirectory=DIRECTORY,
+            StateDirectory=WORD,
+            StateDirectoryMode=OCTAL,
+            LimitNOFILE=spelled("[0-9]+"),
+            UMask=OCTAL,
+            NoNewPrivileges=YES_OR_NO,
+            PrivateTmp=YES_OR_NO,
+            PrivateDevices=YES_OR_NO,
+            ProtectSystem=one_of("strict", "full", "yes", "no"),
+            ProtectHome=one_of("yes", "no", "read-only", "tmpfs"),
+            ProtectKernelTunables=YES_OR_NO,
+            ProtectKernelModules=YES_OR_NO,
+            ProtectControlGroups=YES_OR_NO,
+            RestrictAddressFamilies=spelled("AF_[A-Z0-9]+( AF_[A-Z0-9]+)*"),
+            RestrictSUIDSGID=YES_OR_NO,
+            LockPersonality=YES_OR_NO,
+        ),
+        "Install": closed({"WantedBy": UNITS}),
+    }
+)
 RULE = closed(
     {
         "alert": {"type": "string", "pattern": "^Purveyor[A-Za-z]+$"},

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import io
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -19,9 +20,14 @@ from typing import Self
 
 import purveyor
 from purveyor.app.cli.main import run
+from purveyor.jetstream.server.readiness import free_port
 from tests.docs.markdown import Block, Step, blocks, matches, steps
 
-_PATIENCE_SECONDS = 60
+_PATIENCE_SECONDS = 120
+_PORT = re.compile(r"\b1[78][0-9]{3}\b")
+"""The ports of guides. Theirs alone: a number like that means nothing else there."""
+_RUN = ("console", "python")
+_SPARK = re.compile(r"purveyor\.spark|serve pipeline|purveyor (up|demo|archive)\b")
 _SHELL_CHARACTERS = set("|&;<>()$`\n")
 
 
@@ -85,6 +91,18 @@ class Background:
             self.process.stdout.close()
 
 
+def runs_spark(guide: Path) -> bool:
+    """Whether a block that is run starts Spark."""
+    played = ("\n".join(block.lines) for block in blocks(guide.read_text("utf-8")) if block.language in _RUN)
+    return any(_SPARK.search(text) for text in played)
+
+
+def on_free_ports(text: str) -> str:
+    """A guide with ports that are free here in place of those that it names, so that it meets no other program."""
+    chosen = {port: free_port("127.0.0.1") for port in sorted(set(_PORT.findall(text)))}
+    return _PORT.sub(lambda found: str(chosen[found[0]]), text)
+
+
 class GuideRunner:
     """One guide, from top to bottom. `purveyor ...` alone runs in this process, everything else in a shell."""
 
@@ -118,7 +136,7 @@ class GuideRunner:
         """Run every block; AssertionError names the line that does not do what it says. Returns how many steps."""
         played = 0
         previous = ""
-        for block in blocks(guide.read_text(encoding="utf-8")):
+        for block in blocks(on_free_ports(guide.read_text(encoding="utf-8"))):
             if block.language == "console":
                 for step in steps(block):
                     self._step(guide, step)

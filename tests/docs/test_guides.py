@@ -6,12 +6,19 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import OwnServer
-from tests.docs.runner import GuideRunner, starts_its_server
+from tests.docs.runner import GuideRunner, on_free_ports, runs_spark, starts_its_server
 
 GUIDES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def played() -> list[object]:
+    """The guides; those that run Spark have its mark."""
+    return [
+        pytest.param(guide, id=guide.stem, marks=[pytest.mark.spark] if runs_spark(guide) else []) for guide in GUIDES
+    ]
+
+
+@pytest.mark.parametrize("guide", played())
 def test_the_guide_does_what_it_says(
     guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_server: OwnServer
 ) -> None:
@@ -29,8 +36,10 @@ def test_there_are_guides() -> None:
     assert "jetstream" in {guide.stem for guide in GUIDES}
 
 
-def test_no_two_guides_listen_at_one_port() -> None:
-    """They are played side by side."""
-    ports = [port for guide in GUIDES for port in set(re.findall(r"\b1[78]\d{3}\b", guide.read_text()))]
-    assert len(ports) > 5
-    assert sorted(ports) == sorted(set(ports))
+def test_guides_are_played_on_free_ports() -> None:
+    """They are played side by side, and beside other programs."""
+    played = on_free_ports("at 17777 and 17778, twice 17777, position 177770")
+    first, second, again = re.findall(r"\b[23][0-9]{4}\b", played)
+    assert first == again != second
+    assert played == f"at {first} and {second}, twice {first}, position 177770"
+    assert {guide.stem for guide in GUIDES if runs_spark(guide)} >= {"quickstart", "archive", "pipeline", "spark"}

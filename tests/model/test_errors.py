@@ -28,7 +28,7 @@ def test_every_error_survives_the_way_from_an_executor(kind: type[errors.Purveyo
 def test_only_what_is_unavailable_or_was_planned_too_early_is_worth_another_try() -> None:
     retryable = {kind for kind in all_errors() if kind.retryable}
     unavailable = {errors.Unavailable, errors.ServerUnavailable, errors.NoAnswer, errors.QueueMigrating}
-    assert retryable == unavailable | {errors.PlanOutdated}
+    assert retryable == unavailable | {errors.WindowFull, errors.PlanOutdated}
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:

@@ -41,7 +41,7 @@ def test_any_object_survives(new: dict[str, Any], word: str) -> None:
     assert Event.decode(event.encode()) == event
 
 
-def test_half_a_surrogate_pair_can_be_sent() -> None:
+def test_half_a_surrogate_pair_that_an_older_version_stored_can_be_read() -> None:
     event = Event.decode(json.dumps(GOOD | {"body": {"new": {"name": "\ud800"}}}))
     assert Event.decode(event.encode()) == event
 

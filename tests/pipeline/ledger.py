@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from purveyor.jetstream.headers import POSITION
 from purveyor.model.event import Event
 from purveyor.model.subscription import Subscription, matches
-from purveyor.queues.headers import POSITION
 from tests.pipeline.directory import Expected, looked_at
 from tests.spark.broker import Broker
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.app.conftest import PROGRAM
-from tests.spark.broker import eventually
 from tests.spark.processes import descendants, environment
+from tests.waiting import wait_until
 
 
 class Pipeline:
@@ -48,19 +48,19 @@ class Pipeline:
             assert self.process.poll() is None or self.count(begin) >= times, (self.lines, self.err)
             return [line for line in self.lines if line.startswith(begin)]
 
-        return str(eventually(lambda: len(found()) >= times and found(), 300)[times - 1])
+        return str(wait_until(lambda: len(found()) >= times and found(), seconds=300)[times - 1])
 
     def count(self, begin: str) -> int:
         return sum(line.startswith(begin) for line in self.lines)
 
     def status(self) -> dict[str, Any]:
-        (path,) = eventually(lambda: list(self.data.glob("pipeline-status*.json")))
+        (path,) = wait_until(lambda: list(self.data.glob("pipeline-status*.json")))
         return {part["part"]: part for part in json.loads(path.read_text())["parts"]}
 
     def ends(self) -> int:
         code = self.process.wait(120)
         for reader in self._readers:
-            reader.join(30)
+            reader.join(120)
         return code
 
     def engine(self) -> int:

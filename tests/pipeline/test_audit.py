@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from purveyor.delivery.dead_letters import Choice, DeadLetters
+from purveyor.delivery.dead_letters.service import Choice, DeadLetters
 from purveyor.delivery.pull import Pull
+from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.server import EmbeddedServer
+from purveyor.model.delivery_policy import Delivery
 from purveyor.model.errors import UnknownSubscription
-from purveyor.model.policy import Delivery
 from purveyor.model.registration import DispatchState, Record, Suspension
 from purveyor.pipeline.audit import Account, audit
 from purveyor.pipeline.audit.report import Difference
-from purveyor.queues.bulk.ask import ask
 from purveyor.queues.client import connect
-from purveyor.queues.dead_letters import DeadLetter, park, subscription_origin
-from purveyor.queues.server import EmbeddedServer
+from purveyor.queues.dead_letters.letter import DeadLetter, park, subscription_origin
 from tests.conftest import OwnServer
 from tests.pipeline.prefill.bench import Bench
 

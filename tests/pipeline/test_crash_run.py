@@ -21,20 +21,21 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from purveyor.jetstream.server import EmbeddedServer, RestartPolicy, ServerOptions
 from purveyor.model.errors import Unavailable
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
 from purveyor.pipeline.archive.layout import archived_until
-from purveyor.pipeline.archive.read import ArchiveSource
-from purveyor.pipeline.audit.check import audit
-from purveyor.queues.server import EmbeddedServer, RestartPolicy, ServerOptions
+from purveyor.pipeline.archive.reader import ArchiveSource
+from purveyor.pipeline.audit.audit import audit
 from tests.app.conftest import PROGRAM, invoke
 from tests.conftest import OwnServer
 from tests.pipeline.directory import Directory
 from tests.pipeline.ledger import check_log, check_prefill, check_queue, log_of
 from tests.pipeline.program import Pipeline
 from tests.scale import chance, pick
-from tests.spark.broker import Broker, eventually
+from tests.spark.broker import Broker
 from tests.spark.processes import descendants, environment, kill, python_workers
+from tests.waiting import wait_until
 
 CHANGES, DIRECT = pick(300, 70_000), pick(150, 30_000)
 KILLS = pick(3, 24)
@@ -115,7 +116,7 @@ class World:
             assert outcome.code in (0, 1), outcome
             return outcome.code == 0
 
-        eventually(done, PATIENCE_SECONDS)
+        wait_until(done, seconds=PATIENCE_SECONDS)
 
     def add(self, wanted: Subscription) -> None:
         topics = [word for each in wanted.realms_topics for word in ("--topic", f"{each.realm}:{each.topic}")]
@@ -191,7 +192,7 @@ class World:
     def wait_for_half(self) -> None:
         """Until so many events are there that a prefill finds something."""
         half = len(self.direct) + len(self.directory.expected) // 2
-        eventually(lambda: self.last("incoming") >= half, PATIENCE_SECONDS)
+        wait_until(lambda: self.last("incoming") >= half, seconds=PATIENCE_SECONDS)
 
     def kill_something(self, what: str) -> bool:
         """kill -9 of one of them; whether there was something to kill."""
@@ -224,7 +225,7 @@ class World:
 
     def drain(self) -> None:
         try:
-            eventually(self.drained, PATIENCE_SECONDS)
+            wait_until(self.drained, seconds=PATIENCE_SECONDS)
         except AssertionError:
             print(self.pipeline.status(), *self.pipeline.lines[-20:], sep="\n")
             raise
@@ -235,7 +236,7 @@ class World:
         for pipeline in self.pipelines:
             pipeline.close()
         self.importing.terminate()
-        self.importing.wait(30)
+        self.importing.wait(120)
 
     def check(self, spark: SparkSession, subscriptions: tuple[Subscription, ...]) -> None:
         archive = self.data / "archive"
@@ -288,7 +289,7 @@ def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, r
         before = here.last("wide")
         changes, direct = CHANGES // (KILLS + 1), DIRECT // (KILLS + 1)
         here.feed(changes // 2, direct)
-        eventually(partial(lambda seen: here.last("wide") > seen, before), PATIENCE_SECONDS)
+        wait_until(partial(lambda seen: here.last("wide") > seen, before), seconds=PATIENCE_SECONDS)
         here.feed(changes - changes // 2, 0)
         time.sleep(random.uniform(0, 1))  # wherever it is then
         killed += here.kill_something(targets[number])
@@ -333,7 +334,7 @@ def test_an_older_queue_is_taken_over_in_place_and_a_stop_longer_than_ids_are_kn
     for _ in range(pick(1, 5)):
         before = here.last("wide")
         here.feed(pick(400, 4000), pick(100, 1000))
-        eventually(partial(lambda seen: here.last("wide") > seen, before), PATIENCE_SECONDS)
+        wait_until(partial(lambda seen: here.last("wide") > seen, before), seconds=PATIENCE_SECONDS)
         here.pipeline.kill()  # the first rows are there, so the batch is not committed
         time.sleep(2)
         here.start()
@@ -357,7 +358,7 @@ def test_the_same_holds_on_a_spark_cluster_whose_executors_are_killed(
         here.pipeline.says("ready")
         before = here.last("wide")
         here.feed(500, 300)
-        eventually(partial(lambda seen: here.last("wide") > seen, before), PATIENCE_SECONDS)
+        wait_until(partial(lambda seen: here.last("wide") > seen, before), seconds=PATIENCE_SECONDS)
         here.feed(500, 0)
         time.sleep(here.random.uniform(0, 1))  # wherever it is then
         killed += here.kill_something(target)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purveyor.model.control import CONTROL_SUBJECT
+from purveyor.model.control_events import CONTROL_SUBJECT
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import KEY_FIELDS, Event
 from purveyor.pipeline import event_columns
@@ -116,7 +116,7 @@ EVENTS = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(EVENTS, max_size=12))
 def test_the_verdict_is_the_models_whatever_comes(values: list[Any]) -> None:
     bodies = [json.dumps(value).encode() for value in values]
@@ -125,7 +125,7 @@ def test_the_verdict_is_the_models_whatever_comes(values: list[Any]) -> None:
     assert seen(bodies, ROUTE) == [each[:2] for each in right]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from([body for body in CASES if len(body) > 100]), st.data())
 def test_the_verdict_is_the_models_of_broken_text(body: bytes, data: st.DataObject) -> None:
     """Some byte is another one, or missing, or there twice. (Not a digit: numbers beyond all bounds are let pass.)"""

@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidConfig, PurveyorError, StoreInUse
+from purveyor.pipeline.checkpoint_locks import EngineLocks, Locks
 from purveyor.pipeline.engine import EngineLost
-from purveyor.pipeline.keeper import Part
-from purveyor.pipeline.locks import EngineLocks, Locks
-from purveyor.pipeline.runs import ThreadRun
+from purveyor.pipeline.part_status import PartStatus, State, status_path
+from purveyor.pipeline.part_supervisor import Part
+from purveyor.pipeline.running_parts import ThreadRun
 from purveyor.pipeline.service import PartFailed, PartName, PipelineSettings, Service
-from purveyor.pipeline.status import PartStatus, State, status_path
-from purveyor.queues.address import Address
 from tests.conftest import OwnServer
-from tests.spark.broker import Broker, eventually
+from tests.spark.broker import Broker
+from tests.waiting import wait_until
 
 Work = Callable[[threading.Event], None]
 NOWHERE = Address.parse("nats://127.0.0.1:1")
@@ -80,17 +81,17 @@ class Running:
             self.error = error
 
     def hears(self, event: str) -> None:
-        eventually(lambda: self.reporter.heard(event) or not self.thread.is_alive())
+        wait_until(lambda: self.reporter.heard(event) or not self.thread.is_alive())
         assert self.reporter.heard(event), (self.error, self.reporter.steps)
 
     def ends(self) -> PurveyorError | None:
-        self.thread.join(60)
+        self.thread.join(120)
         assert not self.thread.is_alive()
         return self.error
 
 
 def idle(stop: threading.Event) -> None:
-    stop.wait(120)
+    stop.wait(300)
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_it_is_ready_when_all_parts_run_and_ends_when_told(
     running = Running(settings, spark, dispatch=idle, archive=idle)
     running.hears("ready")
     path = status_path(settings.data_dir, settings.label)
-    told = json.loads(eventually(lambda: path.exists() and path.read_text()))
+    told = json.loads(wait_until(lambda: path.exists() and path.read_text()))
     assert told["pid"] == os.getpid()
     assert [(part["part"], part["state"]) for part in told["parts"]] == [
         ("dispatch", "running"),
@@ -153,7 +154,7 @@ def test_a_part_that_can_never_work_ends_the_whole(settings: PipelineSettings, s
     stopped = threading.Event()
 
     def healthy(stop: threading.Event) -> None:
-        stop.wait(60)
+        stop.wait(300)
         stopped.set()
 
     def broken(_: threading.Event) -> None:
@@ -170,7 +171,7 @@ def test_a_part_that_fails_for_now_ends_nothing(settings: PipelineSettings, spar
         raise ValueError("today not")
 
     running = Running(settings, spark, archive=idle, dispatch=failing)
-    eventually(lambda: [part.state for part in running.reporter.parts] == [State.RUNNING, State.WAITING])
+    wait_until(lambda: [part.state for part in running.reporter.parts] == [State.RUNNING, State.WAITING])
     assert str(running.reporter.parts[1].error) == "today not"
     assert not running.reporter.heard("ready")
     running.stop.set()
@@ -187,7 +188,7 @@ def test_the_end_of_the_engine_is_the_end(settings: PipelineSettings, spark: Spa
 OWNER = """
 import sys, time
 from pathlib import Path
-from purveyor.pipeline.locks import Locks
+from purveyor.pipeline.checkpoint_locks import Locks
 locks = Locks(Path(sys.argv[1]), sys.argv[2].split(","))
 print(locks.take() is None, flush=True)
 time.sleep(120)
@@ -203,7 +204,7 @@ def owner(directory: Path, names: str) -> "subprocess.Popen[str]":
 
 def end(process: "subprocess.Popen[str]") -> None:
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
 
 
 def test_a_second_process_is_told_who_runs_the_part(tmp_path: Path) -> None:
@@ -230,11 +231,11 @@ def test_a_standby_takes_over_when_the_owner_is_killed(tmp_path: Path) -> None:
     standby = threading.Thread(target=lambda: taken.append(locks.wait(lambda: True, waits.append)))
     standby.start()
     try:
-        eventually(lambda: waits)
+        wait_until(lambda: waits)
         assert str(first.pid) in waits[0].message
     finally:
         end(first)
-    standby.join(30)
+    standby.join(120)
     assert taken == [True]
     assert len(waits) == 1
     locks.release()

@@ -5,11 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from purveyor.jetstream import ServerOptions
+from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidInput
-from purveyor.queues import ServerOptions, connect
+from purveyor.queues import connect
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters import CUT, DeadLetter, park
+from purveyor.queues.dead_letters.letter import CUT, DeadLetter, park
 from tests.conftest import OwnServer
 
 THEN = datetime(2026, 11, 15, 12, 0, 0, 123456, UTC)
@@ -40,6 +42,14 @@ async def test_it_comes_back_as_it_was_parked(queues: Queues) -> None:
     assert DeadLetter.from_message(stored.headers, stored.data) == letter()
 
 
+def test_a_letter_that_is_parked_out_of_order_keeps_its_position_where_bulk_writers_do_not_look() -> None:
+    late = letter(out_of_order=True)
+    _, data, headers = late.to_message()
+    assert POSITION not in headers
+    assert DeadLetter.from_message(headers, data) == late
+    assert late.id == letter().id, "however it is parked, it is the same"
+
+
 async def test_it_is_parked_once_however_often_it_is_given_up(queues: Queues, unique: str) -> None:
     await queues.ensure(DEAD_LETTERS)
     first = await park(queues, letter(origin=unique))
@@ -58,7 +68,7 @@ async def test_words_that_no_header_can_carry_do_not_stop_it(queues: Queues, uni
     await queues.ensure(DEAD_LETTERS)
     odd = letter(
         origin=f"{unique}\n…",
-        reason="two\r\nlines\0 and \udcff",
+        reason="two\r\nlines\0 and \udcff\ud800",
         subject="x\ny",
         headers={"Odd": ("\udce4 \n",)},
         details={},
@@ -66,7 +76,7 @@ async def test_words_that_no_header_can_carry_do_not_stop_it(queues: Queues, uni
     receipt = await park(queues, odd)
     stored = await queues.streams.get(DEAD_LETTERS.stream, receipt.sequence)
     found = DeadLetter.from_message(stored.headers, stored.data)
-    assert found.reason == "two lines  and �"
+    assert found.reason == "two lines  and ��"
     assert (found.subject, found.headers, found.details) == ("x y", {"Odd": ("�",)}, {})
 
 
@@ -84,3 +94,29 @@ def test_what_is_no_dead_letter_is_said_to_be_none() -> None:
     for headers in ({}, {"Purveyor-First-Error": ("yesterday",)}):
         with pytest.raises(InvalidInput, match="not a dead letter"):
             DeadLetter.from_message(headers, b"")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Größe": ("x",), "a b": ("c",), "": ("d",), "\udcff:": ("e",)},
+        {"Half": ("\ud800 and \udfff",)},
+        {f"h{number}": ("v",) for number in range(30_000)},
+        {"Large": ("x" * 800_000,), "Larger": ("y" * 900_000,), "Nats-Msg-Id": ("m-1",)},
+    ],
+    ids=["names", "half surrogates", "many", "large"],
+)
+async def test_a_message_with_any_headers_can_be_parked(
+    own_server: OwnServer, headers: dict[str, tuple[str, ...]]
+) -> None:
+    async with connect(own_server(ServerOptions(max_payload=1 << 20, sync="2m")).address) as queues:
+        await queues.ensure(DEAD_LETTERS)
+        receipt = await park(queues, letter(headers=headers, reason="half \ud800", data=b"body"))
+        stored = await queues.streams.get(DEAD_LETTERS.stream, receipt.sequence)
+        found = DeadLetter.from_message(stored.headers, stored.data)
+        assert found.data == b"body"
+        left = found.details.get("headers_left_out", 0)
+        assert isinstance(left, int)
+        assert len(found.headers) + left == len(headers)
+        if "Nats-Msg-Id" in headers:
+            assert found.headers["Nats-Msg-Id"] == ("m-1",)

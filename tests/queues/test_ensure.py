@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.config import AckPolicy, ConsumerConfig, Retention, Storage, StreamConfig
 from purveyor.model.errors import InvalidName, MigrationNeeded
-from purveyor.queues.address import Address
-from purveyor.queues.catalogue import Queue, Reader, incoming, internal_queues, stage_queue, subscription_queue
+from purveyor.queues.catalogue import PREFILL, Queue, Reader, incoming, internal_queues, stage_queue, subscription_queue
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import AckPolicy, ConsumerConfig, Retention, Storage, StreamConfig
-from purveyor.queues.differences import stream_differences
+from purveyor.queues.config_diff import stream_differences
 from purveyor.queues.ensure import Action, QueueStatus
 
 
@@ -81,6 +81,26 @@ async def test_what_can_change_in_place_is_changed_and_limits_of_the_operator_st
     assert (config.retention, config.max_bytes, config.allow_direct) == (Retention.INTEREST, 1_000_000, True)
     consumer = (await queues.consumers.info(stream, "reader")).config
     assert (consumer.ack_wait, consumer.max_ack_pending) == (timedelta(seconds=7), 9)
+
+
+async def test_a_durable_of_a_work_queue_loses_its_limit_in_place_with_what_it_holds(
+    queues: Queues, unique: str
+) -> None:
+    """As that of `prefill`, which had one."""
+    limited = Reader(durable="reader", who="test", max_ack_pending=2)
+    await queues.ensure(queue(unique, Retention.WORK_QUEUE, limited))
+    for number in range(4):
+        await queues.publish(unique, str(number).encode())
+    stream = f"stream:{unique}"
+    assert len(await queues.fetch(stream, "reader", 4, wait_seconds=0)) == 2
+    assert PREFILL.readers[0].max_ack_pending == -1
+    unlimited = dataclasses.replace(limited, max_ack_pending=PREFILL.readers[0].max_ack_pending)
+    ensured = await queues.ensure(queue(unique, Retention.WORK_QUEUE, unlimited))
+    assert (ensured.status, ensured.action) == (QueueStatus.READY, Action.UPDATED)
+    assert [message.data for message in await queues.fetch(stream, "reader", 4, wait_seconds=0)] == [b"2", b"3"]
+    assert (await queues.consumers.info(stream, "reader")).num_ack_pending == 4
+    again = await queues.ensure(queue(unique, Retention.WORK_QUEUE, unlimited))
+    assert again.action is Action.NOTHING
 
 
 async def test_filters_of_a_durable_follow_the_declaration(queues: Queues, unique: str) -> None:

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import AlreadyExists, UnknownSubscription, WrongRevision
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.registry import (
     ACKNOWLEDGED,
@@ -69,7 +69,7 @@ async def test_what_one_side_writes_the_other_reads(registry: Registry, address:
 
 
 async def test_who_looks_again_and_again_reads_only_what_changed(own_server: OwnServer) -> None:
-    async with connect(own_server().address, patience_seconds=20) as queues:
+    async with connect(own_server().address, patience_seconds=60) as queues:
         registry = await Registry.open(queues)
 
         async def looked(before: Snapshot) -> Snapshot:

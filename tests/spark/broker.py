@@ -1,23 +1,13 @@
 """What tests of the data source do to a server, in plain calls: make streams, publish, delete, purge, look."""
 
 import json
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from purveyor.queues.address import Address
-from purveyor.queues.bulk import outgoing, publish_many, read_range
-from purveyor.queues.bulk.ask import ask
-
-
-def eventually(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true value of a condition."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
-    return value
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import outgoing, publish_many, read_range
+from purveyor.jetstream.bulk.net.api_request import ask
 
 
 def url(address: Address) -> str:

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 from purveyor.spark import session
 from tests.spark.broker import Broker
 

@@ -28,9 +28,13 @@ def descendants(root: int, word: str) -> list[int]:
 
 
 def python_workers(root: int) -> list[int]:
-    """The workers of Spark's Python daemons below `root` (a worker is a fork of its daemon)."""
+    """The Python workers below `root` that run tasks (a worker is a fork of its daemon).
+
+    Spark plans a batch with Python workers too, `pyspark.sql.worker.*`. It repeats a task whose worker is killed, and
+    fails the query if a worker that plans is.
+    """
     parents, _ = _table()
-    daemons = set(descendants(root, "pyspark.daemon"))
+    daemons = set(descendants(root, "pyspark.daemon pyspark.worker"))
     return [pid for pid in daemons if parents.get(pid) in daemons]
 
 

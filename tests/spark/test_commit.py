@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from tests.spark.broker import Broker, eventually
+from tests.spark.broker import Broker
 from tests.spark.conftest import Collector, Read
 from tests.spark.failures import failure
+from tests.waiting import wait_until
 
 
 def test_an_interest_stream_keeps_what_the_query_has_not_done(
@@ -80,7 +81,7 @@ def test_a_running_query_frees_as_it_goes_and_when_idle(
     query = collector.start(follow(unique, durable="spark", idleWaitMillis=100), available_now=False)
     for last in (5, 10):
         broker.numbers(unique, last - 4, last)
-        eventually(lambda: broker.state(unique)["messages"] == 0)
+        wait_until(lambda: broker.state(unique)["messages"] == 0)
         assert broker.floor(unique, "spark") == last
     query.stop()
     assert collector.sequences() == list(range(1, 11))

@@ -17,10 +17,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.scale import chance, pick
-from tests.spark.broker import Broker, eventually
+from tests.spark.broker import Broker
 from tests.spark.conftest import Read
 from tests.spark.copy_job import recipe
 from tests.spark.processes import descendants, environment, kill, python_workers
+from tests.waiting import wait_until
 
 BATCHES, BATCH = pick(8, 50), pick(100, 500)
 ALL = [str(number) for number in range(1, BATCHES * BATCH + 1)]
@@ -82,7 +83,7 @@ def end(process: subprocess.Popen[str]) -> None:
     """kill -9 of the driver: the program, its JVM, and what else is in its group."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(60)
+    process.wait(120)
 
 
 def watch(process: subprocess.Popen[str], condition: Callable[[], Any]) -> bool:
@@ -104,7 +105,7 @@ def test_python_workers_are_killed(
     root = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     killed = 0
     for threshold in thresholds(random, kills):
-        eventually(partial(has, broker, target, threshold), 120)
+        wait_until(partial(has, broker, target, threshold))
         workers = python_workers(root)
         killed += bool(workers) and kill(random.choice(workers))
     assert query.awaitTermination(240)

@@ -3,13 +3,14 @@
 import asyncio
 from typing import Any
 
+from purveyor.jetstream.config import Retention
 from purveyor.model.errors import UnknownStream
 from purveyor.queues.catalogue import Queue, Reader
 from purveyor.queues.client import connect
-from purveyor.queues.config import Retention
-from purveyor.queues.migration.status import QueueStatus
-from tests.spark.broker import Broker, eventually
+from purveyor.queues.migration.record import QueueStatus
+from tests.spark.broker import Broker
 from tests.spark.conftest import Collector, Read
+from tests.waiting import wait_until
 
 
 def test_two_queries_drain_a_sealed_work_queue_by_position_and_go_on_after_it(
@@ -41,13 +42,13 @@ def test_two_queries_drain_a_sealed_work_queue_by_position_and_go_on_after_it(
     query = collector.start(
         follow(stream, durable=names[1], idleWaitMillis=100), checkpoint=names[1], available_now=False
     )
-    eventually(lambda: _config(broker, stream)["retention"] == "interest")
+    wait_until(lambda: _config(broker, stream)["retention"] == "interest")
     assert not _config(broker, stream).get("sealed")
     assert broker.state(stream)["first_seq"] == 41
     assert broker.consumers(stream) == sorted(names)
     broker.add(unique, [str(number) for number in range(41, 61)])
-    eventually(lambda: len(collector.sequences(names[1])) == 60)  # the same query, never stopped
-    eventually(lambda: broker.floor(stream, names[1]) == 60)
+    wait_until(lambda: len(collector.sequences(names[1])) == 60)  # the same query, never stopped
+    wait_until(lambda: broker.floor(stream, names[1]) == 60)
     query.stop()
     collector.finish(follow(stream, durable=names[0]), checkpoint=names[0])  # from the checkpoint of before
     for name in names:

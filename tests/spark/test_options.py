@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from purveyor.jetstream.address import Tls
 from purveyor.model.errors import InvalidInput, SetupError
-from purveyor.queues.address import Tls
 from purveyor.spark.options import (
     COLUMNS,
     ReadSettings,

@@ -4,7 +4,6 @@ Every message that was not removed is read exactly once; none is read twice; non
 query could; and what is read is what was published under that sequence.
 """
 
-import os
 import signal
 from functools import partial
 from random import Random
@@ -12,12 +11,14 @@ from random import Random
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purveyor.queues.server import EmbeddedServer, ServerOptions
-from purveyor.queues.server.restarts import RestartPolicy
+from purveyor.jetstream.server import EmbeddedServer, ServerOptions
+from purveyor.jetstream.server.restart_policy import RestartPolicy
 from tests.conftest import OwnServer
+from tests.killing import restart_server
 from tests.scale import chance, pick
-from tests.spark.broker import Broker, eventually
+from tests.spark.broker import Broker
 from tests.spark.conftest import Collector, Read
+from tests.waiting import wait_until
 
 
 def _moved(query: StreamingQuery) -> bool:
@@ -58,10 +59,7 @@ class World:
             self.restart()
 
     def restart(self) -> None:
-        assert self.server.pid is not None
-        before = self.server.restarts
-        os.kill(self.server.pid, signal.SIGTERM)
-        eventually(lambda: self.server.restarts > before and self.server.pid)
+        restart_server(self.server, signal.SIGTERM)
 
 
 @pytest.mark.chaos
@@ -80,7 +78,7 @@ def test_every_message_that_was_there_is_read_once(own_server: OwnServer, follow
         for _ in range(random.randrange(1, 5)):
             world.act()
         if random.random() < 0.5:
-            eventually(partial(_moved, query))
+            wait_until(partial(_moved, query))
         query.stop()  # wherever it is
     world.restart()
     collector.finish(follow("S", servers=world.broker.url, failOnDataLoss=False))

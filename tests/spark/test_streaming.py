@@ -1,8 +1,5 @@
 """Following a stream: bounded batches, exact restarts, and what happens when the stream changes under a query."""
 
-import os
-import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +7,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purveyor.queues.server import EmbeddedServer
 from purveyor.spark import progress_of
 from tests.conftest import OwnServer
-from tests.spark.broker import Broker, eventually, offset
+from tests.killing import restart_server
+from tests.spark.broker import Broker, offset
 from tests.spark.conftest import Collector, Read
 from tests.spark.failures import failure
 
@@ -187,10 +184,6 @@ def test_a_missing_stream_is_told(follow: Read, collector: Collector) -> None:
     assert "no stream 'NO-SUCH-STREAM'" in failure(collector.start(follow("NO-SUCH-STREAM")))
 
 
-def _is_back(server: EmbeddedServer, restarts: int) -> bool:
-    return server.restarts >= restarts and server.pid is not None
-
-
 def test_a_server_restart_under_a_running_query_is_a_wait(
     own_server: OwnServer, follow: Read, collector: Collector
 ) -> None:
@@ -201,9 +194,7 @@ def test_a_server_restart_under_a_running_query_is_a_wait(
     query = collector.start(follow("S", servers=broker.url, maxOffsetsPerTrigger=3), available_now=False)
     query.processAllAvailable()
     for round_ in (1, 2):
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        eventually(partial(_is_back, server, round_))
+        restart_server(server)
         broker.numbers("S", round_ * 10 + 1, round_ * 10 + 10)
         query.processAllAvailable()
     assert query.isActive

@@ -9,10 +9,10 @@ from datetime import timedelta
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 from purveyor.queues.client import Queues, connect
 from purveyor.stages import Context, Request, SqlStore, Stages
-from purveyor.stages.timing import Timing
+from purveyor.stages.timeouts import Timing
 
 SERVICES = 3
 TIMING = Timing(ack_wait=timedelta(seconds=1), grace=timedelta(milliseconds=50))

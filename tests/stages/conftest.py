@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import psycopg
 import pytest
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 from purveyor.queues.client import Queues, connect
 from purveyor.stages import SqlStore, Stages
 from purveyor.stages.testing import stage_kit  # noqa: F401 - a fixture
-from purveyor.stages.timing import Timing
+from purveyor.stages.timeouts import Timing
 
 QUICK = Timing(ack_wait=timedelta(seconds=2), grace=timedelta(milliseconds=100))
 """For tests that crash, and cannot wait half a minute for what comes again."""
@@ -116,15 +116,3 @@ async def make_stages(queues: Queues, database: str) -> MakeStages:
 def stages(make_stages: MakeStages) -> Stages:
     """An application on a fresh database."""
     return make_stages()
-
-
-async def until(condition: Any, seconds: float = 30) -> None:
-    """Wait for a condition, awaitable or not."""
-    async with asyncio.timeout(seconds):
-        while True:
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return
-            await asyncio.sleep(0.02)

@@ -12,12 +12,12 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from purveyor.queues import bulk  # noqa: F401 - loaded once, before the fork
-from purveyor.queues.address import Address
+from purveyor.jetstream import bulk  # noqa: F401 - loaded once, before the fork
+from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
-from purveyor.stages.points import Point, listen
-from purveyor.stages.timing import Timing
+from purveyor.stages.crash_points import Point, listen
+from purveyor.stages.timeouts import Timing
 
 IN_HANDLER = "in the handler"
 POINTS = (*(point.value for point in Point), IN_HANDLER)

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
 from purveyor.queues.stage_queues import STAGE_REPLIES, endpoint_queue
 from purveyor.stages import SqlStore, Stages
 from tests.scale import chance, pick
 from tests.stages.chain import SERVICES, TIMING, Service, Step, start
-from tests.stages.conftest import make_database, rows, until
+from tests.stages.conftest import make_database, rows
+from tests.waiting import until
 
 
 @pytest.mark.chaos
@@ -43,7 +44,7 @@ async def test_each_flow_through_three_services_ends_exactly_once(
             running[victim].kill()
             running[victim].join()
             running[victim] = start(services[victim])
-        await until(lambda: _ended(services[0].database, flows), pick(60, 1200))
+        await until(lambda: _ended(services[0].database, flows))
         await until(lambda: _quiet(queues, unique))
     finally:
         for process in running:

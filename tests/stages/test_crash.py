@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from purveyor.model import jsontext
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
+from purveyor.model import json_fields
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters import token
+from purveyor.queues.dead_letters.letter import token
 from purveyor.queues.stage_queues import STAGE_REPLIES, endpoint_queue
 from purveyor.stages import SqlStore, Stages
 from tests.scale import LONG, chance, pick
-from tests.stages.conftest import make_database, rows, until
+from tests.stages.conftest import make_database, rows
 from tests.stages.program import POINTS, Job, Plan, start
+from tests.waiting import until
 
 KEYS = 5
 RUNS = [("sqlite", 1, True), ("postgresql", 3, True), ("sqlite", 3, False), ("postgresql", 3, False)]
@@ -112,7 +113,7 @@ async def test_killed_at_each_point_every_message_is_done_once_or_a_dead_letter(
                 await asyncio.sleep(0.05)
         running.unarmed()
         await feed(10)
-        await until(lambda: _drained(queues, unique, database), pick(60, 600))
+        await until(lambda: _drained(queues, unique, database))
     finally:
         running.stop()
     done = await rows(database, "SELECT number, note FROM effects ORDER BY id")
@@ -120,9 +121,9 @@ async def test_killed_at_each_point_every_message_is_done_once_or_a_dead_letter(
     letters = await stored(queues, DEAD_LETTERS.stream, f"dead-letters.{token(f'stage:{unique}.0')}")
     print(f"{len(sent)} messages, {running.deaths} deaths, {len(letters)} dead letters")
     assert sorted(number for number, _ in done) == sorted(set(sent) - poisonous)
-    out = [jsontext.parse(message["data"], "job")["number"] for message in messages]
+    out = [json_fields.parse(message["data"], "job")["number"] for message in messages]
     assert sorted(out) == sorted(set(sent) - poisonous)
-    assert sorted(jsontext.parse(letter["data"], "job")["number"] for letter in letters) == sorted(poisonous)
+    assert sorted(json_fields.parse(letter["data"], "job")["number"] for letter in letters) == sorted(poisonous)
     if ordered:
         for name, sequence in (("effects", [number for number, _ in done]), ("messages", out)):
             by_key: dict[str, list[int]] = defaultdict(list)

@@ -11,9 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from purveyor.model.errors import AlreadyExists, InvalidConfig, InvalidInput, InvalidName, NoAnswer
 from purveyor.queues.client import Queues
 from purveyor.stages import Context, Goto, Next, Reply, Request, Retry, Stages
-from tests.stages.conftest import MakeStages, rows, until
+from tests.stages.conftest import MakeStages, rows
 from tests.stages.test_stage import Order as Note
 from tests.stages.test_stage import effects, is_empty, sink, waiting
+from tests.waiting import until
 
 
 @dataclass(frozen=True)

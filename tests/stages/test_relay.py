@@ -11,19 +11,20 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.stage_queues import endpoint_queue
 from purveyor.stages import Context, Retry, SqlStore, Stages
+from purveyor.stages.cleanup import Upkeep
 from purveyor.stages.flow import Outgoing
 from purveyor.stages.source import QueueSource
-from purveyor.stages.timing import Timing
-from purveyor.stages.upkeep import Upkeep
+from purveyor.stages.timeouts import Timing
 from tests.conftest import OwnServer
 from tests.proxy import TcpProxy
-from tests.stages.conftest import QUICK, MakeStages, rows, until
+from tests.stages.conftest import QUICK, MakeStages, rows
 from tests.stages.test_crash import stored
 from tests.stages.test_stage import Order, effects, is_empty, sink, waiting
+from tests.waiting import until
 
 
 async def out(queues: Queues, name: str) -> list[dict[str, Any]]:
@@ -166,7 +167,7 @@ async def test_a_broker_that_is_away_is_waited_for(
                     await stages.send(endpoint, Order(number), db=connection)
             await asyncio.sleep(0.5)
             tcp_proxy.restore()
-            await until(lambda: _has(database, list(range(20))), 60)
+            await until(lambda: _has(database, list(range(20))))
 
 
 async def test_an_older_store_of_the_broker_put_back_under_a_running_database(
@@ -272,5 +273,22 @@ async def test_connections_that_the_database_ends_cost_nothing_but_time(
                         "WHERE datname = current_database() AND pid <> pg_backend_pid()",
                     )
                 )
-        await until(lambda: _has(postgres_url, [*range(60), *range(1000, 1060)]), 60)
+        await until(lambda: _has(postgres_url, [*range(60), *range(1000, 1060)]))
     assert ended > 3
+
+
+async def test_a_callback_that_fails_keeps_no_other_from_being_called(stages: Stages) -> None:
+    called: list[str] = []
+
+    async def fail() -> None:
+        called.append("failed")
+        raise RuntimeError("on purpose")
+
+    async def go_on() -> None:
+        called.append("went on")
+
+    async with stages:
+        for callback in (fail, go_on):
+            stages.relay.after_sending(callback)
+        await until(lambda: len(called) == 2)
+    assert called == ["failed", "went on"]

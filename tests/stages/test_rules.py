@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import purveyor.stages
-from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName
+from purveyor.jetstream import headers as header_codec
+from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName, PublishRefused
 from purveyor.queues.stage_queues import check_endpoint, endpoint_of, endpoint_queue
 from purveyor.stages import Retry
-from purveyor.stages.codec import dump, load
-from purveyor.stages.flow import FLOW, Flow, Frame, derived_id
-from purveyor.stages.lanes import Lanes
+from purveyor.stages.flow import FLOW, Flow, Frame, check_sendable, derived_id, identity, key_of, message
+from purveyor.stages.key_scheduler import Lanes
+from purveyor.stages.message_codec import dump, load
+from purveyor.stages.processor import Pace
 from purveyor.stages.source import Incoming
-from purveyor.stages.timing import Timing
-from purveyor.stages.transaction import Pace
+from purveyor.stages.timeouts import Timing
 
 
 class Colour(enum.Enum):
@@ -199,3 +200,30 @@ def test_the_public_names() -> None:
     wanted = {"Stages", "SqlStore", "Retry", "Context", "Request", "Reply", "Next", "Goto", "Refuse"}
     assert wanted <= set(purveyor.stages.__all__)
     assert all(hasattr(purveyor.stages, name) for name in purveyor.stages.__all__)
+
+
+@given(st.text(st.characters(codec=None)), st.integers(0, 70_000))
+def test_what_is_accepted_travels_in_headers_and_the_rest_is_refused(key: str, size: int) -> None:
+    going = message("id-1", "stage.a.0", b"{}", Flow("t", state=["s" * size]), key)
+    try:
+        check_sendable(going, 1 << 20)
+    except InvalidInput:
+        assert "\0" in key or any("\ud800" <= letter <= "\udfff" for letter in key)
+    except PublishRefused:
+        assert size > 60_000
+    else:
+        block = header_codec.encode(header_codec.normalise({**going.headers, header_codec.MSG_ID: going.id}))
+        assert len(block) <= header_codec.LARGEST_BLOCK
+        assert key_of(header_codec.decode(block).headers) == key
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_any_id_of_a_message_can_be_stored_and_tells_it_from_others(given_id: bytes) -> None:
+    def known_as(raw: bytes) -> str:
+        return identity({header_codec.MSG_ID: (raw.decode("utf-8", "surrogateescape"),)}, "s", 1, "t")
+
+    stored = known_as(given_id)
+    assert "\0" not in stored
+    assert stored.encode()
+    assert known_as(given_id) == stored
+    assert known_as(given_id + b"\xff") != stored

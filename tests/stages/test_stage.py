@@ -10,14 +10,15 @@ from psycopg import AsyncConnection as Psycopg
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-from purveyor.delivery.dead_letters import Choice, DeadLetters
+from purveyor.delivery.dead_letters.service import Choice, DeadLetters
 from purveyor.model.errors import InvalidConfig, SetupError
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters import DeadLetter, token
+from purveyor.queues.dead_letters.letter import DeadLetter, token
 from purveyor.queues.stage_queues import endpoint_queue
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages, Target
-from tests.stages.conftest import QUICK, MakeStages, rows, until
+from tests.stages.conftest import QUICK, MakeStages, rows
+from tests.waiting import until
 
 QUICK_RETRY = Retry.parallel(attempts=3, first_delay=timedelta(milliseconds=10))
 

@@ -6,16 +6,17 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from purveyor.app.stage_feed import SubscriptionSource
-from purveyor.delivery.dead_letters import Choice, DeadLetters
+from purveyor.app.subscription_source import SubscriptionSource
+from purveyor.delivery.dead_letters.service import Choice, DeadLetters
 from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream.headers import POSITION, first
 from purveyor.model.event import Event
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.headers import POSITION, first
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
-from tests.stages.conftest import QUICK, rows, until
+from tests.stages.conftest import QUICK, rows
+from tests.waiting import until
 
 
 def event(number: int, key: str) -> bytes:

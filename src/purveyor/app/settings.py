@@ -20,14 +20,15 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from purveyor.delivery.push.addresses import parse_ranges
+from purveyor.delivery.push.egress_policy import parse_ranges
+from purveyor.jetstream.address import DEFAULT_INBOX, Address, Tls
+from purveyor.jetstream.server.config import ServerTls, check_sync
 from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError
-from purveyor.model.names import check_name, check_subject, check_subscription_name
-from purveyor.queues.address import DEFAULT_INBOX, Address, Tls
+from purveyor.model.name_rules import check_name, check_subject, check_subscription_name
 from purveyor.queues.catalogue import DEFAULT_GROUP
-from purveyor.queues.server.config import ServerTls, check_sync
 
 PREFIX = "PURVEYOR_"
+DEFAULT_CONNECTIONS = 4096
 FILE_NAME = "purveyor.toml"
 _SHORTEST_LETTER_DAYS = 0.05
 _SECRET = frozenset(
@@ -194,6 +195,10 @@ class Settings(BaseSettings):
     """The certificate of the API (PEM), for HTTPS."""
     api_tls_key: File | None = None
     """The key of that certificate."""
+    api_connections: Annotated[int, Field(ge=16, le=1_000_000)] = DEFAULT_CONNECTIONS
+    """How many connections an API process has open at most; one address that is no trusted proxy gets half of them."""
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words), _ours(parse_ranges)] = ()
+    """Addresses or networks of proxies before the API: from them alone `X-Forwarded-For` and `-Proto` are taken."""
     console: bool = True
     """Whether the API serves the console at `/`."""
     push_allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words), _ours(parse_ranges)] = ()

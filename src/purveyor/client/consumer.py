@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from purveyor.client.hand import Hand
-from purveyor.client.http import Http, authorization
-from purveyor.client.messages import Batch, Message
-from purveyor.client.options import MOST_AT_ONCE, ConsumerOptions
+from purveyor.client.api_client import Http, authorization
+from purveyor.client.consumer_messages import Batch, Message
+from purveyor.client.consumer_options import MOST_AT_ONCE, ConsumerOptions
+from purveyor.client.lease_keeper import Hand
+from purveyor.model.delivery_policy import DEFAULT_LEASE_SECONDS
 from purveyor.model.errors import (
     InvalidInput,
     LeaseLost,
@@ -21,7 +22,6 @@ from purveyor.model.errors import (
     Unavailable,
     UnknownSubscription,
 )
-from purveyor.model.policy import DEFAULT_LEASE_SECONDS
 
 Handler = Callable[[Message], Awaitable[object]]
 _log = logging.getLogger("purveyor.client")

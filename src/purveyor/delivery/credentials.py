@@ -1,67 +1,81 @@
 """Who may speak for whom: passwords of subscriptions and tokens of all logins, as hashes in the bucket `credentials`.
 
-    subscription.<name>   {"incarnation", "passwords": [{"hash", "until"}]}                the newest password first
-    token.<id>            {"login", "incarnation", "hash", "label", "created", "until"}    one key for each token
+    subscription.<name>   {"incarnation", "passwords": [{"hash", "until", "generation"}]}  the newest password first
+    token.<id>            {"login", "incarnation", "hash", "label", "created", "until",
+                           "generation", "parent", "bound"}                                one key for each token
+    session.<id>          {}    a session of the console that was ended, as long as its cookie would be valid
 
 A password belongs to one incarnation of a subscription: what a deleted one of the same name left behind opens nothing.
 A password that is changed can stay valid for a while beside the new one, and a login can have several tokens: either
 way its clients change over one by one, and none of them is turned away.
+
+When a token ends is told in `tokens`.
 
 Passwords are people's, so their hash is argon2. A token is 256 random bits: nobody can guess one, a plain hash is safe.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from purveyor.delivery.hashing import Hasher
-from purveyor.model import jsontext
+from purveyor.delivery.password_hashing import Hasher
+from purveyor.delivery.tokens import (
+    Password,
+    Passwords,
+    Token,
+    TokenOptions,
+    alive_tokens,
+    binding,
+    digest,
+    read_password,
+    read_token,
+    token_json,
+    while_parent,
+    while_password,
+)
+from purveyor.jetstream.key_value import Bucket, BucketConfig
+from purveyor.model import json_fields
 from purveyor.model.errors import (
     AlreadyExists,
+    InvalidInput,
     NotFound,
     PurveyorError,
+    Refused,
     Unavailable,
     UnknownKey,
+    UnreadableRecord,
     WrongRevision,
 )
-from purveyor.model.jsontext import Json
+from purveyor.model.json_fields import Json
+from purveyor.model.stored_record import Kind
 from purveyor.queues.client import Queues
-from purveyor.queues.keyvalue import Bucket, BucketConfig
 
 BUCKET: Final = "credentials"
 TOKEN_PREFIX: Final = "pvr"
 _PASSWORD: Final = "subscription."
 _TOKEN: Final = "token."
+_SESSION: Final = "session."
+MOST_TOKENS: Final = 100
+"""Of one login."""
 _SHAPE: Final = re.compile(rf"{TOKEN_PREFIX}_([0-9a-f]{{16}})_([A-Za-z0-9_-]{{43}})")
 _ATTEMPTS: Final = 20
 _AGAIN_SECONDS: Final = 1.0
+_PASSWORDS_KEPT: Final = Kind("password", ("incarnation", "passwords"))
+_TOKEN_KEPT: Final = Kind(
+    "token", ("login", "incarnation", "hash", "label", "created", "until", "generation", "parent", "bound")
+)
+_MARKER_AGE: Final = timedelta(hours=1)
+"""How long the mark of a deletion is kept: longer than any API process remembers a login without checking it again."""
+_SPARE_AGE: Final = timedelta(minutes=5)
+"""The server removes what has ended, so much later: its clock and ours may differ."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """A token, without what makes it one: for whom it speaks, and until when."""
-
-    id: str
-    login: str
-    incarnation: str | None
-    """Of the subscription that it speaks for, if it does."""
-    label: str
-    created: datetime
-    until: datetime | None
-
-    @property
-    def valid(self) -> bool:
-        """Whether its time is not over."""
-        return self.until is None or datetime.now(UTC) < self.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +84,7 @@ class Opened:
 
     incarnation: str
     until: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Password:
-    hash: str
-    until: datetime | None = None
-
-    @property
-    def valid(self) -> bool:
-        return self.until is None or datetime.now(UTC) < self.until
-
-    def to_json(self) -> Json:
-        return {"hash": self.hash, "until": None if self.until is None else self.until.isoformat()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Passwords:
-    """What is kept under a subscription's name."""
-
-    incarnation: str
-    passwords: tuple[_Password, ...]
-    revision: int
+    generation: int = 0
 
 
 def _unheard() -> None:
@@ -114,7 +107,7 @@ class Credentials:
         """
         kept, revision = await self._passwords(name)
         if kept is None or kept.incarnation != incarnation:
-            first = _Passwords(incarnation, (_Password(await self._hasher.hash(password)),), revision)
+            first = Passwords(incarnation, (Password(await self._hasher.hash(password)),), revision)
             with contextlib.suppress(WrongRevision):  # somebody else was quicker: is it the same?
                 await self._put(name, first)
                 return True
@@ -127,17 +120,24 @@ class Credentials:
             code=409,
         )
 
-    async def set_password(self, name: str, incarnation: str, password: str, *, keep_seconds: float = 0) -> None:
-        """A new password. The last one is valid for a while longer, older ones are not."""
-        new = _Password(await self._hasher.hash(password))
+    async def set_password(
+        self, name: str, incarnation: str, password: str, *, keep_seconds: float = 0, keep_tokens: bool = False
+    ) -> None:
+        """Set a new password. The last one is valid for a while longer, older ones are not.
+
+        Tokens end with the last password, unless they are kept. Both changes are one write: no crash parts them.
+        """
+        new = await self._hasher.hash(password)
         for _ in range(_ATTEMPTS):
             kept, revision = await self._passwords(name)
-            passwords: tuple[_Password, ...] = (new,)
-            if kept is not None and kept.incarnation == incarnation and keep_seconds > 0:
-                until = datetime.now(UTC) + timedelta(seconds=keep_seconds)
-                passwords += (_Password(kept.passwords[0].hash, until),)
+            passwords: tuple[Password, ...] = (Password(new),)
+            if kept is not None and kept.incarnation == incarnation:
+                last = kept.passwords[0]
+                passwords = (Password(new, generation=last.generation + (0 if keep_tokens else 1)),)
+                if keep_seconds > 0:
+                    passwords += (replace(last, until=datetime.now(UTC) + timedelta(seconds=keep_seconds)),)
             with contextlib.suppress(WrongRevision):
-                await self._put(name, _Passwords(incarnation, passwords, revision))
+                await self._put(name, Passwords(incarnation, passwords, revision))
                 return
         raise Unavailable(f"the password of subscription {name!r} is changed by others as well", fix="try again")
 
@@ -154,80 +154,146 @@ class Credentials:
             return None
         for each in valid:
             if await self._hasher.verify(each.hash, password):
-                return Opened(kept.incarnation, each.until)
+                return Opened(kept.incarnation, each.until, each.generation)
         return None
 
-    async def remove(self, name: str, incarnation: str) -> None:
-        """Forget the password and the tokens of a subscription that is gone."""
+    async def remove(self, name: str, incarnation: str | None) -> None:
+        """Forget the password and the tokens of a subscription that is gone; None: of all that had its name."""
         bucket = await self._open()
-        kept, revision = await self._passwords(name)
-        if kept is not None and kept.incarnation == incarnation:
+        entry = await bucket.newest(password_key(name))
+        if entry is not None and not entry.deleted and incarnation in (None, _incarnation(entry.value)):
             with contextlib.suppress(WrongRevision):
-                await bucket.delete(password_key(name), revision=revision)
+                await bucket.delete(password_key(name), revision=entry.revision)
         for token in await self.tokens(name):
-            if token.incarnation == incarnation:
+            if token.incarnation is not None and incarnation in (None, token.incarnation):
                 await bucket.delete(token_key(token.id))
 
     async def add_token(
-        self, login: str, incarnation: str | None, *, label: str = "", seconds: float | None = None
+        self, login: str, incarnation: str | None, options: TokenOptions | None = None
     ) -> tuple[Token, str]:
-        """A new token for a login, and its text, which is told once and never again."""
+        """Make a token for a login; return it and its text, which is told once and never again.
+
+        1. It is stored. 2. All of the login are counted: one that is beyond the limit is removed, with `Refused`. So
+        many that are made at once are not more than allowed. A crash between the two leaves one that nobody has.
+        """
+        chosen = options or TokenOptions()
         identity, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        text = f"{TOKEN_PREFIX}_{identity}_{secret}"
         now = datetime.now(UTC)
+        kept, _ = (None, 0) if incarnation is None else await self._passwords(login)
+        current = 0 if kept is None or kept.incarnation != incarnation else kept.passwords[0].generation
         token = Token(
             id=identity,
             login=login,
             incarnation=incarnation,
-            label=label,
+            label=chosen.label,
             created=now,
-            until=None if seconds is None else now + timedelta(seconds=seconds),
-        )
-        value = {
-            "login": login,
-            "incarnation": incarnation,
-            "hash": _digest(secret),
-            "label": label,
-            "created": now.isoformat(),
-            "until": None if token.until is None else token.until.isoformat(),
-        }
-        await (await self._open()).create(token_key(identity), jsontext.dump(value))
-        return token, f"{TOKEN_PREFIX}_{identity}_{secret}"
+            until=None if chosen.seconds is None else now + timedelta(seconds=chosen.seconds),
+            generation=current if chosen.generation is None else chosen.generation,
+            parent=chosen.parent,
+            bound=None if chosen.password is None else binding(text, chosen.password),
+        ).until_at_most(chosen.until)
+        bucket = await self._open()
+        age = None if token.until is None else max(token.until - now, timedelta(0)) + _SPARE_AGE
+        await bucket.create(token_key(identity), _TOKEN_KEPT.dump(token_json(token, secret)), max_age=age)
+        found = [each.id for each in await self.tokens(login)]
+        if identity in found[MOST_TOKENS:]:
+            await bucket.delete(token_key(identity))
+            raise Refused(
+                f"login {login!r} has {MOST_TOKENS} tokens",
+                fix="end one with DELETE /v1/tokens/{id}; GET /v1/tokens lists them",
+                code=409,
+            )
+        if identity not in found and token.valid:
+            raise Refused("the password, or the token, that it was to be made with has ended", fix="log in", code=409)
+        return token, text
 
     async def check_token(self, text: str) -> Token | None:
-        """The token that a text is; None if it is none, or its time is over."""
+        """The token that a text is; None if it is none, or it has ended."""
         shape = _SHAPE.fullmatch(text)
         identity, secret = shape.groups() if shape else ("0" * 16, "")
         try:
             entry = await (await self._open()).get(token_key(identity))
         except UnknownKey:
             return None
-        value = jsontext.parse(entry.value, "token")
-        token = _token(identity, value)
-        same = hmac.compare_digest(_digest(secret), jsontext.text(value, "hash", "token"))
-        return token if same and token.valid else None
+        value = _TOKEN_KEPT.read(entry.value, _TOKEN_KEPT.check, f"token {identity}")
+        if not hmac.compare_digest(digest(secret), json_fields.text(value, "hash", "token")):
+            return None
+        token: Token | None = read_token(identity, value)
+        if token is not None and token.incarnation is not None:
+            token = while_password(token, (await self._passwords(token.login))[0])
+        if token is not None and token.parent is not None:
+            token = while_parent(token, await self._find_token(token.parent))
+        return token if token is not None and token.valid else None
 
     async def tokens(self, login: str) -> list[Token]:
-        """The tokens of a login, oldest first."""
+        """The tokens of a login that have not ended, oldest first."""
+        return [token for token in await self._alive(await self._all_tokens(), login) if token.login == login]
+
+    async def remove_token(self, login: str, identity: str) -> list[str]:
+        """End a token of a login, and those that were made with it; NotFound if it has none of that id.
+
+        Returns the ids of all that were ended. The token itself goes last: after a crash it can be ended again.
+        """
+        found = await self._all_tokens()
+        if not any(token.id == identity and token.login == login for token in found):
+            raise NotFound(f"login {login!r} has no token {identity!r}", fix="GET /v1/tokens lists them")
+        ended = [*(token.id for token in found if token.parent == identity), identity]
+        bucket = await self._open()
+        for each in ended:
+            await bucket.delete(token_key(each))
+        return ended
+
+    async def sweep(self) -> int:
+        """Remove tokens that have ended, whoever made them; return how many. Any number of processes may do it."""
+        found = await self._all_tokens(lenient=False)
+        alive = {token.id for token in await self._alive(found)}
+        ended = [token.id for token in found if token.id not in alive]
+        bucket = await self._open()
+        for identity in ended:
+            await bucket.delete(token_key(identity))
+        return len(ended)
+
+    async def end_session(self, identity: str, seconds: float) -> None:
+        """Tell every API process that a session of the console is over. It is kept as long as the session would be."""
+        age = timedelta(seconds=max(seconds, 0)) + _SPARE_AGE
+        await (await self._open()).put(session_key(identity), b"{}", max_age=age)
+
+    async def _find_token(self, identity: str) -> Token | None:
+        try:
+            entry = await (await self._open()).get(token_key(identity))
+        except UnknownKey:
+            return None
+        return read_token(identity, _TOKEN_KEPT.read(entry.value, _TOKEN_KEPT.check, f"token {identity}"))
+
+    async def _alive(self, found: Sequence[Token], login: str | None = None) -> list[Token]:
+        """Those of all tokens that have not ended, by the passwords of one login or of all."""
+        names = {token.login for token in found if token.incarnation is not None and login in (None, token.login)}
+        return alive_tokens(found, {name: (await self._passwords(name))[0] for name in names})
+
+    async def _all_tokens(self, *, lenient: bool = True) -> list[Token]:
+        """Every token, in the order in which they were made; those that are not understood are left out."""
         found: list[Token] = []
         bucket = await self._open()
         async with contextlib.aclosing(bucket.watch(f"{_TOKEN}>")) as changes:
             async for entry in changes:
                 if entry is None:
                     break
-                if not entry.deleted:
-                    found.append(_token(entry.key.removeprefix(_TOKEN), jsontext.parse(entry.value, "token")))
-        return sorted((token for token in found if token.login == login), key=lambda token: token.created)
-
-    async def remove_token(self, login: str, identity: str) -> None:
-        """End a token of a login; NotFound if it has none of that id."""
-        if identity not in {token.id for token in await self.tokens(login)}:
-            raise NotFound(f"login {login!r} has no token {identity!r}", fix="GET /v1/tokens lists them")
-        await (await self._open()).delete(token_key(identity))
+                if entry.deleted:
+                    continue
+                identity = entry.key.removeprefix(_TOKEN)
+                try:
+                    found.append(read_token(identity, _TOKEN_KEPT.read(entry.value, _TOKEN_KEPT.check)))
+                except UnreadableRecord as error:
+                    if not lenient:  # what was made with it may not be judged without it
+                        raise
+                    _log.warning("token %s is left as it is: %s", identity, error)
+        return found
 
     async def follow(self, changed: Callable[[str | None], None], begun: Callable[[], None] = _unheard) -> None:
         """Call `changed` with the key of everything that anybody changes, with None if some was missed. Without end.
 
-        `begun` is called when all that happens from now on is seen.
+        Sessions that were ended before are told at first. `begun` is called when all that happens from now on is seen.
         """
         while True:
             try:
@@ -239,7 +305,7 @@ class Credentials:
                             current = True
                             changed(None)
                             begun()
-                        elif current:
+                        elif current or entry.key.startswith(_SESSION):
                             changed(entry.key)
             except PurveyorError as error:
                 _log.warning("changes of passwords are not seen at present: %s", error)
@@ -248,24 +314,26 @@ class Credentials:
 
     async def _open(self) -> Bucket:
         if self._bucket is None:
-            self._bucket = await self._queues.bucket(BucketConfig(name=BUCKET, replicas=self._replicas))
+            config = BucketConfig(name=BUCKET, replicas=self._replicas, marker_age=_MARKER_AGE)
+            self._bucket = await self._queues.bucket(config)
         return self._bucket
 
-    async def _passwords(self, name: str) -> tuple[_Passwords | None, int]:
+    async def _passwords(self, name: str) -> tuple[Passwords | None, int]:
         """What is kept under a name, and the revision to give when it is written."""
         entry = await (await self._open()).newest(password_key(name))
         if entry is None or entry.deleted:
             return None, 0 if entry is None else entry.revision
-        value = jsontext.parse(entry.value, "password")
-        passwords = tuple(
-            _Password(jsontext.text(each, "hash", "password"), _moment(each, "until")) for each in value["passwords"]
-        )
-        incarnation = jsontext.text(value, "incarnation", "password")
-        return _Passwords(incarnation, passwords, entry.revision), entry.revision
 
-    async def _put(self, name: str, kept: _Passwords) -> None:
+        def build(given: Json) -> Passwords:
+            value = _PASSWORDS_KEPT.check(given)
+            passwords = tuple(map(_password, value["passwords"]))
+            return Passwords(json_fields.text(value, "incarnation", "password"), passwords, entry.revision)
+
+        return _PASSWORDS_KEPT.read(entry.value, build, f"subscription {name!r}"), entry.revision
+
+    async def _put(self, name: str, kept: Passwords) -> None:
         value = {"incarnation": kept.incarnation, "passwords": [each.to_json() for each in kept.passwords]}
-        await (await self._open()).update(password_key(name), jsontext.dump(value), kept.revision)
+        await (await self._open()).update(password_key(name), _PASSWORDS_KEPT.dump(value), kept.revision)
 
 
 def password_key(name: str) -> str:
@@ -278,26 +346,31 @@ def token_key(identity: str) -> str:
     return f"{_TOKEN}{identity}"
 
 
+def session_key(identity: str) -> str:
+    """The key of a session of the console that was ended."""
+    return f"{_SESSION}{identity}"
+
+
+def ended_session(key: str) -> str | None:
+    """The id of the session that a key tells the end of."""
+    return key.removeprefix(_SESSION) if key.startswith(_SESSION) else None
+
+
 def token_id(text: str) -> str | None:
     """The id of the token that a text seems to be."""
     shape = _SHAPE.fullmatch(text)
     return None if shape is None else shape[1]
 
 
-def _token(identity: str, value: Json) -> Token:
-    return Token(
-        id=identity,
-        login=jsontext.text(value, "login", "token"),
-        incarnation=value.get("incarnation"),
-        label=str(value.get("label") or ""),
-        created=jsontext.moment(value, "created", "token"),
-        until=_moment(value, "until"),
-    )
+def _incarnation(kept: bytes) -> str | None:
+    """Whose a password is, whatever else is kept with it."""
+    try:
+        found = json_fields.parse(kept, "password").get("incarnation")
+    except InvalidInput:
+        return None
+    return found if isinstance(found, str) else None
 
 
-def _moment(value: Json, name: str) -> datetime | None:
-    return None if value.get(name) is None else jsontext.moment(value, name, "credential")
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
+def _password(given: Json) -> Password:
+    json_fields.only(given, ("hash", "until", "generation"), "password")
+    return read_password(given)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from purveyor.model.done import Done, Seen
+from purveyor.model.ack_ranges import Done, Seen
 
 __all__ = ["Done", "Seen", "numbers", "runs"]
 

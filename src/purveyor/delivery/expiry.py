@@ -6,13 +6,12 @@ write the queue, and none goes in silence. An age limit of the stream would do n
 """
 
 import asyncio
-import contextlib
 import logging
 from typing import Final
 
 from purveyor.delivery.pull import Pull
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model.errors import PurveyorError, UnknownSubscription
+from purveyor.model.errors import PurveyorError, UnknownSubscription, UnreadableRecord
 from purveyor.model.registration import PrefillStatus, RecordState
 from purveyor.queues.registry import Registered
 
@@ -43,11 +42,16 @@ class Expiry:
         for found in (await self._subscriptions.list()).subscriptions.values():
             if not may_expire(found):
                 continue
-            with contextlib.suppress(UnknownSubscription):
+            try:
                 count = await self._pull.expire(found.name)
-                if count:
-                    expired[found.name] = count
-                    _log.warning("%d messages of subscription %s expired: nobody acknowledged them", count, found.name)
+            except UnknownSubscription:
+                continue
+            except UnreadableRecord as error:  # nothing expires before somebody understands what was delivered
+                _log.warning("messages are kept longer than they should be: %s", error)
+                continue
+            if count:
+                expired[found.name] = count
+                _log.warning("%d messages of subscription %s expired: nobody acknowledged them", count, found.name)
         return expired
 
 

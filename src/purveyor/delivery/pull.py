@@ -5,24 +5,32 @@ here is kept that another process could not do without: any number of them serve
 """
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
-from purveyor.delivery import leases
-from purveyor.delivery.ahead import Kept
-from purveyor.delivery.bells import Bells
-from purveyor.delivery.desk import Desk, Step
-from purveyor.delivery.desks import Desks
-from purveyor.delivery.ends import entry, log
-from purveyor.delivery.gate import Gate, is_open
-from purveyor.delivery.hands import (
+from purveyor.delivery import lease_rules
+from purveyor.delivery.dead_letters.park import Parking
+from purveyor.delivery.failure_history import entry, log
+from purveyor.delivery.memory_limit import Memory
+from purveyor.delivery.message_buffer import kind_of, letter_of, position_of
+from purveyor.delivery.notifier import Bells
+from purveyor.delivery.prefetch import Kept
+from purveyor.delivery.registration_cache import Gate, is_open
+from purveyor.delivery.state import Acked, Again, Book, End, Full, Lease, Pending
+from purveyor.delivery.state_writer import Desk, Step
+from purveyor.delivery.state_writer_cache import Desks
+from purveyor.delivery.transitions import (
     MOST_LAPSED,
     Delivered,
     Hand,
+    Look,
     Order,
+    acked,
     acknowledged,
     acknowledged_for,
     check_instance,
@@ -36,20 +44,19 @@ from purveyor.delivery.hands import (
     lapse,
     milliseconds,
     moment,
+    refused,
     rules_of,
 )
-from purveyor.delivery.letters import Parking
-from purveyor.delivery.window import kind_of, letter_of, position_of
-from purveyor.delivery.words import Acked, Again, Book, End, Lease, Pending
-from purveyor.model import figures
+from purveyor.jetstream.streams import StoredMessage
+from purveyor.model import metrics
+from purveyor.model.delivery_policy import LONGEST_DELAY_SECONDS, OrderBy, check_lease_seconds
 from purveyor.model.errors import InvalidInput, UnknownMessage, UnknownStream, UnknownSubscription
-from purveyor.model.policy import LONGEST_DELAY_SECONDS, OrderBy, check_lease_seconds
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
-from purveyor.queues.streams import StoredMessage
 
 __all__ = ["DEFAULT_INSTANCE", "LONGEST_WAIT_SECONDS", "MOST_AT_ONCE", "Delivered", "Pull"]
 
+_log = logging.getLogger(__name__)
 DEFAULT_INSTANCE: Final = "default"
 MOST_AT_ONCE: Final = 1000
 LONGEST_WAIT_SECONDS: Final = 3600.0
@@ -68,13 +75,22 @@ class Pull:
     away for longer than the connection has patience; then nothing is lost, and the same call may be made again.
     """
 
-    def __init__(self, queues: Queues, *, replicas: int = 1, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        queues: Queues,
+        *,
+        replicas: int = 1,
+        clock: Callable[[], float] = time.time,
+        memory: Memory | None = None,
+    ) -> None:
         self._queues = queues
         self._clock = clock
         self._bells = Bells(queues.connection)
         self._gate = Gate(queues, self._bells.ring, replicas=replicas)
-        self._desks = Desks(queues, self._gate, self._bells, replicas=replicas)
+        self._desks = Desks(queues, self._gate, self._bells, replicas=replicas, memory=memory)
         self._parking = Parking(queues, replicas=replicas)
+        self._full: set[str] = set()
+        """Subscriptions of which nothing more was handed out when they were looked at last."""
 
     async def next(
         self,
@@ -87,10 +103,11 @@ class Pull:
         """The next message for an instance, waited for up to `timeout` seconds; None if there is none.
 
         With `pop` it is acknowledged at once. With `looked` it is waited for without a look before: the caller has just
-        asked without waiting, and got nothing. `PrefillFailed` if nothing will come until somebody acts.
+        asked without waiting, and got nothing. `PrefillFailed` if nothing will come until somebody acts; `WindowFull`
+        if nothing more may be out.
         """
         order = Order(instance=check_instance(instance), pop=pop, looked=looked)
-        found = await self._poll(name, order, timeout) if timeout or looked else (await self._look(name, order))[0]
+        found = await self._poll(name, order, timeout) if timeout or looked else await self._look_once(name, order)
         return found[0] if found else None
 
     async def lease(
@@ -126,7 +143,7 @@ class Pull:
         kept = await desk.decide(decide)
         if instance is not None:
             desk.ahead.acknowledged(instance, kept)
-        figures.ACKNOWLEDGED.add(name)
+        metrics.ACKNOWLEDGED.add(name)
 
     async def acknowledge_up_to(self, name: str, sequence: int, *, instance: str = DEFAULT_INSTANCE) -> int:
         """All that an instance has at hand up to a message, in the order of delivery, is handled; how many that is.
@@ -142,16 +159,16 @@ class Pull:
                 raise gone(desk.name, sequence)
             if desk.window.find(sequence) is None:
                 return Step(value=0, missing=1, empty=True)
-            book = leases.expire(book, self._now())
-            handed_out = leases.handed_out(book, desk.window.pending(book), sequence, instance, rules)
+            book = lease_rules.expire(book, self._now())
+            handed_out = lease_rules.handed_out(book, desk.window.pending(book), sequence, instance, rules)
             # The position of the last one is enough: what lies before it in the queue was written before it.
             acked = [known(desk, each.sequence)._replace(position=message.position) for each in handed_out]
-            return Step(value=len(acked), book=leases.acknowledge(book, acked, desk.window.seen()), acked=acked)
+            return Step(value=len(acked), book=lease_rules.acknowledge(book, acked, desk.window.seen()), acked=acked)
 
         count = await desk.decide(decide)
         if not count:
             raise gone(name, sequence)
-        figures.ACKNOWLEDGED.add(name, by=count)
+        metrics.ACKNOWLEDGED.add(name, by=count)
         return count
 
     async def retry(
@@ -169,13 +186,13 @@ class Pull:
 
         def decide(book: Book) -> Step[None]:
             now = self._now()
-            book = leases.expire(book, now)
+            book = lease_rules.expire(book, now)
             seconds = policy.backoff_seconds(max(book.deliveries(sequence), 1)) if delay is None else delay
             again = Again(instance=instance, now=now, delay=milliseconds(seconds))
-            return Step(value=None, book=leases.retry(book, sequence, again, rules), frees=True)
+            return Step(value=None, book=lease_rules.retry(book, sequence, again, rules), frees=True)
 
         await desk.decide(decide)
-        figures.RETURNED.add(name)
+        metrics.RETURNED.add(name)
 
     async def reject(self, name: str, sequence: int, reason: str, *, instance: str = DEFAULT_INSTANCE) -> None:
         """A message will never be handled: it becomes a dead letter. `LeaseLost` if another instance has it.
@@ -187,10 +204,10 @@ class Pull:
         message = await self._find(desk, sequence)
 
         def check(book: Book) -> Step[Book]:
-            book = leases.expire(book, self._now())
+            book = lease_rules.expire(book, self._now())
             if sequence in book.done(message.kind):
                 raise gone(name, sequence)
-            leases.may_give_up(book, sequence, instance)
+            lease_rules.may_give_up(book, sequence, instance)
             return Step(value=book, empty=True)
 
         book = await desk.decide(check)
@@ -202,6 +219,27 @@ class Pull:
         reason = reason or "rejected by the consumer"
         await self._parking.park(desk, body, reason, book.deliveries(sequence), attempts)
         await desk.decide(lambda book: acknowledged(desk, book, [message]))
+
+    async def set_aside(self, name: str, message: Delivered, reason: str) -> None:
+        """Park a message that was handed out to this process, and that it cannot hand on.
+
+        1. It is parked under an id made of where it came from. 2. It is acknowledged, unless it was popped. After a
+        crash between the two it is handed out again; after a crash before 1, a popped one is lost, as it would be
+        when the crash comes before the answer.
+        """
+        desk = await self._desk(name)
+        stored = StoredMessage(
+            stream=subscription_queue(name).stream,
+            sequence=message.sequence,
+            timestamp=None,
+            subject=f"{name}.{message.kind.value}",
+            headers=message.headers,
+            data=message.data,
+        )
+        await self._parking.park(desk, stored, reason, message.num_delivered)
+        if message.lease is not None:
+            with contextlib.suppress(UnknownMessage):  # somebody was quicker
+                await desk.decide(lambda book: acknowledged(desk, book, [acked(message)]))
 
     async def extend(
         self, name: str, sequence: int, *, lease_seconds: float | None = None, instance: str = DEFAULT_INSTANCE
@@ -215,7 +253,7 @@ class Pull:
         length = milliseconds(seconds)
 
         def decide(book: Book) -> Step[Lease]:
-            longer, lease = leases.extend(book, sequence, instance, self._now(), length)
+            longer, lease = lease_rules.extend(book, sequence, instance, self._now(), length)
             return Step(value=lease, book=longer)
 
         return moment((await desk.decide(decide)).until)
@@ -236,7 +274,7 @@ class Pull:
         while lapsed := await desk.decide(decide):
             total += lapsed
         if total:
-            figures.EXPIRED.add(name, by=total)
+            metrics.EXPIRED.add(name, by=total)
         return total
 
     def forget(self, name: str) -> None:
@@ -262,43 +300,56 @@ class Pull:
             raise InvalidInput(f"a wait of {wait_seconds:g} seconds", fix=f"give 0 to {LONGEST_WAIT_SECONDS:g}")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
-        if not order.looked:
-            found, _ = await self._look(name, order)
-            if found or wait_seconds <= 0:
-                return found
+        if wait_seconds <= 0:
+            return await self._look_once(name, order)
+        if not order.looked and (found := (await self._look(name, order)).found):
+            return found
         async with self._bells.waiting(name) as bell:
             while True:
                 rung = await bell.arm()
-                found, again_at = await self._look(name, order)
+                look = await self._look(name, order)
                 left = deadline - loop.time()
-                if found or left <= 0:
-                    return found
-                if again_at is not None:
-                    left = min(left, max((again_at - self._now()) / 1000, 0.001))
+                if look.found or left <= 0:
+                    return _found(name, look)
+                if look.again_at is not None:
+                    left = min(left, max((look.again_at - self._now()) / 1000, 0.001))
                 await bell.wait(rung, left)
 
-    async def _look(self, name: str, order: Order) -> tuple[list[Delivered], int | None]:
+    async def _look_once(self, name: str, order: Order) -> list[Delivered]:
+        return _found(name, await self._look(name, order))
+
+    async def _look(self, name: str, order: Order) -> Look:
         """What there is for an instance now; or when to look again, if that is known."""
         while True:
             registered = await self._gate.look(name)
             if not is_open(registered):
-                return [], None
+                return Look([])
             desk = await self._desks.of(registered)
             if (kept := claimed(desk, order)) is not None:
-                return await self._bodies(desk, kept), None
+                return Look(await self._bodies(desk, kept))
             try:
                 alike = desk.definition.order_by is not OrderBy.POSITION  # whoever asks, there is something or not
                 hand = await desk.decide(lambda book, desk=desk: hand_over(desk, book, order, self._now()), alike=alike)  # type: ignore[misc]
             except UnknownSubscription:
                 self._gate.forget(name)  # deleted and perhaps added again: asked anew, the registry tells
                 continue
-            for message in hand.taken.exhausted:
-                await self._give_up(desk, message, hand.taken.ends.get(message.sequence, ()))
+            problem = await self._give_up_exhausted(desk, hand)
             if hand.lapsed:
-                figures.EXPIRED.add(name, by=hand.lapsed)
+                metrics.EXPIRED.add(name, by=hand.lapsed)
             found = await self._bodies(desk, hand)
+            if problem is not None and not found:
+                raise problem
             if found or not (hand.taken.exhausted or hand.taken.lease or hand.lapsed):
-                return found, hand.taken.again_at
+                self._note_full(name, hand.taken.full)
+                return Look(found, hand.taken.again_at, hand.taken.cut, hand.taken.full)
+
+    def _note_full(self, name: str, full: Full | None) -> None:
+        """Log once that nothing more of a subscription is handed out."""
+        if full is None:
+            self._full.discard(name)
+        elif name not in self._full:
+            self._full.add(name)
+            _log.warning("%s", refused(name, full))
 
     async def _bodies(self, desk: Desk, hand: Hand) -> list[Delivered]:
         """The messages of a lease. One that limits or people removed meanwhile counts as done."""
@@ -306,8 +357,10 @@ class Pull:
         if lease is None:
             return []
         found: list[Delivered] = []
+        given_up = [each for each, body in zip(lease.sequences, hand.bodies, strict=True) if body is None]
+        again = await desk.window.fetch(given_up) if given_up else {}
         for sequence, body, count in zip(lease.sequences, hand.bodies, hand.taken.deliveries, strict=True):
-            message = body or await self._read(desk, sequence)
+            message = body or again.get(sequence)
             if message is None:
                 removed = desk.window.find(sequence) or Acked(sequence, kind_in(lease, sequence))
                 await desk.decide(lambda book, removed=removed: acknowledged(desk, book, [removed]))  # type: ignore[misc]
@@ -317,6 +370,15 @@ class Pull:
             desk.window.drop_bodies(lease.sequences)
         count_delivered(desk.name, found, popped=hand.popped)
         return found
+
+    async def _give_up_exhausted(self, desk: Desk, hand: Hand) -> Exception | None:
+        """Park what was delivered too often. An error is returned, so that what was leased with it is delivered."""
+        try:
+            for message in hand.taken.exhausted:
+                await self._give_up(desk, message, hand.taken.ends.get(message.sequence, ()))
+        except Exception as error:  # noqa: BLE001 - the caller raises it when there is nothing to deliver
+            return error
+        return None
 
     async def _give_up(self, desk: Desk, message: Pending, ends: Sequence[End]) -> None:
         """Park a message that was delivered too often, and go on behind it."""
@@ -353,3 +415,10 @@ class Pull:
 
     def _now(self) -> int:
         return milliseconds(self._clock())
+
+
+def _found(name: str, look: Look) -> list[Delivered]:
+    """The messages; `WindowFull` if there are none because nothing more may be out."""
+    if not look.found and look.full is not None:
+        raise refused(name, look.full)
+    return look.found

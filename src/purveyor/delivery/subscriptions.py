@@ -4,14 +4,16 @@ Every change is a sequence of steps that may be cut off anywhere and are made wh
 truth about where a subscription begins and ends is its control event in `incoming`.
 """
 
+import contextlib
 import dataclasses
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from typing import assert_never
 
+from purveyor.jetstream.publisher import Expect
 from purveyor.model import tracing
-from purveyor.model.control import (
+from purveyor.model.control_events import (
     CONTROL_SUBJECT,
     JOB_SUBJECT,
     CatchUpJob,
@@ -28,17 +30,31 @@ from purveyor.model.errors import (
     AlreadyExists,
     InvalidInput,
     InvalidName,
+    OutcomeUnknown,
+    PurveyorError,
     Refused,
     Unavailable,
     UnknownSubscription,
+    UnreadableRecord,
     WrongRevision,
 )
 from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.model.subscription_limits import check_options, check_subscription, check_topics
 from purveyor.queues.catalogue import PREFILL, incoming, subscription_queue
 from purveyor.queues.client import Queues
-from purveyor.queues.publisher import Expect
-from purveyor.queues.registry import PrefillState, PrefillStatus, Record, RecordState, Registered, Registry, Snapshot
-from purveyor.queues.subscription_queues import make_queue, remove_queue
+from purveyor.queues.registry import (
+    STATES,
+    PrefillState,
+    PrefillStatus,
+    Record,
+    RecordState,
+    Registered,
+    Registry,
+    Snapshot,
+    Unreadable,
+)
+from purveyor.queues.subscriptions import make_queue, queue_owner, remove_queue
+from purveyor.queues.waiting_replays import WaitingReplay
 
 _ATTEMPTS = 50
 
@@ -100,9 +116,9 @@ class Subscriptions:
             await self._begin_prefill(record)
         return await self._change(record, lambda now: dataclasses.replace(now, state=RecordState.ACTIVE)), created
 
-    async def get(self, name: str) -> Registered:
-        """A subscription; UnknownSubscription if there is none or it is being deleted."""
-        found = await (await self.registry()).get(name)
+    async def get(self, name: str, states: Collection[str] = STATES) -> Registered:
+        """A subscription, with these of its states; UnknownSubscription if there is none or it is being deleted."""
+        found = await (await self.registry()).get(name, states)
         if found.record.state is RecordState.DELETING:
             raise UnknownSubscription(f"subscription {name!r} is being deleted", fix="delete it again if that ended")
         return found
@@ -110,7 +126,7 @@ class Subscriptions:
     async def find(self, name: str) -> Subscription | None:
         """What the subscription of a name asks for; None if there is none."""
         try:
-            return (await (await self.registry()).get(name)).record.definition
+            return (await (await self.registry()).get(name, ())).record.definition
         except (UnknownSubscription, InvalidName):
             return None
 
@@ -118,8 +134,11 @@ class Subscriptions:
         """All subscriptions, those too that are not registered or deleted to the end."""
         return await (await self.registry()).list()
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, *, force: bool = False) -> str | None:
         """End a subscription and remove what it has not acknowledged; UnknownSubscription if there is none.
+
+        Returns its incarnation. UnreadableRecord if this program does not understand it; with `force` it is deleted
+        all the same (see `_end_unreadable`), and the incarnation is None if even that cannot be read.
 
         1. The record becomes *deleting*: it is not served any more, and writers drop what they have for it.
         2. The control event is stored in `incoming`: dispatchers leave it out from there on.
@@ -127,17 +146,23 @@ class Subscriptions:
         4. Its keys are removed, the record last. A crash before this leaves it *deleting*: deleting it again, or adding
            one of the same name, goes through all steps again, and each of them is the same done twice.
         """
-        found = await (await self.registry()).get(name)
-        await self._end(found)
+        found = await (await self.registry()).find(name)
+        if isinstance(found, Registered):
+            await self._end(found)
+        elif force:
+            await self._end_unreadable(found)
+        else:
+            raise found.error()
+        return found.incarnation
 
     async def pause(self, name: str, reason: str | None = None) -> Record:
         """Hand out nothing until `resume`; the queue goes on filling. Who is no person gives a reason."""
-        found = await self._ready(name)
+        found = await self._ready(name, ())
         return await self._change(found.record, lambda now: dataclasses.replace(now, paused=True, pause_reason=reason))
 
     async def resume(self, name: str) -> Record:
         """Hand out again, and if its queue refused messages, ask for those to be written now."""
-        found = await self._ready(name)
+        found = await self._ready(name, ("dispatch",))
         record = await self._change(found.record, lambda now: dataclasses.replace(now, paused=False, pause_reason=None))
         if found.suspended is not None:
             # Asking twice is one job; when writing has stopped again since, or a catch-up has failed, it is another.
@@ -150,7 +175,7 @@ class Subscriptions:
 
         Topics and prefill are what it began with, and stay.
         """
-        found = await self._ready(name)
+        found = await self._ready(name, ())
 
         def redefined(now: Record) -> Record:
             definition = change(now.definition)
@@ -160,6 +185,7 @@ class Subscriptions:
                 now.definition.request_prefill,
             ):
                 raise InvalidInput(f"other topics for subscription {name!r}", fix="delete it and add it again")
+            check_options(definition)
             return dataclasses.replace(now, definition=definition)
 
         return await self._change(found.record, redefined)
@@ -167,19 +193,45 @@ class Subscriptions:
     async def replay(
         self, name: str, from_: Place, to: Place | None = None, topics: Iterable[RealmTopic] = ()
     ) -> ReplayJob:
-        """Ask for events of the past to be written again, from a position or time on, up to another or to now."""
-        found = await self._ready(name)
+        """Ask for events of the past to be written again, from a position or time on, up to another or to now.
+
+        AlreadyExists if a replay of this subscription waits already; one that is being written does not wait.
+
+        1. The record of the waiting replay is written. After a crash other replays are refused for a minute.
+        2. The job is put on `prefill`. After a crash, or when the server did not answer, the prefill worker runs the
+           job if it is there; if it has to wait, the worker completes the record.
+        3. Its sequence there is added to the record. The worker deletes the record when it begins the job.
+        """
+        found = await self._ready(name, ("prefill",))
         _check_places(from_, to)
-        about = _about(found.record, str(uuid.uuid4()))
-        job = ReplayJob(**about, from_=from_, to=to, topics=tuple(topics))
-        await self._put_job(job)
+        wanted = tuple(topics)
+        check_topics(wanted)
+        job = ReplayJob(**_about(found.record, str(uuid.uuid4())), from_=from_, to=to, topics=wanted)
+        waiting = (await self.registry()).waiting_replays
+        (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_usable()
+        await waiting.claim(
+            name,
+            WaitingReplay(incarnation=job.incarnation, job=job.job, at=datetime.now(UTC)),
+            first_sequence=(await self._queues.streams.info(PREFILL.stream)).state.first_seq,
+            begun=found.prefill.job if found.prefill is not None else None,
+        )
+        try:
+            sequence = await self._put_job(job)
+        except (Unavailable, OutcomeUnknown):
+            raise  # the job may be stored
+        except PurveyorError:
+            with contextlib.suppress(PurveyorError):  # then other replays are refused for a minute
+                await waiting.forget(name, job.job)
+            raise
+        with contextlib.suppress(Unavailable, UnreadableRecord):  # the job is stored, and that is the answer
+            await waiting.stored(name, job.job, sequence)
         return job
 
     async def request_prefill(self, name: str) -> PrefillState:
         """Try a prefill that failed again. One that is pending gets its job again; a running or done one is left."""
         registry = await self.registry()
         for _ in range(_ATTEMPTS):
-            found = await self._ready(name)
+            found = await self._ready(name, ("prefill",))
             state = found.prefill
             if state is None:
                 raise Refused(
@@ -210,6 +262,7 @@ class Subscriptions:
             try:
                 found = await registry.get(definition.name)
             except UnknownSubscription:
+                check_subscription(definition)  # not if it is there: it may be older than the limits
                 record = Record(incarnation=str(uuid.uuid4()), definition=definition, created=datetime.now(UTC))
                 try:
                     await registry.create(record)
@@ -236,7 +289,7 @@ class Subscriptions:
         registry = await self.registry()
         assert record.begin is not None
         for _ in range(_ATTEMPTS):
-            found = await registry.get(record.name)
+            found = await registry.get(record.name, ("prefill",))
             state = found.prefill
             if found.incarnation != record.incarnation:
                 raise _gone(record.name)
@@ -274,8 +327,31 @@ class Subscriptions:
             return
         raise _too_busy(found.name)
 
-    async def _ready(self, name: str) -> Registered:
-        found = await self.get(name)
+    async def _end_unreadable(self, found: Unreadable) -> None:
+        """End a subscription that is not understood.
+
+        1. The record is removed. It cannot be marked as *deleting*, because that would be written over it; without a
+           record no program serves the subscription or makes its queue again. A crash after this leaves its queue and
+           the other keys, which count for nothing; adding one of the same name removes the queue.
+        2. The control event is stored, if the record tells which subscription it is.
+        3. Its queue is removed: the one that the record tells, or the one that has its name.
+        4. Its other keys are removed.
+        """
+        registry = await self.registry()
+        (await self._queues.ensure(incoming(), replicas=self._replicas)).require_usable()
+        await registry.remove_record(found)
+        if found.incarnation is not None:
+            await self._publish_control(
+                ControlEvent(kind=ControlKind.DELETED, name=found.name, incarnation=found.incarnation)
+            )
+        owner = found.incarnation or await queue_owner(self._queues, found.name)
+        if owner is not None:
+            await remove_queue(self._queues, found.name, owner)
+        with contextlib.suppress(WrongRevision):  # a writer noted something, which counts for nothing by now
+            await registry.remove_states(found)
+
+    async def _ready(self, name: str, states: Collection[str]) -> Registered:
+        found = await self.get(name, states)
         if found.record.state is not RecordState.ACTIVE:
             raise Refused(f"subscription {name!r} is not registered to the end", fix="add it again, as it was")
         return found
@@ -284,7 +360,7 @@ class Subscriptions:
         """A changed record, whoever else writes at the same time; UnknownSubscription if it is another by now."""
         registry = await self.registry()
         for _ in range(_ATTEMPTS):
-            found = await registry.get(record.name)
+            found = await registry.get(record.name, ())
             if found.incarnation != record.incarnation:
                 raise _gone(record.name)
             changed = change(found.record)
@@ -306,20 +382,25 @@ class Subscriptions:
             incarnation=record.incarnation,
             definition=record.definition if kind is ControlKind.ADDED else None,
         )
+        return await self._publish_control(event)
+
+    async def _publish_control(self, event: ControlEvent) -> int:
         receipt = await self._queues.publish(
             CONTROL_SUBJECT, event.encode(), msg_id=event.msg_id, expect=Expect(stream=incoming().stream)
         )
         return receipt.sequence
 
-    async def _put_job(self, job: Job) -> None:
+    async def _put_job(self, job: Job) -> int:
+        """Store a job; return its sequence in the queue."""
         (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_usable()
-        await self._queues.publish(
+        receipt = await self._queues.publish(
             JOB_SUBJECT,
             job.encode(),
             headers=tracing.current(),  # what comes of it belongs to the trace of whoever asks
             msg_id=job.job,
             expect=Expect(stream=PREFILL.stream),
         )
+        return receipt.sequence
 
 
 def _begun(record: Record, position: int) -> Record:

@@ -26,11 +26,13 @@
     │   └── PermissionDenied
     ├── OutcomeUnknown          sent, and no longer possible to tell whether it was stored
     ├── MigrationNeeded         a queue exists in a shape that cannot be updated in place
+    ├── UnreadableRecord        a stored record that this program does not understand, and leaves as it is
     ├── DataLost                asked for messages that limits or a purge removed
     │   └── PlanOutdated        retryable: asked for them too late, planned again it finds where they went
     ├── Unavailable             retryable: the same call may succeed later
     │   ├── ServerUnavailable
     │   ├── NoAnswer
+    │   ├── WindowFull
     │   └── QueueMigrating
     └── SetupError              this machine or this server cannot be used as it is
         ├── AuthenticationFailed
@@ -42,7 +44,9 @@
 Whether to try again is a matter of type (`retryable`), never of text.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_LONGEST_DESCRIPTION: Final = 500
 
 
 class PurveyorError(Exception):
@@ -61,6 +65,18 @@ class PurveyorError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword arguments do not pickle by themselves; ours cross process borders (executors).
         return _revive, (type(self), self.args, dict(self.__dict__))
+
+
+def describe(error: BaseException) -> str:
+    """Describe any exception in one line of at most 500 characters.
+
+    >>> describe(ValueError("no number")), describe(KeyError())
+    ('ValueError: no number', 'KeyError')
+    """
+    text = " ".join(str(error).split())[:_LONGEST_DESCRIPTION]
+    if isinstance(error, PurveyorError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _revive(kind: type[PurveyorError], args: tuple[object, ...], state: dict[str, object]) -> PurveyorError:
@@ -185,6 +201,13 @@ class MigrationNeeded(PurveyorError):
     """A queue exists with settings that only a migration can change."""
 
 
+class UnreadableRecord(PurveyorError):
+    """A stored record has a version or a field that this program does not know, or is damaged.
+
+    Nothing is written over it. What it is about stops until a program reads it that understands it (`model.stored`).
+    """
+
+
 class DataLost(PurveyorError):
     """Messages that were asked for are gone by limits or by a purge."""
 
@@ -207,6 +230,10 @@ class ServerUnavailable(Unavailable):
 
 class NoAnswer(Unavailable):
     """Connected, but nobody answered in time."""
+
+
+class WindowFull(Unavailable):
+    """As much of a subscription is leased or waits for a retry as may be: nothing more is handed out."""
 
 
 class QueueMigrating(Unavailable):

@@ -11,9 +11,9 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Final
 
-from purveyor.model import jsontext
+from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput
-from purveyor.model.jsontext import Json
+from purveyor.model.json_fields import Json
 
 KEY_FIELDS: Final = ("uuid", "univentionObjectIdentifier", "entryUUID", "id", "dn")
 """Where the key of an object is looked for, in this order."""
@@ -80,34 +80,34 @@ class Event:
 
         `old` or `new` may be left out and is empty then; a time without a zone is in UTC.
         """
-        fields = jsontext.mapping(data, "event")
-        body = jsontext.mapping(fields.get("body"), "body of the event")
-        old, new = (jsontext.mapping(body.get(side, {}), f"{side} object of the event") for side in ("old", "new"))
+        fields = json_fields.mapping(data, "event")
+        body = json_fields.mapping(fields.get("body"), "body of the event")
+        old, new = (json_fields.mapping(body.get(side, {}), f"{side} object of the event") for side in ("old", "new"))
         if not old and not new:
             raise InvalidInput("the event has neither an old nor a new object", fix="give at least one of them")
-        attributes = jsontext.mapping(fields.get("attributes") or {}, "attributes of the event")
+        attributes = json_fields.mapping(fields.get("attributes") or {}, "attributes of the event")
         for name in attributes:
             if not isinstance(attributes[name], str):
                 raise InvalidInput(f"the attribute {name!r} of the event is no string", fix="attributes are strings")
         return cls(
-            publisher_name=jsontext.text(fields, "publisher_name", "event"),
-            ts=jsontext.moment(fields, "ts", "event"),
-            realm=check_word(jsontext.text(fields, "realm", "event"), "realm"),
-            topic=check_word(jsontext.text(fields, "topic", "event"), "topic"),
+            publisher_name=json_fields.text(fields, "publisher_name", "event"),
+            ts=json_fields.moment(fields, "ts", "event"),
+            realm=check_word(json_fields.text(fields, "realm", "event"), "realm"),
+            topic=check_word(json_fields.text(fields, "topic", "event"), "topic"),
             old=old,
             new=new,
-            key=None if fields.get("key") is None else jsontext.text(fields, "key", "event"),
+            key=None if fields.get("key") is None else json_fields.text(fields, "key", "event"),
             attributes=attributes,
         )
 
     def encode(self) -> bytes:
         """The bytes of its message."""
-        return jsontext.dump(self.to_json())
+        return json_fields.dump(self.to_json())
 
     @classmethod
     def decode(cls, data: bytes | str) -> "Event":
         """From the bytes of a message, or a line of text."""
-        return cls.from_json(jsontext.parse(data, "event"))
+        return cls.from_json(json_fields.parse(data, "event"))
 
 
 def event_key(new: Mapping[str, Any], old: Mapping[str, Any], *, given: str | None = None) -> str | None:

@@ -2,17 +2,28 @@
 
 Each of these is one JSON value of the registry (`queues/registry.py`), with its own writer: delivery the record,
 dispatch and catch-up the dispatch state, prefill the prefill state. All carry the incarnation: a state that a deleted
-subscription of the same name left behind counts as absent.
+subscription of the same name left behind counts as absent. All carry a version (see `stored`); in every version of the
+record `incarnation`, `begin` and `state` keep their names and their meaning, so that a program that does not understand
+the rest can still say where it stopped.
 """
 
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
-from purveyor.model import jsontext
-from purveyor.model.jsontext import Json
+from purveyor.model import json_fields
+from purveyor.model.json_fields import Json
+from purveyor.model.stored_record import Kind
 from purveyor.model.subscription import Subscription
+
+RECORD: Final = Kind(
+    "subscription record", ("incarnation", "definition", "begin", "state", "paused", "pause_reason", "created")
+)
+DISPATCH_STATE: Final = Kind("dispatch state", ("incarnation", "next", "suspended"))
+PREFILL_STATE: Final = Kind(
+    "prefill state", ("incarnation", "status", "position", "attempt", "total", "written", "reason", "job")
+)
 
 
 class RecordState(Enum):
@@ -57,38 +68,44 @@ class Record:
     @classmethod
     def from_json(cls, data: object) -> "Record":
         """Checked; InvalidInput names the field that is wrong."""
-        given = jsontext.mapping(data, "subscription record")
+        given = RECORD.check(data)
         return cls(
-            incarnation=jsontext.text(given, "incarnation", "subscription record"),
+            incarnation=json_fields.text(given, "incarnation", "subscription record"),
             definition=Subscription.from_json(given.get("definition")),
             begin=_optional(given, "begin", "subscription record"),
-            state=jsontext.member(RecordState, given, "state", "subscription record"),
-            paused=jsontext.flag(given, "paused", "subscription record"),
+            state=json_fields.member(RecordState, given, "state", "subscription record"),
+            paused=json_fields.flag(given, "paused", "subscription record"),
             pause_reason=given.get("pause_reason") if isinstance(given.get("pause_reason"), str) else None,
-            created=jsontext.moment(given, "created", "subscription record"),
+            created=json_fields.moment(given, "created", "subscription record"),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspension:
-    """A queue that refused: from which position on nothing was written, why, and since when."""
+    """Why nothing is written to a queue, from which position on, and since when."""
 
     position: int
     reason: str
     at: datetime
+    group: str | None = None
+    """The group of dispatchers that does not understand the record of the subscription. Others that understand it are
+    not concerned, and the group goes on by itself once it does. None: the queue refused, and somebody has to act."""
 
     def to_json(self) -> Json:
         """As it lies in the registry."""
-        return {"position": self.position, "reason": self.reason, "at": self.at.isoformat()}
+        group = {} if self.group is None else {"group": self.group}
+        return {"position": self.position, "reason": self.reason, "at": self.at.isoformat(), **group}
 
     @classmethod
     def from_json(cls, data: object) -> "Suspension":
         """Checked."""
-        given = jsontext.mapping(data, "suspension")
+        given = json_fields.mapping(data, "suspension")
+        json_fields.only(given, ("position", "reason", "at", "group"), "suspension")
         return cls(
-            position=jsontext.whole(given, "position", "suspension"),
-            reason=jsontext.text(given, "reason", "suspension"),
-            at=jsontext.moment(given, "at", "suspension"),
+            position=json_fields.whole(given, "position", "suspension"),
+            reason=json_fields.text(given, "reason", "suspension"),
+            at=json_fields.moment(given, "at", "suspension"),
+            group=None if given.get("group") is None else json_fields.text(given, "group", "suspension"),
         )
 
 
@@ -111,10 +128,10 @@ class DispatchState:
     @classmethod
     def from_json(cls, data: object) -> "DispatchState":
         """Checked."""
-        given = jsontext.mapping(data, "dispatch state")
+        given = DISPATCH_STATE.check(data)
         return cls(
-            incarnation=jsontext.text(given, "incarnation", "dispatch state"),
-            next=jsontext.whole(given, "next", "dispatch state"),
+            incarnation=json_fields.text(given, "incarnation", "dispatch state"),
+            next=json_fields.whole(given, "next", "dispatch state"),
             suspended=None if given.get("suspended") is None else Suspension.from_json(given["suspended"]),
         )
 
@@ -159,18 +176,18 @@ class PrefillState:
     @classmethod
     def from_json(cls, data: object) -> "PrefillState":
         """Checked."""
-        given = jsontext.mapping(data, "prefill state")
+        given = PREFILL_STATE.check(data)
         return cls(
-            incarnation=jsontext.text(given, "incarnation", "prefill state"),
-            status=jsontext.member(PrefillStatus, given, "status", "prefill state"),
-            position=jsontext.whole(given, "position", "prefill state"),
-            attempt=jsontext.whole(given, "attempt", "prefill state"),
+            incarnation=json_fields.text(given, "incarnation", "prefill state"),
+            status=json_fields.member(PrefillStatus, given, "status", "prefill state"),
+            position=json_fields.whole(given, "position", "prefill state"),
+            attempt=json_fields.whole(given, "attempt", "prefill state"),
             total=_optional(given, "total", "prefill state"),
-            written=jsontext.whole(given, "written", "prefill state"),
-            reason=None if given.get("reason") is None else jsontext.text(given, "reason", "prefill state"),
-            job=None if given.get("job") is None else jsontext.text(given, "job", "prefill state"),
+            written=json_fields.whole(given, "written", "prefill state"),
+            reason=None if given.get("reason") is None else json_fields.text(given, "reason", "prefill state"),
+            job=None if given.get("job") is None else json_fields.text(given, "job", "prefill state"),
         )
 
 
 def _optional(data: dict[str, Any], name: str, what: str) -> int | None:
-    return None if data.get(name) is None else jsontext.whole(data, name, what)
+    return None if data.get(name) is None else json_fields.whole(data, name, what)

@@ -8,13 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from purveyor.model import jsontext
-from purveyor.model.censor import hides
-from purveyor.model.errors import InvalidInput
-from purveyor.model.event import KEY_FIELDS, Event, check_word
-from purveyor.model.jsontext import Json
-from purveyor.model.names import check_subscription_name
-from purveyor.model.policy import (
+from purveyor.model import json_fields
+from purveyor.model.delivery_policy import (
     DEFAULT_HIDDEN,
     DEFAULT_LEASE_SECONDS,
     Delivery,
@@ -29,7 +24,12 @@ from purveyor.model.policy import (
     read_order,
     read_retention,
 )
-from purveyor.model.push import AfterDeadLetter, Push
+from purveyor.model.errors import InvalidInput
+from purveyor.model.event import KEY_FIELDS, Event, check_word
+from purveyor.model.json_fields import Json
+from purveyor.model.name_rules import check_subscription_name
+from purveyor.model.push_config import AfterDeadLetter, Push
+from purveyor.model.redaction import hides
 from purveyor.model.topics import check_topic, topic_matches
 
 Scalar: TypeAlias = str | int | float | bool
@@ -65,8 +65,9 @@ class RealmTopic:
     @classmethod
     def from_json(cls, data: object) -> "RealmTopic":
         """From `{"realm": ..., "topic": ...}`."""
-        fields = jsontext.mapping(data, "entry of realms_topics")
-        return cls(jsontext.text(fields, "realm", "subscription"), jsontext.text(fields, "topic", "subscription"))
+        fields = json_fields.mapping(data, "entry of realms_topics")
+        json_fields.only(fields, ("realm", "topic"), "entry of realms_topics")
+        return cls(json_fields.text(fields, "realm", "subscription"), json_fields.text(fields, "topic", "subscription"))
 
     def to_json(self) -> Json:
         """As `from_json` takes it."""
@@ -106,16 +107,16 @@ class Filter:
     @classmethod
     def from_json(cls, data: object) -> "Filter":
         """From `{"attributes": {name: value or values}, "fields": {path: value or values}}`; both may be missing."""
-        given = jsontext.mapping({} if data is None else data, "filter")
-        jsontext.only(given, ("attributes", "fields"), "filter")
+        given = json_fields.mapping({} if data is None else data, "filter")
+        json_fields.only(given, ("attributes", "fields"), "filter")
         return cls(
             attributes={
                 name: tuple(_value(value, name, (str,)) for value in _values(found))
-                for name, found in jsontext.mapping(given.get("attributes") or {}, "filter by attributes").items()
+                for name, found in json_fields.mapping(given.get("attributes") or {}, "filter by attributes").items()
             },
             fields={
                 path: tuple(_value(value, path, (str, int, float, bool)) for value in _values(found))
-                for path, found in jsontext.mapping(given.get("fields") or {}, "filter by fields").items()
+                for path, found in json_fields.mapping(given.get("fields") or {}, "filter by fields").items()
             },
         )
 
@@ -187,13 +188,13 @@ class Subscription:
     @classmethod
     def from_json(cls, data: object) -> "Subscription":
         """Checked; InvalidInput or InvalidName tells what is wrong. A topic named twice counts once."""
-        given = jsontext.mapping(data, "subscription")
-        jsontext.only(given, _FIELDS, "subscription")
+        given = json_fields.mapping(data, "subscription")
+        json_fields.only(given, _FIELDS, "subscription")
         delivery, order_by = read_order(given)
         return cls(
-            name=jsontext.text(given, "name", "subscription"),
+            name=json_fields.text(given, "name", "subscription"),
             realms_topics=read_topics(given, "realms_topics"),
-            request_prefill=jsontext.flag(given, "request_prefill", "subscription"),
+            request_prefill=json_fields.flag(given, "request_prefill", "subscription"),
             filter=Filter.from_json(given.get("filter")),
             delivery=delivery,
             order_by=order_by,
@@ -246,7 +247,7 @@ def read_topics(data: Mapping[str, Any], name: str) -> tuple[RealmTopic, ...]:
     topics = data.get(name)
     if not isinstance(topics, list):
         raise InvalidInput(
-            f"{jsontext.kind(topics)} is no value for {name!r}", fix='give a list of {"realm": ..., "topic": ...}'
+            f"{json_fields.kind(topics)} is no value for {name!r}", fix='give a list of {"realm": ..., "topic": ...}'
         )
     return tuple(dict.fromkeys(RealmTopic.from_json(topic) for topic in topics))
 
@@ -297,7 +298,7 @@ def _values(found: object) -> list[Any]:
 def _value(value: Any, name: str, kinds: tuple[type, ...]) -> Any:
     if type(value) not in kinds:
         raise InvalidInput(
-            f"the filter for {name!r} has {jsontext.kind(value)} as a value",
+            f"the filter for {name!r} has {json_fields.kind(value)} as a value",
             fix="give a string" if kinds == (str,) else "give a string, a number, true or false",
         )
     return value
@@ -308,4 +309,4 @@ def _canonical(subscription: Subscription) -> bytes:
     for part in ("attributes", "fields"):
         if "filter" in given:
             given["filter"][part] = dict(sorted(given["filter"][part].items()))
-    return jsontext.dump(given)
+    return json_fields.dump(given)

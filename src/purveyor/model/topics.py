@@ -9,6 +9,9 @@ what both understand alike is taken:
 
 All else is refused: flags, named groups, back references, look-behind, possessive repetition, \A \Z \b, classes
 inside of sets. Case counts.
+
+`check_topic` is the rule for every topic, also for one that an older version stored. What a new subscription or schema
+asks for is bounded further: see `topic_cost` and `subscription_limits`.
 """
 
 import re
@@ -17,15 +20,16 @@ from typing import Final
 
 from purveyor.model.errors import InvalidInput
 
-_LONGEST: Final = 500
+LONGEST_EXPRESSION_CHARACTERS: Final = 512
+_LONGEST_EXACT_CHARACTERS: Final = 1024
 _SPECIAL: Final = re.compile(r"[\\.^$*+?{}\[\]|()]")
 
-_ESCAPE = r"\\(?:[dDwWsS]|[!-/:-@\[-`{-~])"
+ESCAPE: Final = r"\\(?:[dDwWsS]|[!-/:-@\[-`{-~])"
 _IN_SET = r"[^\\\[\]&~|^\-]"
-_SET = rf"\[\^?(?:{_IN_SET}-{_IN_SET}|{_IN_SET}|{_ESCAPE})*-?\]"
-_REPEAT = r"(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})\??(?![*+?{])"
+SET: Final = rf"\[\^?(?:{_IN_SET}-{_IN_SET}|{_IN_SET}|{ESCAPE})*-?\]"
+REPEAT: Final = r"(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})\??(?![*+?{])"
 _PATTERN: Final = re.compile(
-    rf"(?:[^\\.^$*+?{{}}\[\]|()]|{_ESCAPE}|{_SET}|\((?:\?[:=!])?|\)|[.^$|]|(?<!^)(?<![(|]){_REPEAT})*"
+    rf"(?:[^\\.^$*+?{{}}\[\]|()]|{ESCAPE}|{SET}|\((?:\?[:=!])?|\)|[.^$|]|(?<!^)(?<![(|]){REPEAT})*"
 )
 
 
@@ -40,9 +44,12 @@ def is_exact(topic: str) -> bool:
 
 def check_topic(topic: str) -> str:
     """The topic, or InvalidInput when it is an expression that cannot be used."""
-    if len(topic) > _LONGEST:
-        raise InvalidInput(f"the topic {topic[:40]!r}... is longer than {_LONGEST} characters", fix="shorten it")
-    if is_exact(topic):
+    exact = is_exact(topic)
+    longest = _LONGEST_EXACT_CHARACTERS if exact else LONGEST_EXPRESSION_CHARACTERS
+    if len(topic) > longest:
+        what = "topic" if exact else "expression for a topic"
+        raise InvalidInput(f"the {what} {topic[:40]!r}... is longer than {longest} characters", fix="shorten it")
+    if exact:
         return topic
     known = _PATTERN.match(topic)
     end = known.end() if known else 0

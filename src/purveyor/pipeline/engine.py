@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from purveyor.model.errors import PurveyorError, SetupError
-from purveyor.pipeline.failures import explain
+from purveyor.pipeline.error_summary import explain
 from purveyor.spark.session import session
 
 STOP_SECONDS = 10.0
@@ -90,11 +90,17 @@ def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
     config = logs / "pipeline-log4j2.properties"
     config.write_text(_LOGGING.format(log=logs / "pipeline.log"), encoding="utf-8")
     options = {
-        "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={config.absolute().as_uri()}",
+        "spark.driver.defaultJavaOptions": (
+            f"-Dlog4j2.configurationFile={config.absolute().as_uri()} -XX:+ExitOnOutOfMemoryError"
+        ),
+        # Else a stack that overflows in a task ends the JVM: the task is to fail, and its batch is divided (`faults`).
+        "spark.executor.killOnFatalError.depth": "0",
         "spark.driver.memory": "2g",
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.streaming.stopTimeout": f"{int(STOP_SECONDS)}s",
+        # Hadoop sets the mode of each file itself, whatever the umask of the process is.
+        "spark.hadoop.fs.permissions.umask-mode": "077",
         # The parts share the cores evenly: a prefill of millions must not hold up the next batch of dispatch.
         "spark.scheduler.mode": "FAIR",
         "spark.ui.enabled": "true" if ui else "false",

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 
-from purveyor.model.control import CONTROL_SUBJECT
+from purveyor.model.control_events import CONTROL_SUBJECT
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import KEY_FIELDS, Event, Operation, check_word, event_key
 

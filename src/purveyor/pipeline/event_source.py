@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from purveyor.pipeline.event_columns import TYPES, told
 from purveyor.spark.options import ReadSettings
-from purveyor.spark.read import JetStreamReader, JetStreamStreamReader
+from purveyor.spark.readers import JetStreamReader, JetStreamStreamReader
 from purveyor.spark.source import JetStreamDataSource
 
 FORMAT: Final = "jetstream-events"

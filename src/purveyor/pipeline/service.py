@@ -6,6 +6,7 @@ with their process, queues are made again as they are, and parts go on from thei
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,19 +18,26 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidConfig, PurveyorError, StoreInUse, Unavailable
+from purveyor.pipeline.checkpoint_locks import EngineLocks, Locks
 from purveyor.pipeline.engine import start_engine
-from purveyor.pipeline.keeper import Keeper, Part
-from purveyor.pipeline.locks import EngineLocks, Locks
-from purveyor.pipeline.migrating import MigrationWatch
-from purveyor.pipeline.posting import Posting
-from purveyor.pipeline.status import PartStatus, State, remove_status, status_path, write_status
-from purveyor.queues.address import Address
+from purveyor.pipeline.migration_monitor import MigrationWatch
+from purveyor.pipeline.part_status import (
+    PartStatus,
+    State,
+    remove_status,
+    status_path,
+    write_status,
+)
+from purveyor.pipeline.part_supervisor import Keeper, Part
+from purveyor.pipeline.status_publisher import Posting
 from purveyor.queues.catalogue import DEFAULT_GROUP, internal_queues
 from purveyor.queues.client import connect
 from purveyor.queues.ensure import QueueStatus
 from purveyor.queues.registry import Registry
 
+_log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.1
 _STATUS_SECONDS = 1.0
 _STOP_SECONDS = 10.0
@@ -220,7 +228,10 @@ class Service:
     def _write(self, parts: list[PartStatus]) -> None:
         if parts != self._written or time.monotonic() >= self._status_at + _STATUS_SECONDS:
             about = {"group": self._settings.group, "at": datetime.now(UTC).isoformat(timespec="milliseconds")}
-            write_status(self._status_path, about, parts)
+            try:
+                write_status(self._status_path, about, parts)
+            except OSError as error:  # a full disk must not end a pipeline that would go on when there is room
+                _log.warning("the status file %s cannot be written: %s", self._status_path, error)
             self._posting.show({**about, "spark_ui": self._spark_ui}, parts)
             self._status_at, self._written = time.monotonic(), parts
 

@@ -9,18 +9,22 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 
+from purveyor.jetstream.config import (
+    INCARNATION,
+    AckPolicy,
+    ConsumerConfig,
+    Deliver,
+    Retention,
+    StreamConfig,
+)
+from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.model.errors import InvalidName
 from purveyor.model.event import LDIF_SUBJECT
-from purveyor.model.names import check_name, check_subscription_name
-from purveyor.queues.config import AckPolicy, ConsumerConfig, Deliver, Retention, StreamConfig
+from purveyor.model.name_rules import check_name, check_subscription_name
 
 DEFAULT_GROUP = "dispatcher"
 RECEIPTS = "transform-receipts"
 """Keeps the newest event of the transform in `incoming`, so that the transform can see how far it has written."""
-INCARNATION = "purveyor.incarnation"
-"""The key in a stream's metadata that tells the queue of a subscription from that of an earlier one."""
-PREFIX = "stream:"
-"""What the name of every queue's stream begins with."""
 _STAGE_PREFIX = "stage-"
 
 
@@ -34,7 +38,10 @@ class Order(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A durable consumer of a queue. `max_ack_pending=1` is a lock with a timeout: a second instance stands by."""
+    """A durable consumer of a queue.
+
+    `max_ack_pending=1` is a lock with a timeout: a second instance stands by. -1 is no limit.
+    """
 
     durable: str
     who: str
@@ -75,7 +82,7 @@ class Queue:
     @property
     def stream(self) -> str:
         """The name of its stream."""
-        return f"{PREFIX}{self.name}"
+        return f"{STREAM_PREFIX}{self.name}"
 
     def config(self, *, replicas: int = 1) -> StreamConfig:
         """The settings of its stream. No size limits: a queue that drops messages is not one."""
@@ -105,7 +112,9 @@ PREFILL = Queue(
     subjects=("prefill",),
     retention=Retention.WORK_QUEUE,
     writer="delivery: subscriptions",
-    readers=(Reader(durable="prefill", who="pipeline: prefill", ack_wait=timedelta(seconds=60), max_ack_pending=16),),
+    # No limit: a job that waits for another job of its subscription is not acknowledged, and must not stop the jobs of
+    # other subscriptions. A worker takes one job at a time for each job that it can run, so this is no limit of memory.
+    readers=(Reader(durable="prefill", who="pipeline: prefill", ack_wait=timedelta(seconds=60), max_ack_pending=-1),),
     order=Order.NONE,
 )
 

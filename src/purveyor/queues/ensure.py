@@ -9,14 +9,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from purveyor.model.errors import AlreadyExists, MigrationNeeded, PermissionDenied, UnknownConsumer, UnknownStream
-from purveyor.queues.catalogue import PREFIX, Queue, Reader
-from purveyor.queues.config import Retention, StreamConfig
-from purveyor.queues.consumers import Consumers
-from purveyor.queues.differences import Difference, consumer_differences, stream_differences
-from purveyor.queues.migration.migrations import Migrations
-from purveyor.queues.migration.status import QueueStatus
-from purveyor.queues.streams import Streams
+from purveyor.jetstream.config import Retention, StreamConfig
+from purveyor.jetstream.consumers import Consumers
+from purveyor.jetstream.maintenance import STREAM_PREFIX
+from purveyor.jetstream.streams import Streams
+from purveyor.model.errors import (
+    AlreadyExists,
+    MigrationNeeded,
+    PermissionDenied,
+    UnknownConsumer,
+    UnknownStream,
+    UnreadableRecord,
+)
+from purveyor.queues.catalogue import Queue, Reader
+from purveyor.queues.config_diff import Difference, consumer_differences, stream_differences
+from purveyor.queues.migration.migrator import Migrations
+from purveyor.queues.migration.record import QueueStatus
 
 __all__ = ["Action", "Ensured", "Ensurer", "QueueStatus"]
 
@@ -46,7 +54,7 @@ class Ensured:
         if self.status is QueueStatus.SEALED_FOR_MIGRATION:
             raise MigrationNeeded(
                 f"queue {self.queue!r} is sealed for migration",
-                fix=f"wait until its readers have drained it; see {_GUIDE}",
+                fix=f"wait until its readers have drained it; `purveyor queues list` shows more; see {_GUIDE}",
             )
         return self.require_usable()
 
@@ -58,7 +66,8 @@ class Ensured:
         if self.status is QueueStatus.NEEDS_MIGRATION:
             why = "; ".join(map(str, self.differences))
             raise MigrationNeeded(
-                f"Stream '{PREFIX}{self.queue}' update failed but migration not enabled. See {_GUIDE}. Error: {why}",
+                f"Stream '{STREAM_PREFIX}{self.queue}' update failed but migration not enabled. See {_GUIDE}. "
+                f"Error: {why}",
                 fix=f"run `purveyor queues plan {self.queue}`, or set PURVEYOR_MIGRATE=true",
             )
         return self
@@ -82,7 +91,11 @@ class Ensurer:
         created = False
         for attempt in range(_ATTEMPTS):
             # Gone in the middle of a migration it must not be made as if it were new: first what is under way.
-            if await self._migrations.under_way(queue.name) is not None:
+            try:
+                under_way = await self._migrations.under_way(queue.name)
+            except UnreadableRecord as error:
+                return await self._left_alone(queue, wanted, error)
+            if under_way is not None:
                 status = await self._take_part(queue, replicas)
                 if status is not QueueStatus.READY:
                     return Ensured(queue.name, status)
@@ -110,6 +123,19 @@ class Ensurer:
             return await self._migrations.begin(queue, replicas=replicas)
         except PermissionDenied:  # others may
             return QueueStatus.SEALED_FOR_MIGRATION
+
+    async def _left_alone(self, queue: Queue, wanted: StreamConfig, error: UnreadableRecord) -> Ensured:
+        """A queue that a newer program migrates or has migrated: used if it is as declared, and not changed."""
+        try:
+            actual = (await self._streams.info(queue.stream)).config
+        except UnknownStream:
+            raise error from None
+        if actual.sealed:
+            return Ensured(queue.name, QueueStatus.SEALED_FOR_MIGRATION)
+        readers = [await self._reader_differences(queue, reader) for reader in queue.readers]
+        if stream_differences(actual, wanted) or any(found is None or found for found in readers):
+            raise error
+        return Ensured(queue.name, QueueStatus.READY)
 
     async def _create(self, wanted: StreamConfig) -> bool:
         """Make the stream; an interest stream first with limits retention.

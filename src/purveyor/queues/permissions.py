@@ -9,15 +9,11 @@ the queues of subscriptions, are trusted with all of those. And a bucket is read
 subscription can see what others ask for, not what they are sent. It makes neither streams nor consumers.
 """
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from purveyor.model.control import CONTROL_SUBJECT, JOB_SUBJECT
+from purveyor.jetstream.server.users import Permissions
+from purveyor.model.control_events import CONTROL_SUBJECT, JOB_SUBJECT
 from purveyor.model.event import LDIF_SUBJECT, SUBJECT
-from purveyor.queues.address import DEFAULT_INBOX
-from purveyor.queues.board import STATUS
 from purveyor.queues.catalogue import (
     DEAD_LETTERS,
     LDIF,
@@ -28,8 +24,9 @@ from purveyor.queues.catalogue import (
     internal_queues,
     subscription_queue,
 )
-from purveyor.queues.dead_letters import token
+from purveyor.queues.dead_letters.letter import token
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS
+from purveyor.queues.status_board import STATUS
 
 IMPORTS: Final = "imports"
 """The bucket that intake keeps its ledger in."""
@@ -60,38 +57,6 @@ _READING: Final = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
 _CONSUMING: Final = ("CONSUMER.CREATE", "CONSUMER.INFO", "CONSUMER.DELETE", "CONSUMER.MSG.NEXT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Permissions:
-    """A user and what it may do. What is denied is denied, whatever else allows it."""
-
-    user: str
-    purpose: str
-    publish: tuple[str, ...]
-    publish_denied: tuple[str, ...] = ()
-    listen: tuple[str, ...] = ()
-    """What it hears beside its inbox."""
-
-    @property
-    def inbox(self) -> str:
-        """How the subjects begin on which it gets its answers."""
-        return f"{DEFAULT_INBOX}.{self.user}"
-
-    @property
-    def subscribe(self) -> tuple[str, ...]:
-        """All that it hears."""
-        return (f"{self.inbox}.>", *self.listen)
-
-    def to_json(self) -> dict[str, object]:
-        """For programs."""
-        return {
-            "user": self.user,
-            "purpose": self.purpose,
-            "inbox": self.inbox,
-            "publish": {"allow": list(self.publish), "deny": list(self.publish_denied)},
-            "subscribe": {"allow": list(self.subscribe)},
-        }
-
-
 def components() -> tuple[Permissions, ...]:
     """The users of the parts that every deployment has."""
     return (_intake(), _pipeline(), _api(), _push())
@@ -114,23 +79,6 @@ def subscription_user(name: str) -> Permissions:
         ),
         listen=(f"{name}.main", f"{name}.prefill", f"$KV.{ACKNOWLEDGED}.{name}"),
     )
-
-
-def render_users(users: Iterable[Permissions], passwords: Mapping[str, str]) -> str:
-    """Users as the server's configuration has them, for the list `users` of `authorization`.
-
-    `passwords` are texts of that configuration: quoted, or a `$VARIABLE`.
-    """
-    lines: list[str] = []
-    for each in users:
-        lines += [
-            f"# {each.purpose}; answers come to {each.inbox}",
-            f"{{ user: {_quoted(each.user)}, password: {passwords[each.user]}, permissions: {{",
-            *_list("publish", each.publish, each.publish_denied),
-            *_list("subscribe", each.subscribe),
-            "} }",
-        ]
-    return "\n".join(lines)
 
 
 def _intake() -> Permissions:
@@ -157,6 +105,7 @@ def _pipeline() -> Permissions:
         purpose="transforms, dispatches, archives and prefills",
         publish=(
             LDIF_SUBJECT,
+            JOB_SUBJECT,  # it asks for the catch-up of what it did not understand for a while
             "*.main",
             "*.prefill",
             "dead-letters.>",
@@ -286,32 +235,3 @@ def _closed(stream: str) -> tuple[str, ...]:
 
 def _bucket(name: str) -> str:
     return f"KV_{name}"
-
-
-def _list(what: str, allowed: Iterable[str], denied: Iterable[str] = ()) -> list[str]:
-    lines = [f"  {what}: {{"]
-    for key, subjects in (("allow", tuple(allowed)), ("deny", tuple(denied))):
-        if subjects:
-            lines += [f"    {key}: [", *(f"      {_quoted(subject)}" for subject in subjects), "    ]"]
-    return [*lines, "  }"]
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
-
-
-__all__ = [
-    "API",
-    "CREDENTIALS",
-    "IMPORTS",
-    "INTAKE",
-    "MIGRATIONS",
-    "PIPELINE",
-    "PUSH",
-    "PUSH_ATTEMPTS",
-    "TOPICS",
-    "Permissions",
-    "components",
-    "render_users",
-    "subscription_user",
-]

@@ -3,6 +3,7 @@
     <name>.definition   Record          written by delivery
     <name>.dispatch     DispatchState   written by dispatch and catch-up; absent: never suspended
     <name>.prefill      PrefillState    written by delivery (pending) and prefill; absent: none was asked for
+    <name>.replay       WaitingReplay   written by delivery and prefill (`waiting_replays`); absent: none waits
     <name>.sequence     a number        where its queues have ended; it outlives them all (`queue_ends`)
 
 Delivery and the surfaces use the asynchronous `Registry`. The driver of a Spark query, which has no event loop, takes
@@ -14,12 +15,15 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
-from purveyor.model import jsontext
-from purveyor.model.done import Acknowledged
+from purveyor.jetstream import headers as header_names
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.api_errors import WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_UNKNOWN
+from purveyor.jetstream.key_value import OPERATION, Bucket, BucketConfig
+from purveyor.model import json_fields
+from purveyor.model.ack_ranges import DELIVERY_STATE, Acknowledged
 from purveyor.model.errors import (
     InvalidInput,
     NoAnswer,
@@ -29,78 +33,45 @@ from purveyor.model.errors import (
     UnknownSubscription,
     WrongRevision,
 )
-from purveyor.model.names import check_subscription_name
-from purveyor.model.registration import DispatchState, PrefillState, PrefillStatus, Record, RecordState, Suspension
-from purveyor.queues import headers as header_names
-from purveyor.queues.address import Address
-from purveyor.queues.keyvalue import OPERATION, Bucket, BucketConfig
-from purveyor.queues.refusals import WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_UNKNOWN
+from purveyor.model.name_rules import check_subscription_name
+from purveyor.model.registration import (
+    DISPATCH_STATE,
+    PREFILL_STATE,
+    RECORD,
+    DispatchState,
+    PrefillState,
+    PrefillStatus,
+    Record,
+    RecordState,
+    Suspension,
+)
+from purveyor.queues.registrations import (
+    NOTHING,
+    Registered,
+    Snapshot,
+    Unreadable,
+    Value,
+    assemble,
+    merge,
+)
+from purveyor.queues.waiting_replays import WaitingReplays
 
 if TYPE_CHECKING:  # the bulk path brings Arrow: only those who use it wait for it
     from purveyor.queues.client import Queues
 
 SUBSCRIPTIONS: Final = "subscriptions"
+STATES: Final = ("dispatch", "prefill")
+"""What is kept about a subscription beside its record."""
 ACKNOWLEDGED: Final = "acknowledged"
 """The bucket of the positions last acknowledged: key `<name>`, value `{"incarnation": ..., "position": n}` and more.
 
-Delivery keeps its leases in the same value, so that an acknowledgement is one write (`delivery/book.py`). What others
-read of it is `model.done.Acknowledged`."""
+Delivery keeps its leases in the same value, so that an acknowledgement is one write (`delivery/state_codec.py`). Other
+parts read `model.ack_ranges.Acknowledged` of it."""
 
 _STREAM: Final = f"KV_{SUBSCRIPTIONS}"
 _PREFIX: Final = f"$KV.{SUBSCRIPTIONS}."
 _STALE_SECONDS: Final = 30.0
 _PAGE: Final = 500
-
-_Value: TypeAlias = tuple[int, bytes | None]
-"""A revision and what was written; None for a deletion."""
-_Parts: TypeAlias = Mapping[str, _Value]
-"""What is known under a name: by `definition`, `dispatch` and `prefill`."""
-_NOTHING: Final[_Value] = (0, None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
-    """All that the registry knows about one subscription, each part with the revision to give when writing it."""
-
-    record: Record
-    revision: int
-    dispatch: DispatchState | None = None
-    dispatch_revision: int = 0
-    prefill: PrefillState | None = None
-    prefill_revision: int = 0
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.record.name
-
-    @property
-    def incarnation(self) -> str:
-        """Which of all subscriptions that ever had its name."""
-        return self.record.incarnation
-
-    @property
-    def next(self) -> int | None:
-        """The first position that may be written to its queue; None while it has no beginning."""
-        if self.dispatch is not None:
-            return self.dispatch.next
-        return None if self.record.begin is None else self.record.begin + 1
-
-    @property
-    def suspended(self) -> Suspension | None:
-        """Why nothing is written at present, if so."""
-        return self.dispatch.suspended if self.dispatch is not None else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """All subscriptions at one moment of the registry, by name; `last_sequence` is that moment."""
-
-    last_sequence: int = 0
-    subscriptions: Mapping[str, Registered] = field(default_factory=dict)
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Names whose values are not what they should be, and why. They stop nobody else."""
-    parts: Mapping[str, _Parts] = field(default_factory=dict, repr=False)
 
 
 class Registry:
@@ -109,6 +80,7 @@ class Registry:
     def __init__(self, subscriptions: Bucket, acknowledged: Bucket) -> None:
         self._subscriptions = subscriptions
         self._acknowledged = acknowledged
+        self.waiting_replays = WaitingReplays(subscriptions)
 
     @classmethod
     async def open(cls, queues: "Queues", *, replicas: int = 1) -> "Registry":
@@ -116,8 +88,19 @@ class Registry:
         wanted = (BucketConfig(name=name, replicas=replicas) for name in (SUBSCRIPTIONS, ACKNOWLEDGED))
         return cls(*[await queues.bucket(config) for config in wanted])
 
-    async def get(self, name: str) -> Registered:
+    async def get(self, name: str, states: Collection[str] = STATES) -> Registered:
         """A subscription, in whatever state; UnknownSubscription if there is none.
+
+        Of its states only those named are read. UnreadableRecord if this program does not understand one of them, or
+        the record.
+        """
+        found = await self.find(name, states)
+        if isinstance(found, Unreadable):
+            raise found.error()
+        return found
+
+    async def find(self, name: str, states: Collection[str] = STATES) -> Registered | Unreadable:
+        """A subscription, also one that is not understood; UnknownSubscription if there is none.
 
         Its parts belong together: the record is read before and after the others, because between two reads a
         subscription may be deleted and another of its name be added, whose prefill must not be overlooked.
@@ -125,29 +108,29 @@ class Registry:
         check_subscription_name(name)
         before = await self._part(name, "definition")
         while True:
-            dispatch, prefill = await asyncio.gather(self._part(name, "dispatch"), self._part(name, "prefill"))
-            record = await self._part(name, "definition")
+            values = await asyncio.gather(*(self._part(name, state) for state in states))
+            record = await self._part(name, "definition") if states else before
             if record == before:
                 break
             before = record
-        found = _assemble({"definition": record, "dispatch": dispatch, "prefill": prefill})
+        found = assemble(name, {"definition": record, **dict(zip(states, values, strict=True))})
         if found is None:
             raise UnknownSubscription(f"no subscription {name!r}", fix="`purveyor subscription list` lists them")
         return found
 
     async def list(self) -> Snapshot:
         """All subscriptions."""
-        values: dict[str, _Value] = {}
+        values: dict[str, Value] = {}
         async with contextlib.aclosing(self._subscriptions.watch()) as changes:
             async for entry in changes:
                 if entry is None:
                     break
                 values[entry.key] = (entry.revision, None if entry.deleted else entry.value)
-        return _merge(Snapshot(), values)
+        return merge(Snapshot(), values)
 
     async def create(self, record: Record) -> int:
         """Write a record under a name that is free; AlreadyExists if it is not. Of many at once one succeeds."""
-        return await self._subscriptions.create(f"{record.name}.definition", jsontext.dump(record.to_json()))
+        return await self._subscriptions.create(f"{record.name}.definition", _encode(record))
 
     async def put_record(self, record: Record, revision: int) -> int:
         """Write a record again."""
@@ -163,17 +146,23 @@ class Registry:
 
     async def remove(self, found: Registered) -> None:
         """Take everything about a subscription out; the record last, so that what was begun can be ended."""
+        await self.remove_states(found)
+        await self.remove_record(found)
+
+    async def remove_record(self, found: Registered | Unreadable) -> None:
+        """Take the record out, as it was found."""
+        await self._subscriptions.delete(f"{found.name}.definition", revision=found.revision)
+
+    async def remove_states(self, found: Registered | Unreadable) -> None:
+        """Take out what is kept beside the record, also what is not understood of it."""
         with contextlib.suppress(UnknownKey):
             entry = await self._acknowledged.get(found.name)
-            if jsontext.parse(entry.value, "acknowledged position").get("incarnation") == found.incarnation:
+            if found.incarnation is None or _incarnation(entry.value) in (None, found.incarnation):
                 await self._acknowledged.delete(found.name, revision=entry.revision)
-        for part, revision in (
-            ("dispatch", found.dispatch_revision),
-            ("prefill", found.prefill_revision),
-            ("definition", found.revision),
-        ):
+        for part, revision in (("dispatch", found.dispatch_revision), ("prefill", found.prefill_revision)):
             if revision:
                 await self._subscriptions.delete(f"{found.name}.{part}", revision=revision)
+        await self.waiting_replays.remove(found.name, found.incarnation)
 
     async def acknowledged(self, found: Registered) -> int | None:
         """The position last acknowledged in its queue, if any was."""
@@ -187,17 +176,17 @@ class Registry:
             entry = await self._acknowledged.get(found.name)
         except UnknownKey:
             return None
-        value = Acknowledged.from_json(jsontext.parse(entry.value, "acknowledged position"))
+        value = DELIVERY_STATE.read(entry.value, Acknowledged.from_json, f"subscription {found.name!r}")
         return value if value.incarnation == found.incarnation else None
 
-    async def _part(self, name: str, part: str) -> _Value:
+    async def _part(self, name: str, part: str) -> Value:
         entry = await self._subscriptions.newest(f"{name}.{part}")
         if entry is None:
-            return _NOTHING
+            return NOTHING
         return entry.revision, None if entry.deleted else entry.value
 
     async def _put(self, name: str, part: str, value: Record | DispatchState | PrefillState, revision: int) -> int:
-        return await self._subscriptions.update(f"{name}.{part}", jsontext.dump(value.to_json()), revision)
+        return await self._subscriptions.update(f"{name}.{part}", _encode(value), revision)
 
 
 def read_subscriptions(address: Address, previous: Snapshot | None = None) -> Snapshot:
@@ -216,7 +205,7 @@ def read_subscriptions(address: Address, previous: Snapshot | None = None) -> Sn
         # for: therefore the loop. When the newest message itself was not found, it was overwritten as well, or a
         # replica answered that has not got it yet and may lack others: read the same again.
         if seen == last:
-            snapshot = _merge(snapshot, values)
+            snapshot = merge(snapshot, values)
         elif time.monotonic() > give_up:
             raise NoAnswer(f"the registry of subscriptions cannot be read up to {last}", fix="is the cluster complete?")
         else:
@@ -229,7 +218,7 @@ async def refresh(queues: "Queues", previous: Snapshot, last_sequence: int) -> S
 
     A replica that lags behind gives fewer values, never others; the rest comes with the next call.
     """
-    from purveyor.queues.direct import Wanted, read_page  # noqa: PLC0415 - it stands on the client
+    from purveyor.jetstream.direct_get import Wanted, read_page  # noqa: PLC0415 - it stands on the client
 
     snapshot = previous if previous.last_sequence <= last_sequence else Snapshot()
     while snapshot.last_sequence < last_sequence:
@@ -237,11 +226,11 @@ async def refresh(queues: "Queues", previous: Snapshot, last_sequence: int) -> S
         page = await read_page(queues, _STREAM, wanted)
         if not page.messages:
             break
-        values: dict[str, _Value] = {}
+        values: dict[str, Value] = {}
         for message in page.messages:
             value = None if OPERATION in message.headers else message.data
             values[message.subject.removeprefix(_PREFIX)] = message.sequence, value
-        snapshot = _merge(snapshot, values)
+        snapshot = merge(snapshot, values)
     return snapshot
 
 
@@ -286,58 +275,17 @@ def settle_begin(address: Address, found: Registered, position: int) -> Record:
     return record
 
 
-def _assemble(parts: _Parts) -> Registered | None:
-    """The parts of one name together. A state of another incarnation counts as absent; its revision does not."""
-    revision, data = parts.get("definition", _NOTHING)
-    if data is None:
+def _incarnation(delivery_state: bytes) -> str | None:
+    """Whose it is; None if that cannot be read."""
+    try:
+        found = json_fields.parse(delivery_state, DELIVERY_STATE.what).get("incarnation")
+    except InvalidInput:
         return None
-    record = Record.from_json(jsontext.parse(data, "subscription record"))
-    dispatch_revision, data = parts.get("dispatch", _NOTHING)
-    dispatch = None if data is None else DispatchState.from_json(jsontext.parse(data, "dispatch state"))
-    prefill_revision, data = parts.get("prefill", _NOTHING)
-    prefill = None if data is None else PrefillState.from_json(jsontext.parse(data, "prefill state"))
-    return Registered(
-        record=record,
-        revision=revision,
-        dispatch=dispatch if dispatch and dispatch.incarnation == record.incarnation else None,
-        dispatch_revision=dispatch_revision,
-        prefill=prefill if prefill and prefill.incarnation == record.incarnation else None,
-        prefill_revision=prefill_revision,
-    )
-
-
-def _merge(snapshot: Snapshot, values: Mapping[str, _Value]) -> Snapshot:
-    """A snapshot with newer values. Pure; only names that changed are parsed."""
-    parts = dict(snapshot.parts)
-    subscriptions, unreadable = dict(snapshot.subscriptions), dict(snapshot.unreadable)
-    changed: dict[str, dict[str, _Value]] = {}
-    for key, value in values.items():
-        name, _, part = key.rpartition(".")
-        changed.setdefault(name, dict(parts.get(name, {})))[part] = value
-    for name, known in changed.items():
-        parts[name] = known
-        subscriptions.pop(name, None)
-        unreadable.pop(name, None)
-        try:
-            found = _assemble(known)
-            if found is not None and found.name != name:
-                raise InvalidInput(f"the record under {name!r} is that of {found.name!r}")
-        except InvalidInput as error:
-            unreadable[name] = str(error)
-            continue
-        if found is not None:
-            subscriptions[name] = found
-    last = max((revision for revision, _ in values.values()), default=0)
-    return Snapshot(
-        last_sequence=max(snapshot.last_sequence, last),
-        subscriptions=dict(sorted(subscriptions.items())),
-        unreadable=unreadable,
-        parts=parts,
-    )
+    return found if isinstance(found, str) else None
 
 
 def _last_sequence(address: Address) -> int:
-    from purveyor.queues.bulk.ask import ask  # noqa: PLC0415 - see the top
+    from purveyor.jetstream.bulk.net.api_request import ask  # noqa: PLC0415 - see the top
 
     try:
         return int(ask(address, f"STREAM.INFO.{_STREAM}")["state"]["last_seq"])
@@ -345,11 +293,11 @@ def _last_sequence(address: Address) -> int:
         return 0
 
 
-def _read(address: Address, first: int, last: int) -> tuple[dict[str, _Value], int]:
+def _read(address: Address, first: int, last: int) -> tuple[dict[str, Value], int]:
     """The newest value of each key in a range, and the last sequence found."""
-    from purveyor.queues.bulk import read_range  # noqa: PLC0415 - see the top
+    from purveyor.jetstream.bulk import read_range  # noqa: PLC0415 - see the top
 
-    values: dict[str, _Value] = {}
+    values: dict[str, Value] = {}
     seen = 0
     for batch in read_range(address, _STREAM, first, last):
         columns = (batch.column(name).to_pylist() for name in ("sequence", "subject", "headers", "data"))
@@ -360,11 +308,21 @@ def _read(address: Address, first: int, last: int) -> tuple[dict[str, _Value], i
     return values, seen
 
 
+def _encode(value: Record | DispatchState | PrefillState) -> bytes:
+    match value:
+        case Record():
+            return RECORD.dump(value.to_json())
+        case DispatchState():
+            return DISPATCH_STATE.dump(value.to_json())
+        case PrefillState():
+            return PREFILL_STATE.dump(value.to_json())
+
+
 def _write(address: Address, key: str, value: Record | DispatchState | PrefillState, revision: int) -> int:
-    from purveyor.queues.bulk import PublishOptions, outgoing, publish_many  # noqa: PLC0415 - see the top
+    from purveyor.jetstream.bulk import PublishOptions, outgoing, publish_many  # noqa: PLC0415 - see the top
 
     expected = {header_names.EXPECTED_LAST_SUBJECT_SEQUENCE: str(revision)}
-    rows = outgoing([(f"{_PREFIX}{key}", jsontext.dump(value.to_json()), expected, None)])
+    rows = outgoing([(f"{_PREFIX}{key}", _encode(value), expected, None)])
     try:
         return publish_many(address, rows, PublishOptions(expected_stream=_STREAM)).last_sequences[_STREAM]
     except PublishRefused as error:
@@ -390,6 +348,7 @@ __all__ = [
     "Registry",
     "Snapshot",
     "Suspension",
+    "Unreadable",
     "changed_since",
     "read_subscriptions",
     "refresh",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from purveyor.jetstream.config import Retention, StreamConfig
 from purveyor.model.errors import InvalidName
 from purveyor.queues.catalogue import Order, Queue, Reader, stage_queue
-from purveyor.queues.config import Retention, StreamConfig
 
 STAGE_STREAMS: Final = "stream:stage-"
 """How the streams of endpoints begin."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from purveyor.model.errors import DataLost
+from purveyor.model.stored_record import Kind
 
+OFFSET = Kind("offset in the checkpoint", ("stream", "created", "sequence", "lost"))
 ROWS_PER_PARTITION = 500_000
 """About so many messages are a task: up to as many are one, half as many again are two."""
 
@@ -24,12 +26,13 @@ class Offset:
     lost: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As it lies in the checkpoint."""
+        """As it lies in the checkpoint. Of version 1, which is not written: Spark compares offsets by their text."""
         return {"stream": self.stream, "created": self.created, "sequence": self.sequence, "lost": self.lost}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Offset":
-        """From the checkpoint."""
+        """From the checkpoint; UnreadableRecord if a newer program wrote it."""
+        OFFSET.check(data)
         return cls(str(data["stream"]), str(data["created"]), int(data["sequence"]), int(data.get("lost", 0)))
 
 

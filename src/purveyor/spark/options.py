@@ -7,16 +7,17 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 
+from purveyor.jetstream.address import DEFAULT_INBOX, Address, Tls
 from purveyor.model.errors import InvalidConfig
-from purveyor.model.names import check_name, check_subject
-from purveyor.queues.address import DEFAULT_INBOX, Address, Tls
+from purveyor.model.name_rules import check_name, check_subject
 
 COLUMNS = ("sequence", "timestamp", "subject", "headers", "data")
 
 _CONNECTION = ("servers", "user", "password", "token", "credentials", "inboxPrefix", "patienceSeconds")
 _TLS = ("tlsCa", "tlsCertificate", "tlsKey", "tlsHostname", "tlsFirst")
 _READ = ("stream", "subjects", "startingOffsets", "endingOffsets", "maxOffsetsPerTrigger", "minPartitions",
-         "failOnDataLoss", "durable", "columns", "idleWaitMillis", "batchSeconds")  # fmt: skip
+         "failOnDataLoss", "durable", "columns", "idleWaitMillis", "batchSeconds", "holdSeconds",
+         "syncCheckpoint")  # fmt: skip
 _WRITE = ("stream", "subject", "orderBy", "delivery")
 _SPARK_OWN = ("path", "checkpointLocation", "queryName")
 
@@ -60,6 +61,10 @@ class ReadSettings:
     idle_wait_seconds: float = 0.5
     batch_seconds: int | None = None
     patience_seconds: float = 60.0
+    hold_seconds: float = 0.0
+    """How long the stream keeps the messages of a batch that is done."""
+    sync_checkpoint: Path | None = None
+    """The checkpoint of the query, which is flushed to the disk before the durable moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,8 @@ def read_settings(options: Mapping[str, str]) -> ReadSettings:
         idle_wait_seconds=_millis(given.number("idleWaitMillis", at_least=0), 0.5),
         batch_seconds=given.number("batchSeconds", at_least=1),
         patience_seconds=given.number("patienceSeconds", at_least=1) or 60,
+        hold_seconds=given.number("holdSeconds", at_least=0) or 0,
+        sync_checkpoint=given.directory("syncCheckpoint"),
     )
 
 
@@ -183,6 +190,15 @@ class _Given:
         if value not in ("true", "false"):
             raise InvalidConfig(f"option {name}: {value!r}", fix="true or false")
         return value == "true"
+
+    def directory(self, name: str) -> Path | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        path = Path(value.removeprefix("file://"))
+        if not path.is_absolute():
+            raise InvalidConfig(f"option {name}: {value!r}", fix="the absolute path of the checkpoint on this machine")
+        return path
 
     def choice(self, name: str, kind: type[WriteDelivery], default: WriteDelivery) -> WriteDelivery:
         value = self.text(name)

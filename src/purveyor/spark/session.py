@@ -8,13 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import purveyor
+from purveyor.model.errors import InvalidConfig
+from purveyor.spark.fast_start import QuickStart, quick_start, user_cache
 from purveyor.spark.java import find_java
 from purveyor.spark.source import JetStreamDataSource
-from purveyor.spark.startup import QuickStart, quick_start, user_cache
 
+_PYTHON = "PYSPARK_PYTHON"
+_DEFAULT_PYTHON = "python3"
+"""What Spark runs where `PYSPARK_PYTHON` is not set."""
 _TUNED = {
     # For each file of a checkpoint the default manager forks about ten processes (permissions, renames); this one one.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -97,19 +102,60 @@ def with_retries(master: str) -> str:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `.format("jetstream")` known to a session; on a cluster, send the package to its executors."""
+    """Make `.format("jetstream")` known to a session; on a cluster, send the package to its executors.
+
+    Python workers of a local session run the Python of this process from now on, unless `PYSPARK_PYTHON` names another.
+    InvalidConfig if `PYSPARK_PYTHON` has to be set; see `worker_python`.
+    """
+    context = _context(spark)
+    if context is not None:
+        environment = sys.prefix if sys.prefix != sys.base_prefix else None
+        context.pythonExec = worker_python(
+            context.pythonExec, os.environ.get(_PYTHON), local=is_local(spark), environment=environment
+        )
     if not is_local(spark):
         spark.sparkContext.addPyFile(str(package_zip()))
     spark.dataSource.register(JetStreamDataSource)
 
 
+def worker_python(now: str, chosen: str | None, *, local: bool, environment: str | None) -> str:
+    """The Python that workers are to run, where a session would run `now`. Pure.
+
+    Spark runs `PYSPARK_PYTHON` (`chosen`), and where that is not set the first `python3` on PATH: for a program in a
+    virtual environment that is not activated, a Python without its packages. On this machine the Python of this process
+    is right. Which one is right for executors elsewhere, only the user knows.
+    """
+    if now != _DEFAULT_PYTHON:
+        return now
+    if chosen:
+        return chosen
+    if local:
+        return sys.executable or now
+    if environment is not None:
+        raise InvalidConfig(
+            f"this program runs in the virtual environment {environment}, and its executors run the first `python3` on "
+            "their PATH, which may be another Python without the packages",
+            fix="before the session is made, set PYSPARK_PYTHON to the path of the executors' Python, or to python3 "
+            "if that is right",
+        )
+    return now
+
+
 def is_local(spark: SparkSession) -> bool:
     """Whether tasks need nothing sent: they run here, or (Spark Connect) that is the server's affair."""
-    try:
-        master = str(spark.sparkContext.master)
-    except Exception:  # noqa: BLE001 - what a session without a context raises has changed between versions
+    context = _context(spark)
+    if context is None:
         return True
+    master = str(context.master)
     return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def _context(spark: SparkSession) -> SparkContext | None:
+    """The context of a session; None for one of Spark Connect."""
+    try:
+        return spark.sparkContext
+    except Exception:  # noqa: BLE001 - what a session without a context raises has changed between versions
+        return None
 
 
 def package_zip() -> Path:

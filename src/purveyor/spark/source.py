@@ -6,10 +6,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from purveyor.model.errors import InvalidConfig
+from purveyor.spark.gc_tuning import spare_imports
 from purveyor.spark.options import COLUMNS, ReadSettings, Word, read_settings, write_settings
-from purveyor.spark.read import JetStreamReader, JetStreamStreamReader
-from purveyor.spark.worker import spare_imports
-from purveyor.spark.write import JetStreamStreamWriter, JetStreamWriter, check_columns
+from purveyor.spark.readers import JetStreamReader, JetStreamStreamReader
+from purveyor.spark.writers import JetStreamStreamWriter, JetStreamWriter, check_columns
 
 _TYPES = {
     "sequence": "bigint",
@@ -45,6 +45,9 @@ class JetStreamDataSource(DataSource):
         durable             a durable consumer of this name is moved as the query commits
         columns             only these columns: what is not asked for is not carried
         idleWaitMillis      how long a look for news may wait when there is none (500)
+        holdSeconds         with durable: how long the stream keeps the messages of a batch that is done (0)
+        syncCheckpoint      with durable: the path of the query's checkpoint on this machine, which is flushed to the
+                            disk before the durable moves
 
     Columns written: `subject` string (or option), `data` binary or string, `headers`, `msg_id` string.
 

@@ -2,9 +2,9 @@
 
 from purveyor.stages.application import Stages
 from purveyor.stages.endpoint import Endpoint
+from purveyor.stages.handler_types import Context, Goto, Next, Refuse, Reply, Request, Target
 from purveyor.stages.retry import Retry
-from purveyor.stages.store import SqlStore
-from purveyor.stages.words import Context, Goto, Next, Refuse, Reply, Request, Target
+from purveyor.stages.sql_store import SqlStore
 
 __all__ = [
     "Context",

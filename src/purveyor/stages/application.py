@@ -10,21 +10,21 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 
 from purveyor.model import tracing
-from purveyor.model.errors import AlreadyExists, InvalidConfig, PublishRefused
+from purveyor.model.errors import AlreadyExists, InvalidConfig
 from purveyor.queues.catalogue import DEAD_LETTERS, Queue
 from purveyor.queues.client import Queues
 from purveyor.queues.stage_queues import STAGE_REPLIES, check_endpoint, endpoint_queue, stage_durable
-from purveyor.stages.asking import Asking
+from purveyor.stages.cleanup import Upkeep
 from purveyor.stages.endpoint import Endpoint
-from purveyor.stages.flow import Outgoing, new_id
-from purveyor.stages.outcome import beginning
+from purveyor.stages.flow import Outgoing, check_sendable, new_id
+from purveyor.stages.handler_types import Sent, Target
+from purveyor.stages.outgoing_messages import beginning
 from purveyor.stages.relay import Relay
+from purveyor.stages.request_reply import Asking
 from purveyor.stages.runner import Parts, Runner
 from purveyor.stages.source import QueueSource, Source
-from purveyor.stages.store import Database, SqlStore
-from purveyor.stages.timing import Timing
-from purveyor.stages.upkeep import Upkeep
-from purveyor.stages.words import Sent, Target
+from purveyor.stages.sql_store import Database, SqlStore
+from purveyor.stages.timeouts import Timing
 
 log = logging.getLogger("purveyor.stages")
 
@@ -170,11 +170,7 @@ class Stages:
     def _opening(self, sent: Sent, given: str | None, trace: str | None) -> Outgoing:
         message_id = given or new_id()
         opening = beginning(sent, message_id, trace or message_id).traced(tracing.current() or tracing.NONE)
-        if len(opening.data) > self.queues.connection.max_payload:
-            raise PublishRefused(
-                f"a message of {len(opening.data)} bytes is more than the server takes", fix="send less"
-            )
-        return opening
+        return check_sendable(opening, self.queues.connection.max_payload)
 
     def queue(self, endpoint: Endpoint[Any, Any, Any]) -> Queue:
         """The queue of an endpoint."""

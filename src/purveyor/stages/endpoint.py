@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from purveyor.model.errors import InvalidConfig
 from purveyor.queues.stage_queues import check_endpoint
-from purveyor.stages.codec import reader_of
+from purveyor.stages.handler_types import Context, Next, Request, StageResult, Target
+from purveyor.stages.message_codec import reader_of
 from purveyor.stages.retry import Retry
-from purveyor.stages.store import Handle
-from purveyor.stages.words import Context, Next, Request, StageResult, Target
+from purveyor.stages.sql_store import Handle
 
 Q = TypeVar("Q")
 R = TypeVar("R")

@@ -8,10 +8,10 @@ from typing import Any, Final
 from psycopg import AsyncConnection as Psycopg
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from purveyor.stages.common import COLUMNS, CommonStatements, Words
 from purveyor.stages.flow import Outgoing
-from purveyor.stages.statements import Claim, Row
-from purveyor.stages.tables import Tables
+from purveyor.stages.sql_common import COLUMNS, CommonStatements, Words
+from purveyor.stages.sql_tables import Tables
+from purveyor.stages.statement_protocol import Claim, Row
 
 CHANNEL: Final = "purveyor_outbox"
 _KEY_LOCKS: Final = 1024
@@ -81,7 +81,9 @@ class Postgres(CommonStatements):
     async def begin(self, connection: AsyncConnection) -> None:
         """Nothing: the driver begins by itself."""
 
-    async def claim(self, connection: AsyncConnection, stage: str, claims: Sequence[Claim], now: int) -> set[str]:
+    async def insert_claims(
+        self, connection: AsyncConnection, stage: str, claims: Sequence[Claim], now: int
+    ) -> set[str]:
         # Sorted, so that two who claim the same messages cannot wait for each other.
         ordered = sorted(claims, key=lambda claim: claim.id)
         arrays = [claim.id for claim in ordered], [claim.sequence for claim in ordered]

@@ -6,6 +6,13 @@ a second is the truth.
 
 A subject that nobody takes (its endpoint is not deployed yet) must not hold up the others: its rows are held, in order,
 out of the way, and the oldest is tried again every few seconds.
+
+A row that no attempt can send (`parking.is_for_good`: a header or subject that the protocol cannot carry, a message too
+large for the server or its stream) becomes a dead letter, and the relay goes on with the next row, of the same key too:
+
+1. One transaction stores the dead letter in the outbox and marks the row as sent. A crash before its commit: the relay
+   finds the same row and refuses it again.
+2. The relay sends the dead letter like any row.
 """
 
 import asyncio
@@ -13,20 +20,24 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from purveyor.model.errors import PurveyorError, Unavailable
-from purveyor.queues.bulk import PublishOptions, publish_many
+from purveyor.jetstream.bulk import PublishOptions, publish_many
+from purveyor.jetstream.headers import MSG_ID, first
+from purveyor.model.errors import PurveyorError, SetupError, Unavailable
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.stages.batches import record_batches
+from purveyor.queues.dead_letters.letter import fitted
+from purveyor.stages.crash_points import Point, heard, reach
 from purveyor.stages.flow import Outgoing
-from purveyor.stages.points import Point, heard, reach
-from purveyor.stages.seats import Seat, wait_for
-from purveyor.stages.statements import Row
-from purveyor.stages.store import SqlStore, now_ms
+from purveyor.stages.leader_lock import Seat, wait_for
+from purveyor.stages.parking import is_for_good, letter_of
+from purveyor.stages.relay_batches import record_batches
+from purveyor.stages.sql_store import SqlStore, now_ms
+from purveyor.stages.statement_protocol import Row
 
 log = logging.getLogger("purveyor.stages")
 
@@ -110,7 +121,10 @@ class Relay:
             self._waiting = waiting + self._waiting
             raise
         for callback in waiting:
-            await callback()
+            try:
+                await callback()
+            except Exception:  # one that fails must not keep the others from being called
+                log.exception("a callback of the outbox relay failed")
 
     async def _send_all(self, connection: AsyncConnection) -> None:
         """Everything that is committed by now, portion by portion; while one is on its way, the one before is marked.
@@ -172,16 +186,48 @@ class Relay:
         for subject in dict.fromkeys(row.subject for row in rows):
             its = [row for row in rows if row.subject == subject]
             try:
-                await self._publish(its)
+                await self._send_or_park(connection, its)
             except Unavailable:
                 raise
             except PurveyorError as error:
-                log.warning("the outbox holds %d messages for %s: %s", len(its), subject, error)
+                log.warning("the outbox holds messages for %s: %s", subject, error)
                 await self._store.statements.hold(connection, [row.id for row in its])
                 refused.add(subject)
-            else:
-                await self._store.statements.mark_sent(connection, [row.id for row in its], now_ms())
         return refused
+
+    async def _send_or_park(self, connection: AsyncConnection, rows: Sequence[Row]) -> None:
+        """Send rows of one subject in order; those that are refused for good become dead letters.
+
+        Which rows these are is found by halves: a refusal of many names one of them at most. Rows that are sent again
+        on the way have the same ids. Any other refusal is raised.
+        """
+        try:
+            await self._publish(rows)
+        except PurveyorError as error:
+            if not is_for_good(error):
+                raise
+            if len(rows) == 1:
+                await self._park(rows[0], error)
+                return
+            middle = len(rows) // 2
+            await self._send_or_park(connection, rows[:middle])
+            await self._send_or_park(connection, rows[middle:])
+        else:
+            await self._store.statements.mark_sent(connection, [row.id for row in rows], now_ms())
+
+    async def _park(self, row: Row, error: PurveyorError) -> None:
+        """Put a dead letter into the outbox in the place of a row."""
+        limit = self._queues.connection.max_payload
+        letter = letter_of(row, error, limit, datetime.now(UTC))
+        subject, data, headers = fitted(letter, limit)
+        if row.subject == subject:
+            raise SetupError(f"the dead letter in row {row.id} of the outbox cannot be sent: {letter.reason}")
+        plain = {name: first(headers, name) or "" for name in headers if name != MSG_ID}
+        async with self._store.transaction() as transaction:
+            await transaction.put([Outgoing(letter.id, subject, data, plain)])
+            await self._store.statements.mark_sent(transaction.connection, [row.id], now_ms())
+        log.error("row %d of the outbox, for %s, is a dead letter now: %s", row.id, row.subject, letter.reason)
+        self.wake()
 
     async def _probe(self, connection: AsyncConnection) -> set[str]:
         """Try the oldest row of each held subject; the subjects that are still held."""
@@ -192,13 +238,12 @@ class Relay:
         still: set[str] = set()
         for row in oldest:
             try:
-                await self._publish([row])
+                await self._send_or_park(connection, [row])
             except Unavailable:
                 raise
             except PurveyorError:
                 still.add(row.subject)
             else:
-                await self._store.statements.mark_sent(connection, [row.id], now_ms())
                 await self._store.statements.unhold(connection, row.subject)
         return still
 

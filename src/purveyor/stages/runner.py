@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from purveyor.model import figures
+from purveyor.model import metrics
 from purveyor.model.errors import PurveyorError, Unavailable
 from purveyor.queues.client import Queues
+from purveyor.stages.crash_points import Point, reach
 from purveyor.stages.endpoint import Stage
-from purveyor.stages.lanes import Lanes
-from purveyor.stages.points import Point, reach
+from purveyor.stages.key_scheduler import Lanes
+from purveyor.stages.leader_lock import Seat
+from purveyor.stages.processor import GROUP_SECONDS, Again, OwnerLost, Processor
 from purveyor.stages.relay import Relay
-from purveyor.stages.seats import Seat
 from purveyor.stages.source import Incoming, Source
-from purveyor.stages.store import SqlStore
-from purveyor.stages.transaction import GROUP_SECONDS, Again, OwnerLost, Processor
+from purveyor.stages.sql_store import SqlStore
 
 log = logging.getLogger("purveyor.stages")
 
@@ -164,7 +164,7 @@ class Runner:
                 again = await self._processor.process(messages)
             finally:
                 self._begun.remove(began)
-            figures.STAGE_SECONDS.add(time.monotonic() - began, self.stage.id)
+            metrics.STAGE_SECONDS.add(time.monotonic() - began, self.stage.id)
             await self._after(messages, again, group)
 
     async def _next_group(self) -> list[Incoming]:
@@ -191,7 +191,7 @@ class Runner:
         blocked: set[str | None] = set()
         failed = sum(1 for item in again if item.delay is not None)
         if failed:
-            figures.STAGE_MESSAGES.add(self.stage.id, "again", by=failed)
+            metrics.STAGE_MESSAGES.add(self.stage.id, "again", by=failed)
         if self._ordered:
             self._lanes.put_back([item.message for item in again])
             for item in again:
@@ -221,7 +221,7 @@ class Runner:
 
     async def _finish(self, messages: Sequence[Incoming]) -> None:
         """Acknowledge (9), and make room for as many."""
-        figures.STAGE_MESSAGES.add(self.stage.id, "finished", by=len(messages))
+        metrics.STAGE_MESSAGES.add(self.stage.id, "finished", by=len(messages))
         by_source: dict[int, tuple[Source, list[Incoming]]] = {}
         for message in messages:
             held = self._drop(message)

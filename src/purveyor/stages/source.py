@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+from purveyor.jetstream.credit_pull import CreditPull
+from purveyor.jetstream.headers import Headers
+from purveyor.jetstream.messages import Message
 from purveyor.queues.client import Queues
-from purveyor.queues.credit import CreditPull
-from purveyor.queues.headers import Headers, first
-from purveyor.queues.messages import Message
-from purveyor.stages.flow import KEY, identity
+from purveyor.stages.flow import identity, key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,6 +21,8 @@ class Incoming:
 
     id: str
     """By which the inbox knows it."""
+    former_id: str | None = None
+    """By which an inbox of an older version knows it, if that differs."""
     subject: str
     data: bytes
     headers: Headers
@@ -116,7 +118,7 @@ class QueueSource:
             sequence=message.sequence,
             deliveries=told.delivered,
             stored=told.timestamp,
-            key=first(message.headers, KEY),
+            key=key_of(message.headers),
             interactive=self._interactive,
             origin=message,
         )

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from purveyor.stages.common import COLUMNS, CommonStatements, Words
 from purveyor.stages.flow import Outgoing
-from purveyor.stages.statements import Claim, Row
-from purveyor.stages.tables import Tables
+from purveyor.stages.sql_common import COLUMNS, CommonStatements, Words
+from purveyor.stages.sql_tables import Tables
+from purveyor.stages.statement_protocol import Claim, Row
 
 _ONE_OF: Final = "IN (SELECT value FROM json_each(?))"
 _WORDS: Final = Words(
@@ -61,7 +61,9 @@ class Sqlite(CommonStatements):
         """Take the one place of a writer now: a transaction that reads first and writes later may be turned away."""
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    async def claim(self, connection: AsyncConnection, stage: str, claims: Sequence[Claim], now: int) -> set[str]:
+    async def insert_claims(
+        self, connection: AsyncConnection, stage: str, claims: Sequence[Claim], now: int
+    ) -> set[str]:
         given = json.dumps([[claim.id, claim.sequence] for claim in claims])
         return {row[0] for row in await self.rows(connection, self._claim, stage, now, given)}
 

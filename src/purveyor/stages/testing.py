@@ -24,16 +24,16 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import MetaData
 
-from purveyor.model.errors import NoAnswer, UnknownStream
-from purveyor.queues.address import Address
-from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.server import EmbeddedServer, ServerOptions
+from purveyor.model.errors import NoAnswer
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.dead_letters import DeadLetter
-from purveyor.queues.server import EmbeddedServer, ServerOptions
+from purveyor.queues.dead_letters.letter import DeadLetter
+from purveyor.queues.dead_letters.store import LetterBox
 from purveyor.queues.stage_queues import STAGE_STREAMS
 from purveyor.stages.application import Stages
-from purveyor.stages.store import SqlStore
-from purveyor.stages.timing import Timing
+from purveyor.stages.sql_store import SqlStore
+from purveyor.stages.timeouts import Timing
 
 _QUICK: Final = Timing(ack_wait=timedelta(seconds=2), grace=timedelta(0))
 _PAUSE_SECONDS: Final = 0.02
@@ -82,13 +82,7 @@ class StageKit:
     async def dead_letters(self) -> list[DeadLetter]:
         """What was given up, oldest first."""
         async with connect(self.address, name="stage-kit") as queues:
-            try:
-                state = (await queues.streams.info(DEAD_LETTERS.stream)).state
-            except UnknownStream:
-                return []
-            sequences = range(state.first_seq, state.last_seq + 1) if state.messages else ()
-            found = [await queues.streams.get(DEAD_LETTERS.stream, sequence) for sequence in sequences]
-        return [DeadLetter.from_message(message.headers, message.data) for message in found]
+            return [each.letter async for each in LetterBox(queues).scan() if each.letter is not None]
 
     async def _sent(self) -> bool:
         return not await self.rows("SELECT 1 FROM purveyor_outbox WHERE sent_ms IS NULL LIMIT 1")

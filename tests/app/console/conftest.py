@@ -17,13 +17,13 @@ import httpx
 import pytest
 from playwright.async_api import BrowserContext, Page, async_playwright, expect
 
-from purveyor.pipeline.posting import key_of, notice
-from purveyor.pipeline.status import PartStatus
-from purveyor.queues.address import Address
-from purveyor.queues.board import post
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.server import EmbeddedServer
+from purveyor.pipeline.part_status import PartStatus
+from purveyor.pipeline.status_publisher import key_of, notice
 from purveyor.queues.catalogue import internal_queues
 from purveyor.queues.client import Queues
-from purveyor.queues.server import EmbeddedServer
+from purveyor.queues.status_board import post
 from scripts.browser import find_browser
 from tests.app.conftest import PROGRAM, SOURCE, url_of
 from tests.app.http.conftest import PASSWORD, fill, on_server, wanted
@@ -40,6 +40,8 @@ class Site:
     def __init__(self, server: EmbeddedServer, data_dir: Path) -> None:
         self.address: Address = server.address
         self.data_dir = data_dir
+        self._silent = threading.Event()
+        self._posting: threading.Thread | None = None
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PURVEYOR_")}
         environment |= {
             "PYTHONPATH": str(SOURCE),
@@ -66,7 +68,7 @@ class Site:
 
     def client(self, *auth: str, **more: Any) -> httpx.Client:
         login = (auth[0], auth[1]) if auth else None
-        return httpx.Client(base_url=self.url, auth=login, timeout=30, trust_env=False, verify=False, **more)
+        return httpx.Client(base_url=self.url, auth=login, timeout=120, trust_env=False, verify=False, **more)
 
     def subscribe(self, name: str, **more: Any) -> None:
         assert self.admin.post("/v1/subscriptions", json=wanted(name, **more)).status_code == 201
@@ -78,17 +80,35 @@ class Site:
         return on_server(self.address, work)
 
     def post(self, *parts: PartStatus, **about: Any) -> None:
-        """Say what a pipeline would say, by its own words."""
-        post(self.address, key_of(""), notice({"group": "dispatcher", **about}, parts))
+        """Publish the status of a pipeline, again each second as a pipeline does, until the test ends."""
+        self.fall_silent()
+        status = {"group": "dispatcher", **about}
+        post(self.address, key_of(""), notice(status, parts))
+        silent = self._silent = threading.Event()
+
+        def repeat() -> None:
+            while not silent.wait(1.0):
+                post(self.address, key_of(""), notice(status, parts))
+
+        self._posting = threading.Thread(target=repeat, name="pipeline-status", daemon=True)
+        self._posting.start()
+
+    def fall_silent(self) -> None:
+        """Publish no status any more."""
+        if self._posting is not None:
+            self._silent.set()
+            self._posting.join()
+            self._posting = None
 
     def errors(self) -> str:
         """What the API complained of."""
         return (self.data_dir / "api.log").read_text()
 
     def stop(self) -> None:
+        self.fall_silent()
         self.admin.close()
         self.process.terminate()
-        assert self.process.wait(20) == 0
+        assert self.process.wait(120) == 0
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._log.close()
@@ -111,14 +131,14 @@ class Chromium:
     def __exit__(self, *_: object) -> None:
         self._run(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(120)
         self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(240)
 
     async def _start(self) -> None:
-        expect.set_options(timeout=20_000)
+        expect.set_options(timeout=60_000)
         self._playwright = await async_playwright().start()
         flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         self._browser = await self._playwright.chromium.launch(executable_path=self._path, args=flags)
@@ -159,7 +179,7 @@ class Chromium:
         context = await self._browser.new_context(
             base_url=self._url, viewport=size, color_scheme="light", reduced_motion="reduce"
         )
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         return context
 
     async def _logged_in(self) -> BrowserContext:
@@ -201,6 +221,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield site
         finally:
             site.stop()
+
+
+@pytest.fixture(autouse=True)
+def silence(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test no pipeline publishes its status any more."""
+    yield
+    if "site" in request.fixturenames:
+        request.getfixturevalue("site").fall_silent()
 
 
 @pytest.fixture(scope="session")

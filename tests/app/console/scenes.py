@@ -4,10 +4,10 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from purveyor.pipeline.failures import Failure
-from purveyor.pipeline.status import PartStatus, Reading, State
+from purveyor.pipeline.error_summary import Failure
+from purveyor.pipeline.part_status import PartStatus, Reading, State
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters import DeadLetter, park
+from purveyor.queues.dead_letters.letter import DeadLetter, park
 from tests.app.console.conftest import Site
 
 
@@ -23,6 +23,17 @@ def part(name: str, state: State = State.RUNNING, *, error: str | None = None, *
 
 def all_parts(**other: PartStatus) -> list[PartStatus]:
     return [other.get(name) or part(name) for name in ("transform", "dispatch", "archive", "prefill")]
+
+
+def read_incoming(site: Site) -> None:
+    """Move the durables of `incoming` past everything, as a pipeline does that works."""
+
+    async def move(queues: Queues) -> None:
+        last = (await queues.streams.info("stream:incoming")).state.last_seq
+        for consumer in await queues.consumers.list("stream:incoming"):
+            await queues.consumers.reset("stream:incoming", consumer.name, last + 1)
+
+    site.on_server(move)
 
 
 def messages(site: Site, queue: str) -> int:

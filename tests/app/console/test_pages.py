@@ -9,16 +9,17 @@ from typing import Any, ClassVar
 
 from playwright.async_api import Page, expect
 
-from purveyor.delivery.push.attempts import Attempts
-from purveyor.delivery.push.verdict import Outcome
+from purveyor.delivery.push.attempt_log import Attempts
+from purveyor.delivery.push.retry_decision import Outcome
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.pipeline.status import State
+from purveyor.jetstream.config import Retention, StreamConfig
+from purveyor.pipeline.part_status import State
 from purveyor.queues.catalogue import PREFILL, PREFILL_FAILURES
 from purveyor.queues.client import Queues
-from purveyor.queues.config import Retention, StreamConfig
+from purveyor.queues.registry import SUBSCRIPTIONS
 from tests.app.console.conftest import Chromium, Site, log_in, picture
 from tests.app.console.reading import HARD_TO_READ, UNTOLD
-from tests.app.console.scenes import all_parts, dead_letters, messages, part
+from tests.app.console.scenes import all_parts, dead_letters, messages, part, read_incoming
 from tests.app.http.conftest import fill
 
 PAGES = {
@@ -44,6 +45,8 @@ def test_a_login_leads_to_the_page_that_was_wanted_and_a_wrong_one_says_so(site:
 
 
 def test_the_overview_is_live_and_red_where_something_is_stuck(site: Site, browser: Chromium, ox: str) -> None:
+    read_incoming(site)  # else the events of other tests wait for the archive, and it is stuck after five minutes
+
     async def work(page: Page) -> None:
         site.post(*all_parts())
         await page.goto("/")
@@ -62,6 +65,33 @@ def test_the_overview_is_live_and_red_where_something_is_stuck(site: Site, brows
         await expect(stuck).to_have_count(0)
         await page.locator(f"svg.flow [data-box='sub:{ox}']").click()
         await expect(page.get_by_role("heading", level=1)).to_have_text(ox)
+
+    browser.visit(work)
+
+
+def test_a_subscription_that_is_not_understood_is_shown_with_the_reason_and_can_only_be_deleted(
+    site: Site, browser: Chromium, ox: str
+) -> None:
+    async def upgrade(queues: Queues) -> None:
+        bucket = await queues.bucket(SUBSCRIPTIONS)
+        record = json.loads((await bucket.get(f"{ox}.definition")).value)
+        await bucket.put(f"{ox}.definition", json.dumps({**record, "version": 2}).encode())
+
+    site.on_server(upgrade)
+
+    async def work(page: Page) -> None:
+        await page.goto("/console/subscriptions")
+        row = page.locator("[aria-label=Subscriptions] tbody tr", has_text=ox)
+        await expect(row).to_contain_text("unreadable")
+        await expect(row).to_contain_text("30")
+        await row.get_by_role("link", name=ox).click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text(ox)
+        await expect(page.locator(".trouble.stuck", has_text=ox)).to_contain_text("version 2")
+        await expect(page.get_by_role("button", name="Pause")).to_have_count(0)
+        await page.get_by_role("button", name="Delete …").click()
+        await page.get_by_role("button", name="Delete", exact=True).click()
+        await expect(page).to_have_url(f"{site.url}/console/subscriptions")
+        await expect(row).to_have_count(0)
 
     browser.visit(work)
 
@@ -150,6 +180,12 @@ def test_a_subscription_is_paused_resumed_replayed_and_deleted(site: Site, brows
         await expect(page.get_by_text("neither a position nor a time")).to_be_visible()
         await form.get_by_label("From").fill("1")
         await form.get_by_role("button", name="Replay").click()
+        await expect(form).to_have_count(0)
+        await page.get_by_role("button", name="Replay").click()
+        await form.get_by_label("From").fill("1")
+        await form.get_by_role("button", name="Replay").click()
+        await expect(page.get_by_text("waits already, job")).to_be_visible()
+        await form.get_by_role("button", name="Cancel").click()
         await expect(form).to_have_count(0)
         await picture(page, "subscription")
         await page.get_by_role("button", name="Delete").click()

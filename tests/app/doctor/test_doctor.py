@@ -5,19 +5,24 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from purveyor.app.doctor import machine, server
+from purveyor.app.doctor import machine_checks, server_checks
 from purveyor.app.doctor.findings import Finding, Weight
-from purveyor.app.doctor.pipeline import look_at_pipeline
+from purveyor.app.doctor.pipeline_checks import look_at_pipeline
 from purveyor.app.settings import Settings
+from purveyor.jetstream.config import StreamConfig
+from purveyor.jetstream.server import EmbeddedServer, ServerOptions
 from purveyor.model.errors import UnknownStream
+from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
-from purveyor.queues.config import StreamConfig
-from purveyor.queues.server import EmbeddedServer, ServerOptions
+from purveyor.queues.dead_letters.letter import DeadLetter, park
+from purveyor.queues.dead_letters.store import Fate, LetterBox
+from purveyor.queues.permissions import components
 from tests.app.conftest import invoke, url_of
 from tests.conftest import FAST, OwnServer
 
@@ -56,7 +61,7 @@ def test_a_running_system_is_looked_at(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PURVEYOR_API_PORT", "0")
     monkeypatch.setenv("PURVEYOR_SYNC", "1m")
     data = tmp_path / "data"
-    with EmbeddedServer(data / "nats", ServerOptions(sync="1m")):
+    with EmbeddedServer(data / "nats", ServerOptions(sync="1m", users=components())):
         invoke("--data-dir", str(data), "queues", "ensure").ok()
         findings = found("--data-dir", str(data))
         assert "answers in" in about(findings, "nats")[0]
@@ -75,13 +80,37 @@ def test_a_running_system_is_looked_at(tmp_path: Path, monkeypatch: pytest.Monke
     assert "none runs" in about(found("--data-dir", str(data), code=1), "nats", "warning")[0]
 
 
+async def test_dead_letters_are_counted_without_the_receipts_of_settled_ones(own_server: OwnServer) -> None:
+    async with connect(own_server(FAST).address) as queues:
+        (await queues.ensure(DEAD_LETTERS)).require_usable()
+        now = datetime.now(UTC)
+        for number in range(3):
+            letter = DeadLetter(
+                reason="x", origin="push", subject="ox.main", data=b"%d" % number, failed_first=now, failed_last=now
+            )
+            await park(queues, letter)
+        box = LetterBox(queues)
+
+        async def told() -> list[str]:
+            return [each.text async for each in server_checks.letters(queues)]
+
+        assert await told() == ["3 dead letters wait for somebody"]
+        for number in (1, 2, 3):
+            parked = await box.find(number)
+            assert parked is not None
+            await box.settle(parked, Fate.DISCARDED)
+            await box.remove(number)
+        assert (await queues.streams.info(DEAD_LETTERS.stream)).state.messages == 3
+        assert await told() == []
+
+
 def test_a_server_that_does_not_answer_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PURVEYOR_NATS_URL", "nats://127.0.0.1:1")
     assert about(found("--timeout", "500ms", code=1), "nats", "wrong")
 
 
 def test_credentials_with_few_rights_are_told(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = own_server(FAST)
+    started = own_server(ServerOptions(sync="2m", users=components()))
     monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(started.address.with_password("intake", _password(started))))
     monkeypatch.setenv("PURVEYOR_NATS_INBOX", "_INBOX.intake")
     monkeypatch.setenv("PURVEYOR_API_PORT", "0")
@@ -101,12 +130,12 @@ def _password(started: EmbeddedServer) -> str:
 
 
 def test_a_port_of_somebody_else_is_wrong_and_our_own_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(machine_checks, "_ASK_SECONDS", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         settings = Settings(data_dir=tmp_path, api_port=taken.getsockname()[1])
-        (finding,) = machine.ports(settings)
+        (finding,) = machine_checks.ports(settings)
     assert finding.weight is Weight.WRONG
 
 
@@ -125,22 +154,22 @@ def test_a_port_of_somebody_else_is_wrong_and_our_own_is_not(tmp_path: Path, mon
     ],
 )
 def test_a_spark_master_has_a_form(master: str, weight: Weight) -> None:
-    assert machine.spark_master(master).weight is weight
+    assert machine_checks.spark_master(master).weight is weight
 
 
 def test_a_data_directory_of_others_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert next(machine.data_directory(tmp_path)).weight is Weight.WRONG
+    assert next(machine_checks.data_directory(tmp_path)).weight is Weight.WRONG
     file = tmp_path / "file"
     file.touch()
-    assert [each.weight for each in machine.data_directory(file)] == [Weight.WRONG]
+    assert [each.weight for each in machine_checks.data_directory(file)] == [Weight.WRONG]
     if os.geteuid() == 0:
         os.chown(tmp_path, 12345, -1)
-        assert any("belongs to user 12345" in each.text for each in machine.data_directory(tmp_path))
+        assert any("belongs to user 12345" in each.text for each in machine_checks.data_directory(tmp_path))
 
 
 def checkpoint(data: Path, sequence: int, created: str = "then") -> Settings:
-    path = data / "checkpoints" / "archive"
+    path = data / "checkpoints" / "dispatch-dispatcher"
     for name in ("offsets", "commits"):
         (path / name).mkdir(parents=True)
     offset = {"stream": "stream:incoming", "created": created, "sequence": sequence, "lost": 0}
@@ -149,9 +178,16 @@ def checkpoint(data: Path, sequence: int, created: str = "then") -> Settings:
     return Settings(data_dir=data)
 
 
-def stream(first: int, last: int, created: str = "then", **metadata: str) -> Callable[[str], dict[str, Any]]:
+def stream(
+    first: int, last: int, created: str = "then", *, floor: int = 50, continues: str = ""
+) -> Callable[[str], dict[str, Any]]:
     state = {"first_seq": first, "last_seq": last, "messages": last - first + 1}
-    return lambda _: {"created": created, "config": {"metadata": metadata}, "state": state}
+    config = {"metadata": {"purveyor.continues": continues}}
+    answers: dict[str, dict[str, Any]] = {
+        "STREAM.INFO.stream:incoming": {"created": created, "config": config, "state": state},
+        "CONSUMER.INFO.stream:incoming.dispatcher": {"ack_floor": {"stream_seq": floor}},
+    }
+    return answers.__getitem__
 
 
 def gone(_: str) -> dict[str, Any]:
@@ -162,13 +198,14 @@ def gone(_: str) -> dict[str, Any]:
     ("ask", "weight"),
     [
         (stream(40, 90), Weight.OK),
-        (stream(40, 90, "later", **{"purveyor.continues": "then"}), Weight.OK),
+        (stream(40, 90, "later", continues="then"), Weight.OK),
         (stream(1, 90, "later"), Weight.WRONG),
-        (stream(1, 30), Weight.WRONG),
-        (stream(60, 90), Weight.WARNING),
+        (stream(1, 30), Weight.WARNING),
+        (stream(60, 90, floor=70), Weight.WARNING),
+        (stream(60, 90), Weight.WRONG),
         (gone, Weight.WRONG),
     ],
-    ids=["same", "migrated", "made-again", "older-store", "lost", "gone"],
+    ids=["same", "migrated", "made-again", "older-store", "older-checkpoint", "lost", "gone"],
 )
 def test_a_checkpoint_belongs_to_its_stream(tmp_path: Path, ask: Any, weight: Weight) -> None:
     (finding,) = look_at_pipeline(checkpoint(tmp_path, 50), ask)
@@ -178,9 +215,17 @@ def test_a_checkpoint_belongs_to_its_stream(tmp_path: Path, ask: Any, weight: We
 
 def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
     settings = checkpoint(tmp_path, 50)
-    (tmp_path / "checkpoints" / "archive" / "offsets" / "3").write_text("half")
+    (tmp_path / "checkpoints" / "dispatch-dispatcher" / "offsets" / "3").write_text("half")
     (finding,) = look_at_pipeline(settings, None)
-    assert finding.weight is Weight.WRONG
+    assert finding.weight is Weight.WARNING
+
+
+def test_a_checkpoint_that_was_set_aside_is_not_looked_at(tmp_path: Path) -> None:
+    settings = checkpoint(tmp_path, 50)
+    path = tmp_path / "checkpoints" / "dispatch-dispatcher"
+    path.rename(path.with_name(f"{path.name}.replaced-1"))
+    (finding,) = look_at_pipeline(settings, stream(1, 30))
+    assert finding.weight is Weight.NOTE
 
 
 def test_a_pipeline_that_died_is_told(tmp_path: Path) -> None:
@@ -206,13 +251,13 @@ def test_the_clock_and_the_limits_of_the_server(own_server: OwnServer, monkeypat
         async with connect(address) as queues:
             await queues.streams.add(StreamConfig(name="S", subjects=("s",)))
         settings = Settings(nats_url=url_of(address))
-        return [finding async for finding in server.look_at_server(settings, lambda _: address)]
+        return [finding async for finding in server_checks.look_at_server(settings, lambda _: address)]
 
     async def an_hour_ahead(*_: object) -> float:
         return 3600.0
 
     (clock,) = [each for each in asyncio.run(look()) if each.about == "clock"]
     assert clock.weight is Weight.OK
-    monkeypatch.setattr(server, "clock_offset_seconds", an_hour_ahead)
+    monkeypatch.setattr(server_checks, "clock_offset_seconds", an_hour_ahead)
     (clock,) = [each for each in asyncio.run(look()) if each.about == "clock"]
     assert clock.weight is Weight.WRONG

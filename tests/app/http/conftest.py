@@ -4,19 +4,22 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import httpx
 import pytest
 
 from purveyor.app.http.application import Api, ApiOptions
-from purveyor.app.http.security import Login, Role
+from purveyor.app.http.authentication import Login, Role
 from purveyor.app.http.server import ApiServer, listen
-from purveyor.queues import bulk
-from purveyor.queues.address import Address
+from purveyor.app.runtime_tuning import loop_factory
+from purveyor.jetstream import bulk
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.server import EmbeddedServer
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.server import EmbeddedServer
-from tests.spark.broker import eventually
+from purveyor.queues.registry import Registry
+from tests.waiting import wait_until
 
 LOGINS = (
     Login(role=Role.ADMIN, username="admin", password="admin-secret"),
@@ -31,32 +34,44 @@ PASSWORD = "the consumer's secret"
 class RunningApi:
     """The API in a thread with an event loop of its own."""
 
-    def __init__(self, find_address: Callable[[], Address], *, patience_seconds: float = 10.0) -> None:
+    def __init__(self, find_address: Callable[[], Address], *, patience_seconds: float = 60.0, **server: Any) -> None:
+        self._given = server
         self._options = ApiOptions(find_address=find_address, logins=LOGINS, patience_seconds=patience_seconds)
         self._listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread = threading.Thread(target=self._run)
         self._loop: asyncio.AbstractEventLoop
+        self._api: Api
         self._server: ApiServer
         self._clients: list[httpx.Client] = []
         self.anybody: httpx.Client
 
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(self._serve())
+
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._server = ApiServer(Api(self._options), on_ready=self._ready.set)
+        self._api = Api(self._options)
+        self._server = ApiServer(self._api, on_ready=self._ready.set, **self._given)
         await self._server.serve([self._listener])
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
         self.anybody = self.client()
         return self
 
     def when_ready(self) -> Self:
         """When it has reached the server."""
-        eventually(lambda: self.anybody.get("/readyz").status_code == 200)
+        wait_until(lambda: self.anybody.get("/readyz").status_code == 200)
         return self
+
+    @property
+    def under_way(self) -> int:
+        """How many requests the server has begun and not answered."""
+        return len(self._server.server_state.tasks)
 
     def __exit__(self, *_: object) -> None:
         for client in self._clients:
@@ -66,9 +81,22 @@ class RunningApi:
     def stop(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._server.stop)
-            self._thread.join(30)
+            self._thread.join(120)
         assert not self._thread.is_alive()
         self._listener.close()
+
+    def change_password(self, user: str, password: str) -> None:
+        """Start with another password of a login in the settings."""
+        logins = [replace(login, password=password) if login.username == user else login for login in LOGINS]
+        self._options = replace(self._options, logins=logins)
+
+    def forget_logins(self) -> None:
+        """Have all logins checked again, as it is done when the NATS server was away."""
+
+        async def forget() -> None:
+            self._api.security.forget(None)
+
+        asyncio.run_coroutine_threadsafe(forget(), self._loop).result(30)
 
     def client(self, user: str = "", password: str = "", **more: Any) -> httpx.Client:
         auth = (user, password) if user else None
@@ -186,10 +214,19 @@ def on_server(address: Address, work: Callable[[Queues], Awaitable[T]]) -> T:
     """Do something on the server that the API knows nothing of."""
 
     async def connected() -> T:
-        async with connect(address, name="tests", patience_seconds=20) as queues:
+        async with connect(address, name="tests", patience_seconds=60) as queues:
             return await work(queues)
 
     return asyncio.run(connected())
+
+
+def begin_replay(address: Address, name: str, job: str) -> None:
+    """Do what a prefill worker does when it begins a replay: from then on another one may wait."""
+
+    async def forget(queues: Queues) -> None:
+        await (await Registry.open(queues)).waiting_replays.forget(name, job)
+
+    on_server(address, forget)
 
 
 def problem(answer: httpx.Response, status: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from purveyor.delivery.pull import Pull
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
 from tests.app.http.conftest import Consumer, RunningApi, event, fill, on_server, problem, subscribe

@@ -7,12 +7,13 @@ import httpx
 import pytest
 
 from purveyor.app.http.messages import message_json
-from purveyor.delivery.leases import Kind
+from purveyor.delivery import lease_rules
+from purveyor.delivery.lease_rules import Kind
 from purveyor.delivery.pull import Delivered
-from purveyor.queues.address import Address
-from purveyor.queues.bulk.ask import ask
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk.net.api_request import ask
 from tests.app.http.conftest import Consumer, RunningApi, event, fill, problem, subscribe
-from tests.spark.broker import eventually
+from tests.waiting import wait_until
 
 NOW = {"timeout": 0}
 
@@ -50,7 +51,7 @@ def test_pop_takes_the_message_out(consumer: Consumer, address: Address, name: s
     assert consumer.next(pop=True)["sequence_number"] == 2
     assert consumer.next(pop=True) is None
     problem(consumer.tell(1, status="ok"), 404)
-    eventually(lambda: not waiting(address, name))
+    wait_until(lambda: not waiting(address, name))
 
 
 def test_plain_requests_and_odd_ones_are_answered_alike(consumer: Consumer, address: Address, name: str) -> None:
@@ -83,7 +84,7 @@ def test_plain_requests_and_odd_ones_are_answered_alike(consumer: Consumer, addr
 
 def test_a_long_poll_is_answered_when_a_message_comes(consumer: Consumer, address: Address, name: str) -> None:
     with ThreadPoolExecutor() as threads:
-        polling = threads.submit(consumer.next, timeout=30)
+        polling = threads.submit(consumer.next, timeout=60)
         fill(address, name, range(1, 2))
         assert polling.result()["sequence_number"] == 1
 
@@ -97,10 +98,11 @@ def test_a_client_that_went_away_gets_nothing_and_blocks_nobody(
     api: RunningApi, admin: httpx.Client, address: Address, name: str
 ) -> None:
     consumer = subscribe(api, admin, name, delivery="parallel")
+    brief = httpx.Timeout(60, read=0.5)
     with pytest.raises(httpx.ReadTimeout):
-        consumer.get("messages/next", params={"timeout": 60}, headers={"X-Consumer-Instance": "gone"}, timeout=0.5)
+        consumer.get("messages/next", params={"timeout": 60}, headers={"X-Consumer-Instance": "gone"}, timeout=brief)
     fill(address, name, range(1, 2))
-    assert consumer.next("other", timeout=20)["sequence_number"] == 1
+    assert consumer.next("other", timeout=60)["sequence_number"] == 1
 
 
 def test_another_instance_waits_and_takes_over_what_is_given_back(
@@ -188,6 +190,28 @@ def test_twenty_consumers_at_once_get_each_message_once(
         list(threads.map(work, [f"instance-{number}" for number in range(20)]))
     assert not strange
     assert sorted(seen) == list(range(1, 61))
+
+
+def test_when_nothing_more_may_be_out_the_reason_is_told(
+    api: RunningApi, admin: httpx.Client, name: str, address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_rules, "MOST_IN_FLIGHT", 3)
+    consumer = subscribe(api, admin, name, delivery="parallel")
+    fill(address, name, range(1, 4))
+    assert len(consumer.post("messages/lease", json={"max": 10, "timeout": 0}).json()["messages"]) == 3
+    assert consumer.next() is None  # there is nothing more
+    fill(address, name, range(4, 6))
+    for answer in (
+        consumer.get("messages/next", params={"timeout": 0}),
+        consumer.get("messages/next", params={"timeout": 0.1}),
+        consumer.post("messages/lease", json={"timeout": 0}),
+    ):
+        assert "3 messages are leased or wait for a retry" in problem(answer, 429)["detail"]
+        assert answer.headers["retry-after"] == "1"
+    assert consumer.tell(1, status="retry", delay=600).status_code == 200
+    problem(consumer.post("messages/lease", json={"timeout": 0}), 429)
+    assert consumer.tell(2, status="ok").status_code == 200
+    assert consumer.next()["sequence_number"] == 4
 
 
 def bodies() -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -8,15 +8,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from purveyor.app.telemetry import queues
-from purveyor.app.telemetry.queues import QueueFigures
-from purveyor.queues.address import Address
+from purveyor.app.telemetry import queue_metrics
+from purveyor.app.telemetry.queue_metrics import QueueFigures
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.config import StreamConfig
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import StreamConfig
 from tests.app.http.conftest import Consumer, RunningApi, event, fill
 from tests.app.http.test_sealed import _drain, _seal
 from tests.conftest import OwnServer
-from tests.spark.broker import eventually
+from tests.waiting import wait_until
 
 
 class Page:
@@ -81,7 +81,26 @@ def test_the_life_of_messages_is_counted(
             and (now.get("subscriptions", state="active") or 0) >= 1
         )
 
-    eventually(looked_up)
+    wait_until(looked_up)
+
+
+def test_a_dead_letter_that_was_settled_is_counted_no_more(
+    api: RunningApi, admin: httpx.Client, consumer: Consumer, address: Address
+) -> None:
+    """Its receipt stays in the queue, under a subject of its own: that must not begin a series, and fire the alert."""
+    name = consumer.name
+    fill(address, name, range(1, 4))
+    for _ in range(3):
+        sequence = consumer.next()["sequence_number"]
+        assert consumer.tell(sequence, status="reject", reason="not ours").status_code == 200
+    wait_until(lambda: page(api.anybody).get("dead_letters", origin=f"subscription-{name}") == 3)
+    letters = admin.get(f"/v1/subscriptions/{name}/dead-letters").json()["dead_letters"]
+    discarded = admin.request("DELETE", f"/v1/subscriptions/{name}/dead-letters", params={"ids": letters[0]["id"]})
+    assert discarded.status_code == 200, discarded.text
+    retried = admin.post(f"/v1/subscriptions/{name}/dead-letters", json={"ids": [letters[1]["id"]]})
+    assert retried.status_code == 200, retried.text
+    wait_until(lambda: page(api.anybody).get("dead_letters", origin=f"subscription-{name}") == 1)
+    assert not [label for label in page(api.anybody).labels if label.startswith("settled.")]
 
 
 def test_a_subscription_that_is_gone_leaves_no_series(
@@ -91,7 +110,7 @@ def test_a_subscription_that_is_gone_leaves_no_series(
     consumer.next()
     assert consumer.name in page(api.anybody).labels
     assert admin.delete(f"/v1/subscriptions/{consumer.name}").status_code == 200
-    eventually(lambda: consumer.name not in page(api.anybody).labels)
+    wait_until(lambda: consumer.name not in page(api.anybody).labels)
 
 
 def test_it_answers_without_a_server_and_without_a_login() -> None:
@@ -132,11 +151,11 @@ def test_publishers_that_wait_for_a_migration_are_seen(own_server: OwnServer, ma
         body = [event(2), event(3), event(4)] if many else event(2)
         waiting = threading.Thread(target=lambda: events.post("/v1/messages", json=body))
         waiting.start()
-        eventually(lambda: page(api.anybody).get("publishers_waiting", queue="incoming") == 1)
+        wait_until(lambda: page(api.anybody).get("publishers_waiting", queue="incoming") == 1)
         during = page(api.anybody)
         assert during.get("publisher_buffered_messages", queue="incoming") == (3 if many else 1)
         assert during.since(before, "publisher_wait_seconds_total", queue="incoming") > 0
-        eventually(lambda: page(api.anybody).get("queue_sealed", queue="incoming", kind="internal") == 1)
+        wait_until(lambda: page(api.anybody).get("queue_sealed", queue="incoming", kind="internal") == 1)
         asyncio.run(_drain(address))
         waiting.join()
         after = page(api.anybody)
@@ -146,12 +165,12 @@ def test_publishers_that_wait_for_a_migration_are_seen(own_server: OwnServer, ma
 
 
 def test_a_server_that_is_away_is_a_figure(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(queue_metrics, "_PATIENCE_SECONDS", 0.3)
     server = own_server()
     with RunningApi(lambda: server.address, patience_seconds=1.0) as api:
         api.when_ready()
         assert page(api.anybody).get("nats_up") == 1
         server.stop()
-        eventually(lambda: page(api.anybody).get("nats_up") == 0)
+        wait_until(lambda: page(api.anybody).get("nats_up") == 0)
         server.start()
-        eventually(lambda: page(api.anybody).get("nats_up") == 1)
+        wait_until(lambda: page(api.anybody).get("nats_up") == 1)

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 from tests.app.http.conftest import RunningApi, event, fill
 
 

@@ -1,7 +1,5 @@
 """nats-server goes away and comes back under load: 503 at worst, nothing lost, nothing twice."""
 
-import os
-import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from purveyor.queues import bulk
-from purveyor.queues.server import ServerOptions
+from purveyor.jetstream import bulk
+from purveyor.jetstream.headers import EVENT_ID
+from purveyor.jetstream.server import ServerOptions
 from tests.app.http.conftest import Consumer, RunningApi, event, fill, subscribe
 from tests.conftest import OwnServer
+from tests.killing import kill_server
 from tests.scale import LONG
-from tests.spark.broker import eventually
+from tests.waiting import wait_until
 
 ROUNDS = 20 if LONG else 2
 MESSAGES = 20_000 if LONG else 2_000
@@ -41,20 +41,19 @@ def test_a_server_that_restarts_under_load_costs_no_more_than_503(own_server: Ow
         for number in range(ROUNDS):
             go_on([publisher.accepted, puller.taken, leaser.taken])
             if number % 2:
-                assert server.pid is not None
-                os.kill(server.pid, signal.SIGKILL)  # it is started again at once
+                kill_server(server)  # it is started again at once
                 continue
             server.stop()
-            eventually(lambda: api.anybody.get("/readyz").status_code == 503)
+            wait_until(lambda: api.anybody.get("/readyz").status_code == 503)
             server = own_server(SYNCED, directory=directory)
         go_on([publisher.accepted, puller.taken, leaser.taken])
         over.set()
         for worker in workers:
-            worker.join(60)
+            worker.join(120)
             worker.check()
         batches = bulk.read_range(server.address, "stream:incoming", 1, 1 << 40)
         log = [dict(row["headers"]) for batch in batches for row in batch.to_pylist() if row["subject"] == "incoming"]
-    ids = [headers["Nats-Msg-Id"][0] for headers in log]
+    ids = [headers[EVENT_ID][0] for headers in log]
     assert len(set(ids)) == len(ids)
     assert set(publisher.accepted) <= set(ids)
     for taken in (puller.taken, leaser.taken):
@@ -64,7 +63,7 @@ def test_a_server_that_restarts_under_load_costs_no_more_than_503(own_server: Ow
 def go_on(lists: Sequence[Sequence[object]]) -> None:
     """Wait until all of them have grown."""
     before = [len(each) for each in lists]
-    eventually(lambda: all(len(each) > size + 5 for each, size in zip(lists, before, strict=True)))
+    wait_until(lambda: all(len(each) > size + 5 for each, size in zip(lists, before, strict=True)))
 
 
 def test_a_server_that_moved_is_found_where_it_is(own_server: OwnServer) -> None:
@@ -74,7 +73,7 @@ def test_a_server_that_moved_is_found_where_it_is(own_server: OwnServer) -> None
         api.when_ready()
         first.stop()
         there[0] = second.address
-        eventually(lambda: api.anybody.get("/readyz").status_code == 503)
+        wait_until(lambda: api.anybody.get("/readyz").status_code == 503)
         api.when_ready()
         assert api.client("events", "events-secret").post("/v1/messages", json=event()).json()["position"] == 1
 

@@ -2,18 +2,20 @@
 
 import base64
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fastavro
 import httpx
 import pytest
 
-from purveyor.intake.schemas.store import Schemas
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect
+from purveyor.sources.schemas.registry import Schemas
 from tests.app.http.conftest import RunningApi, event, problem
 from tests.app.http.test_events import count, in_the_log
-from tests.spark.broker import eventually
+from tests.waiting import wait_until
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -169,10 +171,10 @@ async def test_what_another_process_adds_counts_within_a_moment(
     add(admin, name)
     async with connect(address) as queues:
         await Schemas(queues).commit(name, {**ORDER, "properties": {}})
-        eventually(lambda: events.post("/v1/messages", json=order(name, {"id": 7})).status_code == 202)
+        wait_until(lambda: events.post("/v1/messages", json=order(name, {"id": 7})).status_code == 202)
         await Schemas(queues).delete(name)
-        eventually(lambda: events.post("/v1/messages", json=order(name, {})).status_code == 422)
-        eventually(lambda: events.post("/v1/messages", json=order(name, {"total": -1})).status_code == 202)
+        wait_until(lambda: events.post("/v1/messages", json=order(name, {})).status_code == 422)
+        wait_until(lambda: events.post("/v1/messages", json=order(name, {"total": -1})).status_code == 202)
 
 
 def test_topics_are_known_when_declared_or_seen(
@@ -182,7 +184,7 @@ def test_topics_are_known_when_declared_or_seen(
     wanted = {"name": name, "realms_topics": [{"realm": name, "topic": "o.*"}], "password": "x"}
     assert admin.post("/v1/subscriptions", json=wanted).status_code == 201
     assert events.post("/v1/messages", json=order(name, {"id": "1"})).status_code == 202
-    seen = eventually(lambda: [each for each in events.get("/v1/topics").json() if each["realm"] == name])
+    seen = wait_until(lambda: [each for each in events.get("/v1/topics").json() if each["realm"] == name])
     assert [(each["topic"], each["declared"], each["subscriptions"]) for each in seen] == [("orders", False, [name])]
     assert seen[0]["schema"] == {"name": name, "revision": 1}
     declared = {"realm": name, "topic": "users/user ü", "description": "People", "strict": True}
@@ -227,3 +229,35 @@ def test_one_question_at_a_time(admin: httpx.Client, name: str, given: Any) -> N
     problem(admin.post(f"/v1/schemas/{name}/check", json=given), 422)
     answer = admin.post(f"/v1/schemas/{name}/check", json={"object": {"id": 1}}).json()
     assert answer == {"ok": False, "problems": ['id: the value is not of type "string"']}
+
+
+def test_others_are_served_while_a_definition_is_checked(
+    admin: httpx.Client, api: RunningApi, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(admin, name)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> tuple[str, ...]:
+        begun.set()
+        assert go_on.wait(30)
+        return ()
+
+    monkeypatch.setattr("purveyor.sources.schemas.registry.incompatible", slow)
+    with ThreadPoolExecutor(2) as threads:
+        asked = {"definition": {"type": "object"}}
+        check = threads.submit(admin.post, f"/v1/schemas/{name}/check", json=asked)
+        try:
+            assert begun.wait(30)
+            assert api.client().get("/healthz", timeout=20).status_code == 200
+        finally:
+            go_on.set()
+        assert check.result().json() == {"ok": True, "problems": []}
+        begun.clear()
+        go_on.clear()
+        commit = threads.submit(admin.post, f"/v1/schemas/{name}/revisions", json=asked)
+        try:
+            assert begun.wait(30)
+            assert api.client().get("/healthz", timeout=20).status_code == 200
+        finally:
+            go_on.set()
+        assert commit.result().status_code == 201

@@ -5,10 +5,10 @@ import threading
 
 import httpx
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.config import ConsumerConfig, Retention, StreamConfig
 from purveyor.queues.catalogue import incoming
 from purveyor.queues.client import connect
-from purveyor.queues.config import ConsumerConfig, Retention, StreamConfig
 from purveyor.queues.ensure import QueueStatus
 from tests.app.http.conftest import RunningApi, event
 from tests.conftest import OwnServer
@@ -49,7 +49,7 @@ async def _seal(address: Address) -> QueueStatus:
 
 
 async def _drain(address: Address) -> None:
-    async with connect(address) as queues, asyncio.timeout(60):
+    async with connect(address) as queues, asyncio.timeout(120):
         for message in await queues.fetch(QUEUE.stream, "dispatcher"):
             await message.ack(confirm=True)
         await queues.migrations.finish(QUEUE.name)

@@ -1,11 +1,27 @@
+import json
+from typing import Any
+
 import httpx
 import pytest
 
 from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream.address import Address
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.queues.address import Address
 from purveyor.queues.client import Queues
-from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, event, fill, on_server, problem, subscribe, wanted
+from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS
+from tests.app.http.conftest import (
+    PASSWORD,
+    Consumer,
+    RunningApi,
+    begin_replay,
+    event,
+    fill,
+    on_server,
+    problem,
+    subscribe,
+    wanted,
+)
+from tests.waiting import wait_until
 
 
 def test_a_new_subscription_is_201_the_same_again_200_another_409(admin: httpx.Client, name: str) -> None:
@@ -208,11 +224,16 @@ def test_the_prefill_user_opens_the_queue(api: RunningApi, admin: httpx.Client, 
     problem(consumer.patch("prefill", json={"status": "done"}), 403)
 
 
-def test_a_replay_becomes_a_job(admin: httpx.Client, consumer: Consumer, name: str) -> None:
+def test_a_replay_becomes_a_job(admin: httpx.Client, consumer: Consumer, address: Address, name: str) -> None:
     body = {"from": 1, "to": 5, "filter": {"realms_topics": [{"realm": "udm", "topic": "users/.*"}]}}
     asked = consumer.post("replay", json=body)
     assert asked.status_code == 202
     assert asked.json()["job"]
+    for refused in (consumer.post("replay", json=body), admin.post(f"/v1/subscriptions/{name}/replay", json=body)):
+        told = problem(refused, 409)
+        assert told["detail"] == f"a replay of subscription {name!r} waits already, job {asked.json()['job']}"
+        assert told["fix"] == "ask again when that replay has begun"
+    begin_replay(address, name, asked.json()["job"])
     assert admin.post(f"/v1/subscriptions/{name}/replay", json={"from": "2026-01-01T00:00:00Z"}).status_code == 202
     problem(consumer.post("replay", json={"from": 5, "to": 1}), 422)
     problem(consumer.post("replay", json={"from": 0}), 422)
@@ -229,3 +250,82 @@ def test_what_is_accepted_after_the_201_comes_after_the_beginning(
     begin = on_server(address, lambda queues: Subscriptions(queues).get(name)).record.begin
     assert begin is not None
     assert position > begin
+
+
+def make_newer(address: Address, bucket: str, key: str, **unknown: Any) -> bytes:
+    """Write a record as a newer program does; what it was before."""
+
+    async def work(queues: Queues) -> bytes:
+        kept = await queues.bucket(bucket)
+        before = (await kept.get(key)).value
+        await kept.put(key, json.dumps({**json.loads(before), **unknown}).encode())
+        return before
+
+    return on_server(address, work)
+
+
+def put(address: Address, bucket: str, key: str, value: bytes) -> None:
+    async def work(queues: Queues) -> None:
+        await (await queues.bucket(bucket)).put(key, value)
+
+    on_server(address, work)
+
+
+@pytest.mark.parametrize("unknown", [{"version": 2}, {"zone": "eu"}], ids=["version", "field"])
+def test_one_that_this_api_does_not_understand_is_503_with_the_reason_and_all_others_are_served(
+    api: RunningApi, admin: httpx.Client, address: Address, name: str, unknown: dict[str, Any]
+) -> None:
+    one, other = (subscribe(api, admin, f"{name}-{number}") for number in (1, 2))
+    for each in (one, other):
+        fill(address, each.name, [1, 2])
+    understood = make_newer(address, SUBSCRIPTIONS, f"{one.name}.definition", **unknown)
+
+    pulled = one.get("messages/next", params={"timeout": 0})
+    told = problem(pulled, 503)
+    assert next(iter(unknown)) in told["detail"]
+    assert "upgrade" in told["fix"]
+    assert pulled.headers["Retry-After"] == "30"
+    for method, path in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/replay")):
+        body = {"paused": True} if method == "PATCH" else {"from": 1} if method == "POST" else None
+        problem(admin.request(method, f"/v1/subscriptions/{one.name}{path}", json=body), 503)
+    problem(admin.post("/v1/subscriptions", json=wanted(one.name)), 503)
+    listed = {each["name"]: each for each in admin.get("/v1/subscriptions").json()}
+    assert next(iter(unknown)) in listed[one.name]["unreadable"]
+    assert "unreadable" not in listed[other.name]
+    figure = f'purveyor_subscription_unreadable{{subscription="{one.name}"}} 1'
+    wait_until(lambda: figure in api.anybody.get("/metrics").text)
+    assert other.next()["body"]["new"]["number"] == 1
+
+    put(address, SUBSCRIPTIONS, f"{one.name}.definition", understood)
+    numbers = []
+    while (message := one.next()) is not None:
+        numbers.append(message["body"]["new"]["number"])
+        assert one.tell(message["sequence_number"], status="ok").status_code == 200
+    assert numbers == [1, 2]
+
+
+def test_an_administrator_deletes_one_that_is_not_understood_if_that_is_what_is_wanted(
+    api: RunningApi, admin: httpx.Client, address: Address, name: str
+) -> None:
+    subscribe(api, admin, name)
+    fill(address, name, [1])
+    make_newer(address, SUBSCRIPTIONS, f"{name}.definition", version=2)
+    problem(admin.delete(f"/v1/subscriptions/{name}"), 503)
+    assert admin.delete(f"/v1/subscriptions/{name}", params={"force": "true"}).status_code == 200
+    problem(admin.get(f"/v1/subscriptions/{name}"), 404)
+    assert subscribe(api, admin, name).next() is None
+
+
+def test_a_delivery_state_that_is_not_understood_is_503_and_left_as_it_is(
+    api: RunningApi, admin: httpx.Client, address: Address, name: str
+) -> None:
+    consumer = subscribe(api, admin, name, retention_seconds=3600)
+    fill(address, name, [1, 2])
+    first = consumer.next()
+    understood = make_newer(address, ACKNOWLEDGED, name, version=2)
+    assert "version 2" in problem(consumer.tell(first["sequence_number"], status="ok"), 503)["detail"]
+    problem(consumer.get("messages/next", params={"timeout": 0}), 503)
+    assert "version 2" in consumer.get().json()["unreadable"]
+    put(address, ACKNOWLEDGED, name, understood)
+    assert consumer.tell(first["sequence_number"], status="ok").status_code == 200
+    assert consumer.next()["body"]["new"]["number"] == 2

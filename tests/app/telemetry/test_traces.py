@@ -17,20 +17,20 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import purveyor
-from purveyor.app.stage_feed import SubscriptionSource
+from purveyor.app.subscription_source import SubscriptionSource
 from purveyor.app.telemetry import traces
+from purveyor.jetstream import bulk
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk.header_columns import TYPE as HEADERS
+from purveyor.jetstream.streams import StoredMessage
 from purveyor.model import tracing
 from purveyor.model.errors import SetupError
 from purveyor.model.event import Event
-from purveyor.pipeline.carrying import carried
-from purveyor.pipeline.dispatch import messages as dispatched
-from purveyor.queues import bulk
-from purveyor.queues.address import Address
-from purveyor.queues.bulk.headers import TYPE as HEADERS
+from purveyor.pipeline.dispatch import subscriber_messages as dispatched
+from purveyor.pipeline.forwarded_headers import carried
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.streams import StoredMessage
 from purveyor.stages import Context, SqlStore, Stages
-from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, event, fill, on_server, wanted
+from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, begin_replay, event, fill, on_server, wanted
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -157,6 +157,7 @@ def test_a_job_carries_the_trace_of_who_asked_for_it(
     assert admin.post("/v1/subscriptions", json=body, headers=headers).status_code == 201
     asked = admin.post(f"/v1/subscriptions/{unique}/replay", json={"from": 1}, headers=headers)
     assert asked.status_code == 202, asked.text
+    begin_replay(address, unique, asked.json()["job"])
     assert admin.post(f"/v1/subscriptions/{unique}/replay", json={"from": 1}).status_code == 202
 
     async def jobs(queues: Queues) -> list[tuple[str, str | None]]:
@@ -219,7 +220,7 @@ async def test_a_stage_is_a_span_and_hands_the_trace_on(
 
         async with stages:
             _fill(address, unique, PARENT)
-            await asyncio.wait_for(done.wait(), 30)
+            await asyncio.wait_for(done.wait(), 120)
         await source.close()
     assert {context_of(trace)[0] for trace in seen.values()} == {TRACE}
     spans_of = {number: finished(spans, "stage", stage=f"{unique}-{number}.0")[0] for number in ("one", "two")}

@@ -13,26 +13,26 @@ from typing import Any
 import httpx
 import pytest
 
-from purveyor.delivery.push.addresses import parse_ranges
-from purveyor.delivery.push.sealing import SecretBox
-from purveyor.delivery.push.worker import PushOptions, Worker
+from purveyor.delivery.push.egress_policy import parse_ranges
+from purveyor.delivery.push.push_worker import PushOptions, Worker
+from purveyor.delivery.push.secret_encryption import SecretBox
 from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.headers import POSITION
+from purveyor.jetstream.server import EmbeddedServer
+from purveyor.jetstream.streams import StoredMessage
+from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy
 from purveyor.model.errors import UnknownMessage, UnknownStream
-from purveyor.model.policy import Delivery, OrderBy, RetryPolicy
-from purveyor.model.push import Push
+from purveyor.model.push_config import Push
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.queues.address import Address
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters import DeadLetter, token
-from purveyor.queues.headers import POSITION
-from purveyor.queues.server import EmbeddedServer
-from purveyor.queues.streams import StoredMessage
-from tests.scale import pick
+from purveyor.queues.dead_letters.letter import DeadLetter, token
+from tests.waiting import until
 
 LOCAL = parse_ranges(["127.0.0.1"])
 SWIFT = RetryPolicy(max_attempts=None, min_backoff_seconds=0.01, max_backoff_seconds=0.05)
-PATIENCE_SECONDS = pick(60, 600)
+
 _PROGRAM = Path(__file__).parent / "endpoint.py"
 
 
@@ -197,7 +197,7 @@ async def work(
         worker = Worker(queues, PushOptions(box=box, **options))
         stop = asyncio.Event()
         running.append((stop, asyncio.create_task(worker.run(stop))))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await worker.ready.wait()
         return worker
 
@@ -205,15 +205,3 @@ async def work(
     for stop, task in running:
         stop.set()
         await task
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.02)
-
-
-async def until_true(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.02)

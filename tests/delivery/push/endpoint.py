@@ -90,7 +90,7 @@ def told(headers: dict[str, str], body: bytes) -> dict[str, Any]:
         wrapped = given.get("message")
         event = json.loads(base64.b64decode(wrapped["data"])) if wrapped else given
         new = event["body"]["new"] or event["body"]["old"]
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return {"id": headers.get("webhook-id", ""), "key": None, "n": None, "script": []}
     attempt = given.get("deliveryAttempt") if wrapped else None
     return {
@@ -189,7 +189,9 @@ RUDE = {
 
 
 async def main() -> None:
-    server = await asyncio.start_server(serve, "127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    port = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    # Attributes are headers of the raw form, and may be many.
+    server = await asyncio.start_server(serve, "127.0.0.1", port, limit=4 << 20)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.delivery import book
+from purveyor.delivery import state_codec
+from purveyor.delivery.state import Lease
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.delivery.words import Lease
-from purveyor.model.policy import OrderBy, RetryPolicy
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
+from purveyor.model.delivery_policy import OrderBy, RetryPolicy
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.registry import ACKNOWLEDGED
 from tests.conftest import OwnServer
-from tests.delivery.push.conftest import Desk, Site, until, until_true
+from tests.delivery.push.conftest import Desk, Site
+from tests.killing import kill_server
 from tests.scale import chance, pick
+from tests.waiting import until
 
 
 class Program:
@@ -56,17 +58,13 @@ class Program:
     def stop(self) -> int:
         if self._process.poll() is None:
             self._process.terminate()
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=120)
         return self._process.returncode
 
 
 async def _leases(queues: Queues, name: str) -> tuple[Lease, ...]:
     bucket = await queues.bucket(ACKNOWLEDGED)
-    return book.decode((await bucket.get(name)).value).leases
-
-
-async def _is_leased(queues: Queues, name: str) -> bool:
-    return bool(await _leases(queues, name))
+    return state_codec.decode((await bucket.get(name)).value).leases
 
 
 @pytest.mark.chaos
@@ -81,7 +79,7 @@ async def test_killed_workers_and_a_server_that_restarts_lose_nothing_and_keep_t
         await desk.add(
             "/script",
             order_by=OrderBy.KEY,
-            ack_deadline_seconds=0.3,
+            ack_deadline_seconds=2,
             retry=RetryPolicy(max_attempts=6, min_backoff_seconds=0.01, max_backoff_seconds=0.05),
         )
         poison = {random.randrange(1, count + 1) for _ in range(5)}
@@ -94,15 +92,14 @@ async def test_killed_workers_and_a_server_that_restarts_lose_nothing_and_keep_t
             for program in programs:
                 await program.ready()
             kills = pick(1, 10)
-            async with asyncio.timeout(pick(60, 600)):
+            async with asyncio.timeout(pick(240, 1200)):
                 for number in range(kills):
                     share = count * (number + 1) // (kills + 3)
-                    await until_true(lambda share=share: len(set(desk.acked())) >= share)  # type: ignore[misc]
+                    await until(lambda share=share: len(set(desk.acked())) >= share)  # type: ignore[misc]
                     at = random.randrange(2)
                     programs[at].kill()
                     if number % 3 == 0:
-                        assert server.pid is not None
-                        os.kill(server.pid, signal.SIGKILL)  # and it is started again
+                        await asyncio.to_thread(kill_server, server)  # and it is started again
                     programs[at] = Program(server.address, tmp_path)
                 await desk.drained()
             letters = await desk.letters()
@@ -132,16 +129,15 @@ async def test_a_standby_takes_over_what_a_killed_worker_had_in_strict_order(
     server = own_server()
     async with connect(server.address, name="tests", patience_seconds=30) as queues:
         desk = Desk(queues, Subscriptions(queues), site, f"standby-{os.getpid()}")
-        await desk.add("/slow/0.02", order_by=OrderBy.POSITION, ack_deadline_seconds=0.2)
+        await desk.add("/slow/0.1", order_by=OrderBy.POSITION, ack_deadline_seconds=2)
         await desk.write(*({} for _ in range(40)))
         programs = [Program(server.address, tmp_path) for _ in range(2)]
         try:
             for program in programs:
                 await program.ready()
-            async with asyncio.timeout(60):
-                await until_true(lambda: len(desk.acked()) >= 10)
-                await until(lambda: _is_leased(queues, desk.name))
-                leases = await _leases(queues, desk.name) or await _leases(queues, desk.name)
+            async with asyncio.timeout(240):
+                await until(lambda: len(desk.acked()) >= 10)
+                leases = await until(lambda: _leases(queues, desk.name))
                 killed = next(each for each in programs if f"-{each.pid}-" in leases[0].instance)
                 killed.kill()
                 programs.remove(killed)

@@ -7,11 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from purveyor.delivery.push.breaker import FAILURES, LONGEST_PAUSE_SECONDS, Breaker, State
-from purveyor.delivery.push.flow import LARGEST, SMALLEST, Flow, is_slow
-from purveyor.delivery.push.verdict import Outcome, What, backoff_seconds, judge, retry_after_seconds
-from purveyor.model.policy import LONGEST_DELAY_SECONDS, RetryPolicy
-from purveyor.model.push import AckCodes, Push
+from purveyor.delivery.push.circuit_breaker import FAILURES, LONGEST_PAUSE_SECONDS, Breaker, State
+from purveyor.delivery.push.concurrency_window import LARGEST, SMALLEST, Flow, is_slow
+from purveyor.delivery.push.retry_decision import (
+    Outcome,
+    What,
+    backoff_seconds,
+    judge,
+    retry_after_seconds,
+)
+from purveyor.model.delivery_policy import LONGEST_DELAY_SECONDS, RetryPolicy
+from purveyor.model.push_config import AckCodes, Push
 from tests.scale import pick
 
 PUSH = Push(endpoints=("https://shop.example/in",))
@@ -181,9 +187,7 @@ class Endpoint(RuleBasedStateMachine):
             assert self.breaker.may_send(self.breaker.until) or self.breaker.probing
 
 
-Endpoint.TestCase.settings = settings(
-    max_examples=pick(40, 1000), stateful_step_count=pick(30, 100), deadline=None, print_blob=True
-)
+Endpoint.TestCase.settings = settings(max_examples=pick(40, 1000), stateful_step_count=pick(30, 100))
 TestEndpoint = Endpoint.TestCase
 
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from purveyor.app.telemetry.traces import tracing_to
-from purveyor.delivery.push.worker import Worker
-from purveyor.model import figures
+from purveyor.delivery.push.push_worker import Worker
+from purveyor.model import metrics
 from tests.delivery.push.conftest import Desk
 
 Work = Callable[..., Awaitable[Worker]]
@@ -24,10 +24,10 @@ async def test_attempts_are_counted_and_carry_the_trace_of_their_event(desk: Des
         await desk.queues.publish(f"{desk.name}.main", json.dumps(body).encode(), headers=headers)
         await work()
         await desk.drained()
-        assert figures.PUSH_WINDOW.values()[desk.name,] >= 1
-    attempts = figures.PUSH_ATTEMPTS.values()
+        assert metrics.PUSH_WINDOW.values()[desk.name,] >= 1
+    attempts = metrics.PUSH_ATTEMPTS.values()
     assert (attempts[desk.name, "retry"], attempts[desk.name, "acknowledge"]) == (1, 1)
-    assert sum(figures.PUSH_SECONDS.values()[desk.name,].counts) == 2
+    assert sum(metrics.PUSH_SECONDS.values()[desk.name,].counts) == 2
     assert [request["headers"]["traceparent"] for request in desk.seen()] == [PARENT, PARENT]
     spans = [span for span in exporter.get_finished_spans() if span.name == "push"]
     told = [dict(span.attributes or {}) for span in spans]

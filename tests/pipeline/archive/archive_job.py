@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from purveyor.pipeline.archive.compact import compact
-from purveyor.pipeline.archive.read import ArchiveSource
-from purveyor.pipeline.archive.store import Store
-from purveyor.pipeline.archive.write import ArchiveSettings, start_archive
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
+from purveyor.pipeline.archive.compaction import compact
+from purveyor.pipeline.archive.range_store import Store
+from purveyor.pipeline.archive.reader import ArchiveSource
+from purveyor.pipeline.archive.writer import ArchiveSettings, start_archive
 from purveyor.spark import session
 from tests.spark.copy_job import QUIET
 

@@ -13,13 +13,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from purveyor.jetstream.bulk.header_columns import TYPE as HEADERS
 from purveyor.pipeline.archive.layout import EVENTS, PositionRange, archived_until, ranges_in
-from purveyor.pipeline.archive.read import ArchiveSource, events
-from purveyor.pipeline.archive.store import Store
-from purveyor.pipeline.archive.write import ArchiveSettings, archive_batch, start_archive
+from purveyor.pipeline.archive.range_store import Store
+from purveyor.pipeline.archive.reader import ArchiveSource, events
+from purveyor.pipeline.archive.writer import ArchiveSettings, archive_range, start_archive
 from purveyor.pipeline.event_columns import TYPES, told
-from purveyor.queues.bulk.headers import TYPE as HEADERS
-from tests.spark.broker import Broker, eventually
+from tests.spark.broker import Broker
+from tests.waiting import wait_until
 
 
 def event(key: str, new: Any = None, *, old: Any = None, topic: str = "users/user", **more: Any) -> str:
@@ -82,7 +83,7 @@ class Archive:
     def catch_up(self, **changes: Any) -> None:
         """Archive all that is there."""
         with self.running(**changes) as query:
-            eventually(lambda: self.until() == self.last() or not query.isActive)
+            wait_until(lambda: self.until() == self.last() or not query.isActive)
             assert query.exception() is None
 
     def positions(self, first: int = 1, last: int = 1 << 40) -> list[int]:
@@ -100,7 +101,8 @@ class Archive:
 
     def add(self, first: int, last: int, *texts: str) -> None:
         """Archive messages without a stream: one at each position, or none beyond the texts."""
-        archive_batch(self.store, first - 1, last, as_read(self.spark, texts, first=first, subject=self.stream))
+        rows = as_read(self.spark, texts, first=first, subject=self.stream)
+        archive_range(self.store, rows, PositionRange(first, last))
 
 
 SETTINGS = ("source", "checkpoint", "trigger_seconds", "max_offsets", "durable", "hold_seconds")

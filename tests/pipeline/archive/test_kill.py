@@ -11,8 +11,8 @@ import pytest
 
 from tests.pipeline.archive.conftest import Archive, event
 from tests.scale import pick
-from tests.spark.broker import eventually
 from tests.spark.processes import environment
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 KILLS, BETWEEN = pick(1, 10), pick(100, 200)
@@ -37,7 +37,7 @@ def run_until(archive: Archive, position: int, directory: Path) -> None:
             start_new_session=True,
         )
     try:
-        eventually(lambda: archive.until() >= position or process.poll() is not None, 200)
+        wait_until(lambda: archive.until() >= position or process.poll() is not None, seconds=200)
         assert process.poll() is None, (directory / "log").read_text()
     finally:
         os.killpg(process.pid, signal.SIGKILL)

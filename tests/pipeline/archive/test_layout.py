@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purveyor.pipeline.archive.compact import Sized, next_merge
+from purveyor.pipeline.archive.compaction import Sized, next_merge
 from purveyor.pipeline.archive.layout import PositionRange, cover, parse_range, parse_snapshot, superseded, until
 
 RANGES = st.lists(

@@ -5,7 +5,7 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 
-from purveyor.pipeline.archive.compact import compact
+from purveyor.pipeline.archive.compaction import compact
 from purveyor.pipeline.archive.layout import EVENTS
 from tests.pipeline.archive.conftest import Archive, event
 

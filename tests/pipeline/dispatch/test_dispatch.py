@@ -3,10 +3,9 @@
 import pytest
 
 from purveyor.model.subscription import Filter
-from purveyor.pipeline.dispatch import batch
-from purveyor.pipeline.dispatch import query as dispatch_query
-from purveyor.pipeline.dispatch.deliver import Task
-from purveyor.spark.arrow import ArrowTask
+from purveyor.pipeline.dispatch import batch_job, dispatch_query
+from purveyor.pipeline.dispatch.write_task import Task
+from purveyor.spark.map_in_arrow import ArrowTask
 from tests.pipeline.dispatch.world import World, event
 
 
@@ -112,7 +111,7 @@ def test_the_writing_task_is_sent_to_spark_once_while_the_same_take_part(
         sent.append(task)
         return ArrowTask(task, schema)
 
-    monkeypatch.setattr(batch, "ArrowTask", send)
+    monkeypatch.setattr(batch_job, "ArrowTask", send)
     world.add("ox")
     world.events(1, 300)
     world.start(max_offsets=50)

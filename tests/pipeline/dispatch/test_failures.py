@@ -1,22 +1,21 @@
 """What goes wrong with one queue, one message or the server costs nobody an event, and nobody gets one twice."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from purveyor.jetstream.bulk import outgoing, publish_many
 from purveyor.model.registration import Record, RecordState
-from purveyor.pipeline.dispatch import registrations
-from purveyor.pipeline.dispatch.batch import Deliverer, Report
-from purveyor.pipeline.dispatch.query import Dispatcher
-from purveyor.queues.bulk import outgoing, publish_many
+from purveyor.pipeline.dispatch import subscription_snapshot
+from purveyor.pipeline.dispatch.batch_job import Deliverer, Report
+from purveyor.pipeline.dispatch.dispatch_query import Dispatcher
 from tests.conftest import OwnServer
+from tests.killing import kill_server
 from tests.pipeline.dispatch.world import INCOMING, World, event
-from tests.spark.broker import eventually
+from tests.waiting import wait_until
 
 
 def test_a_missing_queue_is_made_again_and_holds_up_nobody(world: World) -> None:
@@ -124,7 +123,7 @@ def test_a_batch_repeated_after_the_window_of_duplicates_adds_nothing(world: Wor
     world.events(1, 50)
     world.broker.add("incoming", [("incoming", b"poison", None, "p")])
     world.dispatch()
-    eventually(lambda: _forgotten(world, "ox"))
+    wait_until(lambda: _forgotten(world, "ox"))
     found = world.broker.rows("stream:ox")
     checkpoint = world.settings().checkpoint
     for commit in (checkpoint / "commits").iterdir():
@@ -188,7 +187,7 @@ def test_a_subscription_deleted_before_its_events_are_dispatched_is_dropped_quie
 
 
 def test_a_deletion_that_was_begun_and_left_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registrations, "ABANDONED_SECONDS", 0.0)
+    monkeypatch.setattr(subscription_snapshot, "ABANDONED_SECONDS", 0.0)
     world.add("ox")
     world.add("zoo")
     found = world.begin_deletion("ox")
@@ -212,8 +211,7 @@ def test_a_server_that_is_away_for_seconds_ends_nothing_and_loses_nothing(
     query = world.start()
     world.wait()
     for round_ in range(2):
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
+        kill_server(server)
         world.events(21 + 20 * round_, 40 + 20 * round_)
         world.wait()
     assert query.exception() is None
@@ -236,7 +234,7 @@ def test_a_task_that_fails_in_the_middle_of_a_batch_leaves_no_trace(
     for _ in range(2):
         monkeypatch.setattr(Dispatcher, "_account", die)
         query = world.start(max_offsets=40)
-        eventually(query.exception)
+        wait_until(query.exception)
     monkeypatch.setattr(Dispatcher, "_account", real)
     world.dispatch(max_offsets=40)
     assert world.numbers("ox") == list(range(0, 100, 2))

@@ -9,7 +9,7 @@ import pytest
 from purveyor.pipeline.prefill.worker import PrefillWorker
 from tests.app.http.conftest import Consumer, RunningApi, event, subscribe
 from tests.pipeline.dispatch.world import World
-from tests.spark.broker import eventually
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def prefill(world: World) -> Iterator[None]:
     thread.start()
     yield
     stopping.set()
-    thread.join(60)
+    thread.join(120)
 
 
 def take(consumer: Consumer, count: int) -> list[int]:
@@ -68,7 +68,7 @@ def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_told_and_c
     full = subscribe(api, admin, "full")
     world.broker.update("stream:full", max_bytes=4000, discard="new")
     publish(events, 300, 329)
-    told = eventually(lambda: full.get().json().get("suspended"))
+    told = wait_until(lambda: full.get().json().get("suspended"))
     assert "full" in told["reason"]
     assert int(world.broker.state("stream:full")["bytes"]) <= 4000
     assert take(consumers[0], 30) == list(range(300, 330))  # the others are not concerned
@@ -76,4 +76,4 @@ def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_told_and_c
     world.broker.update("stream:full", max_bytes=-1, discard="old")
     assert full.patch(json={"paused": False}).status_code == 200
     assert take(full, 30) == list(range(300, 330))
-    eventually(lambda: "suspended" not in full.get().json())
+    wait_until(lambda: "suspended" not in full.get().json())

@@ -1,6 +1,7 @@
 """What tests of the dispatcher do, in plain calls: add and delete subscriptions, publish, dispatch, look at queues."""
 
 import asyncio
+import base64
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterable
@@ -13,19 +14,20 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purveyor.model.control import CONTROL_SUBJECT, ControlEvent, ControlKind
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import outgoing, publish_many
+from purveyor.model.control_events import CONTROL_SUBJECT, ControlEvent, ControlKind
 from purveyor.model.event import Event
 from purveyor.model.registration import DispatchState, Record, RecordState
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
-from purveyor.pipeline.archive.read import ArchiveSource
+from purveyor.pipeline.archive.reader import ArchiveSource
 from purveyor.pipeline.dispatch import DispatchSettings, start_dispatch
-from purveyor.queues.address import Address
-from purveyor.queues.bulk import outgoing, publish_many
 from purveyor.queues.catalogue import internal_queues
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.registry import Registered, Registry, read_subscriptions, update_definition, update_dispatch
-from purveyor.queues.subscription_queues import make_queue_again, remove_queue
-from tests.spark.broker import Broker, eventually
+from purveyor.queues.subscriptions import make_queue_again, remove_queue
+from tests.spark.broker import Broker
+from tests.waiting import wait_until
 
 INCOMING = "stream:incoming"
 
@@ -72,6 +74,8 @@ class World:
         )
 
     def start(self, group: str = "dispatcher", **more: Any) -> StreamingQuery:
+        # A query that has ended keeps its name for a moment.
+        wait_until(lambda: f"dispatch-{group}" not in {query.name for query in self.spark.streams.active})
         query = start_dispatch(self.spark, self.settings(group, **more))
         self.queries.append(query)
         return query
@@ -91,7 +95,7 @@ class World:
             assert query.exception() is None, query.exception()
             return self.broker.floor(INCOMING, group) >= last
 
-        eventually(done, 120)
+        wait_until(done)
 
     def stop(self) -> None:
         for query in self.queries:
@@ -116,13 +120,18 @@ class World:
             filter=wanted or Filter(),
         )
         record = Record(incarnation=str(uuid.uuid4()), definition=definition, created=datetime.now(UTC))
-        revision = asyncio.run(self._create(record))
-        make_queue_again(self.address, name, record.incarnation)
+        revision = self.register(record)
         position = self.control(ControlKind.ADDED, record)
         if noted:
             record = replace(record, begin=position, state=RecordState.ACTIVE)
             update_definition(self.address, record, revision)
         return record
+
+    def register(self, record: Record) -> int:
+        """The first steps of it: the record and the queue."""
+        revision = asyncio.run(self._create(record))
+        make_queue_again(self.address, record.name, record.incarnation)
+        return revision
 
     async def _create(self, record: Record) -> int:
         async with self.connected() as queues:
@@ -156,6 +165,18 @@ class World:
 
     def found(self, name: str) -> Registered:
         return read_subscriptions(self.address).subscriptions[name]
+
+    def raw(self, name: str, part: str) -> dict[str, Any]:
+        """A part of a subscription as it is stored."""
+        subject = f"$KV.subscriptions.{name}.{part}"
+        message = self.broker.ask("STREAM.MSG.GET.KV_subscriptions", last_by_subj=subject)["message"]
+        found: dict[str, Any] = json.loads(base64.b64decode(message["data"]))
+        return found
+
+    def put_raw(self, name: str, part: str, value: dict[str, Any] | bytes) -> None:
+        """Write a part of a subscription, as another program does."""
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.broker.add("", [(f"$KV.subscriptions.{name}.{part}", data, None, None)])
 
     def resume(self, name: str) -> None:
         found = self.found(name)

@@ -1,9 +1,7 @@
 """What tests of prefill, replay, catch-up and audit do: publish events, add subscriptions, run jobs, look at queues."""
 
-import asyncio
 import json
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,16 +10,16 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model.control import Job, decode_job
+from purveyor.jetstream.headers import MSG_ID
+from purveyor.model.control_events import Job, decode_job
 from purveyor.model.event import Event
 from purveyor.model.registration import Record
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
-from purveyor.pipeline.archive.read import ArchiveSource
+from purveyor.pipeline.archive.reader import ArchiveSource
+from purveyor.pipeline.prefill.job_context import Ending, Workshop
 from purveyor.pipeline.prefill.jobs import run_job
-from purveyor.pipeline.prefill.workshop import Ending, Workshop
 from purveyor.queues.catalogue import PREFILL, PREFILL_FAILURES, internal_queues
 from purveyor.queues.client import Queues
-from purveyor.queues.headers import MSG_ID
 from purveyor.queues.registry import PrefillState, Registered, Registry
 
 
@@ -41,15 +39,6 @@ class Stored:
     def body(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.data)["body"]
         return found
-
-
-async def eventually(condition: Callable[[], Awaitable[Any]], seconds: float = 200.0) -> Any:
-    """The first true value of a condition."""
-    deadline = time.monotonic() + seconds
-    while not (value := await condition()):
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.01)
-    return value
 
 
 class Bench:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.server import EmbeddedServer
 from purveyor.queues.client import connect
-from purveyor.queues.server import EmbeddedServer
 from tests.conftest import FAST
 from tests.pipeline.prefill.bench import Bench
 

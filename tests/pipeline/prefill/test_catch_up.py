@@ -3,39 +3,41 @@ from datetime import UTC, datetime
 
 import pytest
 
-from purveyor.model.control import CatchUpJob
+from purveyor.model.control_events import CatchUpJob
 from purveyor.model.registration import DispatchState, Record, Suspension
 from purveyor.pipeline.prefill import catch_up
-from purveyor.pipeline.prefill.workshop import Ending
+from purveyor.pipeline.prefill.job_context import Ending
+from tests.pipeline.dispatch.poison import Poison
 from tests.pipeline.prefill.bench import Bench, ids
 
 
-async def suspend(bench: Bench, record: Record, at: int) -> None:
-    """As if the queue of a subscription had refused the message at a position."""
+async def suspend(bench: Bench, record: Record, at: int, group: str | None = None) -> None:
+    """As if the queue had refused the message at a position, or a group of dispatchers had not understood it."""
     found = await bench.registered(record.name)
-    reason = Suspension(position=at, reason="full", at=datetime.now(UTC))
+    reason = Suspension(position=at, reason="full", at=datetime.now(UTC), group=group)
     state = DispatchState(incarnation=record.incarnation, next=at, suspended=reason)
     await bench.shop.registry.put_dispatch(record.name, state, found.dispatch_revision)
 
 
-async def suspended(bench: Bench, record: Record, at: int) -> CatchUpJob:
+async def suspended(bench: Bench, record: Record, at: int, group: str | None = None) -> CatchUpJob:
     """The job that brings it back from there."""
-    await suspend(bench, record, at)
+    await suspend(bench, record, at, group)
     await bench.subscriptions.resume(record.name)
     [job] = await bench.jobs()
     assert isinstance(job, CatchUpJob)
     return job
 
 
+@pytest.mark.parametrize("group", [None, "dispatcher"], ids=["refused", "not understood"])
 async def test_what_was_missed_is_written_in_rounds_and_the_dispatcher_takes_over(
-    bench: Bench, unique: str, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, unique: str, monkeypatch: pytest.MonkeyPatch, group: str | None
 ) -> None:
     monkeypatch.setattr(catch_up, "ROUND", 40)
     monkeypatch.setattr(catch_up, "SMALL_GAP", 10)
     record, _ = await bench.add(unique, "a/x", prefill=False)
     await bench.publish_many("a/x", 100)
     assert record.begin is not None
-    job = await suspended(bench, record, record.begin + 1)
+    job = await suspended(bench, record, record.begin + 1, group)
 
     assert await bench.run(job) is Ending.DONE
 
@@ -84,3 +86,21 @@ async def test_a_queue_that_still_refuses_stays_suspended_with_the_new_reason(be
     await bench.run(await suspended(bench, record, state.next))
     positions = [message.position for message in await bench.stored(unique, "main")]
     assert positions == list(range(record.begin + 1, record.begin + 31))
+
+
+async def test_an_event_that_cannot_be_written_is_parked_and_the_rest_is_caught_up(
+    bench: Bench, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, _ = await bench.add(unique, "a/x", prefill=False)
+    await bench.publish_many("a/x", 4)
+    assert record.begin is not None
+    begin = record.begin + 1
+    job = await suspended(bench, record, begin)
+    Poison(monkeypatch).positions = {begin + 1: None}
+
+    assert await bench.run(job) is Ending.DONE
+
+    assert [message.position for message in await bench.stored(unique, "main")] == [begin, begin + 2, begin + 3]
+    parked = await bench.messages("stream:dead-letters", "dead-letters.incoming")
+    assert [message.headers.get("Purveyor-Parked-Position") for message in parked][-1:] == [str(begin + 1)]
+    assert (await bench.registered(unique)).suspended is None

@@ -2,15 +2,15 @@
 
 import pyarrow as pa
 
-from purveyor.model.censor import censor
-from purveyor.model.policy import DEFAULT_HIDDEN
+from purveyor.jetstream.bulk import AppendOptions
+from purveyor.model.delivery_policy import DEFAULT_HIDDEN
+from purveyor.model.redaction import censor
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.pipeline.archive.read import events
-from purveyor.pipeline.censoring import censored
-from purveyor.pipeline.dispatch.batch import Deliverer
-from purveyor.pipeline.dispatch.roster import Seat
-from purveyor.pipeline.dispatch.rows import archived
-from purveyor.queues.bulk import AppendOptions
+from purveyor.pipeline.archive.reader import events
+from purveyor.pipeline.dispatch.batch_job import Deliverer
+from purveyor.pipeline.dispatch.batch_plan import Seat
+from purveyor.pipeline.dispatch.planned_rows import archived
+from purveyor.pipeline.redact_columns import censored
 from tests.pipeline.prefill.bench import Bench, Stored
 from tests.scale import chance
 

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from purveyor.model.control import PrefillJob
+from purveyor.jetstream.bulk import Target
+from purveyor.model.control_events import PrefillJob
 from purveyor.model.errors import PublishRefused
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import Filter
-from purveyor.pipeline.prefill import frames
-from purveyor.pipeline.prefill.fill import NUMBER, RUN, Filling, write
-from purveyor.pipeline.prefill.workshop import Ending
-from purveyor.queues.bulk import Target
-from tests.pipeline.prefill.bench import Bench, eventually, ids
+from purveyor.pipeline.prefill import archive_queries
+from purveyor.pipeline.prefill.job_context import Ending
+from purveyor.pipeline.prefill.queue_writer import NUMBER, RUN, Filling, write
+from tests.pipeline.prefill.bench import Bench, ids
+from tests.waiting import until
 
 
 async def begun(bench: Bench, name: str) -> bool:
@@ -135,7 +136,7 @@ async def test_a_subscription_deleted_meanwhile_ends_its_prefill_quietly(bench: 
     await bench.publish_many("users/user", 2000)
     _, [job] = await bench.add(unique, "users/user")
     running = asyncio.create_task(bench.run(job))
-    await eventually(lambda: begun(bench, unique))
+    await until(lambda: begun(bench, unique))
     await bench.subscriptions.delete(unique)
 
     assert await running is Ending.DONE
@@ -171,7 +172,7 @@ async def test_an_older_run_that_is_still_at_it_can_store_nothing_more(bench: Be
         run=0,
         id_prefix="prefill:0",
     )
-    rows = frames.objects(bench.shop.spark, bench.shop.archive, record.definition, job.position)
+    rows = archive_queries.objects(bench.shop.spark, bench.shop.archive, record.definition, job.position)
     await bench.shop.on_spark(lambda: write(rows.where("position % 2 = 0"), older))
     assert await bench.run(job) is Ending.DONE
 
@@ -214,7 +215,7 @@ async def test_a_run_that_lost_its_claim_ends_without_an_answer(bench: Bench, un
     await bench.publish_many("users/user", 2000)
     _, [job] = await bench.add(unique, "users/user")
     running = asyncio.create_task(bench.run(job))
-    await eventually(lambda: begun(bench, unique))
+    await until(lambda: begun(bench, unique))
     found = await bench.registered(unique)
     assert found.prefill is not None
     newer = replace(found.prefill, attempt=found.prefill.attempt + 1, job="newer")

@@ -1,14 +1,19 @@
+import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from purveyor.model.control import ReplayJob
-from purveyor.model.errors import PublishRefused
+from purveyor.model.control_events import ReplayJob
+from purveyor.model.errors import AlreadyExists, PublishRefused
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import RealmTopic
-from purveyor.pipeline.prefill.fill import REPLAY
-from purveyor.pipeline.prefill.workshop import Ending
+from purveyor.pipeline.prefill.job_context import Ending
+from purveyor.pipeline.prefill.queue_writer import REPLAY
+from purveyor.pipeline.prefill.run_claims import Claim, begin_replay, take
+from purveyor.queues.catalogue import PREFILL
+from purveyor.queues.registry import SUBSCRIPTIONS
+from purveyor.queues.waiting_replays import WaitingReplay
 from tests.pipeline.prefill.bench import Bench, ids
 
 
@@ -79,8 +84,9 @@ async def test_two_replays_of_one_subscription_come_one_after_the_other(bench: B
     first = await bench.publish("a/x", "1", {"id": 1})
     await bench.publish("a/x", "2", {"id": 2})
     await bench.add(unique, "a/x", prefill=False)
-    one, two = [await bench.subscriptions.replay(unique, first, first + 1) for _ in range(2)]
+    one = await bench.subscriptions.replay(unique, first, first + 1)
     await bench.run(one)
+    two = await bench.subscriptions.replay(unique, first, first + 1)
     found = await bench.registered(unique)
     assert found.prefill is not None
     running = replace(found.prefill, status=PrefillStatus.RUNNING)
@@ -105,3 +111,96 @@ async def test_a_replay_comes_behind_the_prefill(bench: Bench, unique: str) -> N
     assert await bench.run(job) is Ending.DONE
 
     assert ids(await bench.stored(unique)) == ["prefill:1:1", f"replay:{job.job}:{position}"]
+
+
+async def test_a_second_replay_is_refused_until_the_first_has_begun(bench: Bench, unique: str) -> None:
+    first = await bench.publish("a/x", "1", {"id": 1})
+    await bench.add(unique, "a/x", prefill=False)
+    answers = await asyncio.gather(
+        *(bench.subscriptions.replay(unique, first) for _ in range(5)), return_exceptions=True
+    )
+    [accepted] = [each for each in answers if isinstance(each, ReplayJob)]
+    refused = [each for each in answers if isinstance(each, AlreadyExists)]
+    assert len(refused) == 4
+    assert {error.code for error in refused} == {409}
+    assert f"waits already, job {accepted.job}" in refused[0].message
+    assert len(await bench.jobs()) == 1
+
+    await bench.run(accepted)
+    assert await bench.shop.registry.waiting_replays.find(unique) is None
+    assert isinstance(await bench.subscriptions.replay(unique, first), ReplayJob)
+
+
+async def test_a_record_that_was_left_behind_keeps_no_replay_away(bench: Bench, unique: str) -> None:
+    """By a crash before the job was stored, a purge, a subscription of the same name, a worker without records."""
+    first = await bench.publish("a/x", "1", {"id": 1})
+    record, _ = await bench.add(unique, "a/x", prefill=False)
+    waiting = bench.shop.registry.waiting_replays
+    left = WaitingReplay(incarnation=record.incarnation, job="left", at=datetime.now(UTC) - timedelta(minutes=2))
+    await waiting.claim(unique, left, first_sequence=1, begun=None)
+    await bench.subscriptions.replay(unique, first)
+
+    await bench.queues.streams.purge(PREFILL.stream)
+    last = await bench.subscriptions.replay(unique, first)
+
+    noted = await waiting.find(unique)
+    assert noted is not None
+    assert noted.job == last.job
+    await bench.run(last)
+    await waiting.adopt(unique, noted)
+    await bench.subscriptions.replay(unique, first)
+    await waiting.forget(unique, (await waiting.find(unique) or left).job)
+
+    await waiting.adopt(unique, replace(noted, incarnation="another", job="another"))
+    await bench.subscriptions.replay(unique, first)
+
+
+async def test_a_record_without_a_stored_job_counts_for_a_minute(bench: Bench, unique: str) -> None:
+    """Whoever wrote it may be about to store the job."""
+    record, _ = await bench.add(unique, "a/x", prefill=False)
+    young = WaitingReplay(incarnation=record.incarnation, job="young", at=datetime.now(UTC) + timedelta(hours=1))
+    await bench.shop.registry.waiting_replays.claim(unique, young, first_sequence=1, begun=None)
+    with pytest.raises(AlreadyExists, match="job young"):
+        await bench.subscriptions.replay(unique, 1)
+
+
+async def test_a_subscription_that_is_deleted_leaves_no_record_of_its_replay(bench: Bench, unique: str) -> None:
+    await bench.add(unique, "a/x", prefill=False)
+    await bench.subscriptions.replay(unique, 1)
+    bucket = await bench.queues.bucket(SUBSCRIPTIONS)
+    assert f"{unique}.replay" in await bucket.keys(f"{unique}.*")
+    await bench.subscriptions.delete(unique)
+    assert await bucket.keys(f"{unique}.*") == [f"{unique}.sequence"]
+
+
+async def test_a_replay_that_waits_starts_no_work_on_spark(
+    bench: Bench, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it begins in time is searched in the archive: not at each look."""
+
+    def searched(*_: object) -> int:
+        raise AssertionError("the archive was searched")
+
+    await bench.publish("a/x", "1", {"id": 1})
+    _, [prefill] = await bench.add(unique, "a/x")
+    job = await bench.subscriptions.replay(unique, datetime(2026, 1, 1, tzinfo=UTC))
+    with monkeypatch.context() as patched:
+        patched.setattr("purveyor.pipeline.prefill.archive_queries.first_stored_at", searched)
+        assert await bench.run(job) is Ending.LATER
+        await bench.run(prefill)
+        with pytest.raises(AssertionError, match="searched"):
+            await bench.run(job)
+    assert await bench.run(job) is Ending.DONE
+
+
+async def test_a_replay_that_is_asked_for_while_a_job_runs_does_not_end_it(bench: Bench, unique: str) -> None:
+    first = await bench.publish("a/x", "1", {"id": 1})
+    await bench.add(unique, "a/x", prefill=False)
+    one = await bench.subscriptions.replay(unique, first)
+    claim = await take(bench.shop.registry, await bench.registered(unique), one, lambda found: begin_replay(found, one))
+    assert isinstance(claim, Claim)
+    await bench.shop.registry.waiting_replays.forget(unique, one.job)
+    two = await bench.subscriptions.replay(unique, first)
+    await claim.update(written=1)
+    await claim.update(status=PrefillStatus.DONE)
+    assert await bench.run(two) is Ending.DONE

@@ -12,9 +12,10 @@ from purveyor.model import tracing
 from purveyor.model.event import Event
 from purveyor.pipeline.prefill import PrefillWorker, WorkerOptions
 from purveyor.queues.catalogue import PREFILL
-from tests.pipeline.prefill.bench import Bench, eventually
+from tests.pipeline.prefill.bench import Bench
 from tests.pipeline.prefill.test_catch_up import suspend
 from tests.pipeline.prefill.test_hidden import definition
+from tests.waiting import until
 
 ASKED = f"00-{'a' * 32}-{'b' * 16}-01"
 QUICK = WorkerOptions(first_pause_seconds=0.05, turn_seconds=0.5, progress_seconds=0.1)
@@ -43,7 +44,7 @@ async def work_off(bench: Bench) -> None:
     worker = PrefillWorker(bench.shop.spark, bench.queues.address, bench.shop.archive, QUICK)
     worker.start()
     try:
-        await eventually(idle)
+        await until(idle)
     finally:
         worker.stop()
 

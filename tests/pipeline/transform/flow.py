@@ -9,8 +9,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from purveyor.jetstream.address import Address
 from purveyor.pipeline.transform import TransformSettings, start_transform
-from purveyor.queues.address import Address
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, incoming
 from purveyor.queues.client import connect
 from tests.spark.broker import Broker
@@ -36,7 +36,7 @@ class Flow:
         self.broker.add(f"ldif.{source}", bodies)
 
     def start(self, **settings: Any) -> StreamingQuery:
-        given = {"checkpoint": str(self.checkpoint), "available_now": True, **settings}
+        given = {"checkpoint": str(self.checkpoint), "available_now": True, "hold_seconds": 0, **settings}
         return start_transform(self.spark, TransformSettings(address=self.broker.address, **given))
 
     def run(self, **settings: Any) -> None:

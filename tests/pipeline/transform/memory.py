@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from purveyor.model import jsontext
-from purveyor.pipeline.transform.directory import Entry
-from purveyor.pipeline.transform.names import below_prefix
+from purveyor.model import json_fields
+from purveyor.pipeline.transform.directory_rules import Entry
+from purveyor.pipeline.transform.dn import below_prefix
 
 
 class MemoryPages:
@@ -55,7 +55,7 @@ class MemoryStore:
 
 def body(dn: str, change: str, **fields: Any) -> bytes:
     """A message of the queue `ldif`."""
-    return jsontext.dump({"dn": dn, "change": change, "line": 1, **fields})
+    return json_fields.dump({"dn": dn, "change": change, "line": 1, **fields})
 
 
 def person(uid: str, **attributes: Any) -> dict[str, Any]:

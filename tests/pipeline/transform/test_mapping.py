@@ -7,7 +7,7 @@ import pytest
 
 from purveyor.model.errors import InvalidConfig
 from purveyor.pipeline.transform import Mapping, load_mapping, parse_mapping
-from purveyor.pipeline.transform.directory import Entry
+from purveyor.pipeline.transform.directory_rules import Entry
 from purveyor.pipeline.transform.mapping import Mapped, Unmatched
 from purveyor.pipeline.transform.records import parse_record
 from tests.pipeline.transform.memory import body

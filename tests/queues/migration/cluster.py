@@ -5,15 +5,15 @@ import json
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from purveyor.queues.address import Address
-from purveyor.queues.server import find_server
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.server import find_server
+from purveyor.jetstream.server.readiness import free_port
+from tests.waiting import wait_until
 
 NODES = 3
-_UP_SECONDS = 60
 
 
 class Cluster:
@@ -48,7 +48,7 @@ class Cluster:
             with (self._directory / f"{name}.log").open("ab") as log:
                 self._processes[name] = subprocess.Popen([binary, "-c", str(config)], stdout=log, stderr=log)
         for port in self._clients:
-            _wait_for(port)
+            wait_until(lambda port=port: _takes_connections(port), what=f"a server on port {port}")  # type: ignore[misc]
 
     def kill(self, name: str) -> None:
         """kill -9."""
@@ -73,20 +73,16 @@ def cluster(directory: Path, jetstream: str = "") -> Iterator[Cluster]:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports that no outgoing connection takes while a server is down."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port("127.0.0.1"))
+    return list(found)
 
 
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + _UP_SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert time.monotonic() < deadline, "the server did not come up"
-            time.sleep(0.05)
-        else:
-            return
+def _takes_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except OSError:
+        return False
+    return True

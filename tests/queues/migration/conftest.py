@@ -2,22 +2,23 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.config import ConsumerConfig, Retention, StreamConfig
 from purveyor.model.errors import NoAnswer
-from purveyor.queues.address import Address
 from purveyor.queues.catalogue import Queue, Reader
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import ConsumerConfig, Retention, StreamConfig
-from purveyor.queues.migration.migrations import Migrations
-from purveyor.queues.migration.status import QueueStatus
+from purveyor.queues.migration.migrator import Migrations
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.migration.steps import Options
+from tests.waiting import until
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def declared(name: str, retention: Retention = Retention.INTEREST, *readers: str) -> Queue:
@@ -102,18 +103,13 @@ async def running(*workers: Worker) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def eventually(condition: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - a condition of the server
-            await asyncio.sleep(0.02)
-
-
 async def see_through(migrations: Migrations, queue: Queue) -> None:
     """Bring a migration to its end."""
-    async with asyncio.timeout(60):
-        while await migrations.advance(queue.name) is not QueueStatus.READY:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.02)
+
+    async def ready() -> bool:
+        return await migrations.advance(queue.name) is QueueStatus.READY
+
+    await until(ready)
 
 
 @pytest.fixture

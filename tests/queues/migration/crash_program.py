@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+from purveyor.jetstream.config import Retention
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import Retention
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.steps import Options, Step
 from tests.queues.migration.conftest import declared, see_through
@@ -36,7 +36,7 @@ async def work(queues: Queues, stream: str, processed: Path) -> None:
 
 async def main(url: str, name: str, strategy: Strategy, archives: Path, step: str | None) -> None:
     queue = declared(name, Retention.INTEREST)
-    async with connect(url, patience_seconds=20) as queues:
+    async with connect(url, patience_seconds=60) as queues:
         migrations = queues.migrations.with_options(options(archives, step))
         working = asyncio.create_task(work(queues, queue.stream, archives / "processed"))
         if (await migrations.plan(queue)).migrates:

@@ -3,20 +3,22 @@
 import asyncio
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from purveyor.jetstream.config import Retention
 from purveyor.model.errors import OutcomeUnknown, Unavailable
 from purveyor.queues.catalogue import Queue
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import Retention
 from purveyor.queues.migration.plan import Strategy
-from purveyor.queues.migration.status import QueueStatus
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.migration.steps import Options, Progress, Step
 from tests.queues.migration.cluster import Cluster, cluster
 from tests.queues.migration.conftest import Worker, declared, make_old, publish
 from tests.scale import LONG, chance, pick
+from tests.waiting import until
 
 TO_DISK, FROM_DISK = "to disk", "from disk"
 MOMENTS = [
@@ -85,9 +87,8 @@ async def _migrate(servers: Cluster, name: str, moment: Moment, archives: Path) 
                 assert killed
                 begin.set()
                 await publishing
-                while len(set(worker.done)) < ALL and not working.done():  # noqa: ASYNC110 - what a worker does
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
+                await until(lambda: len(set(worker.done)) >= ALL or working.done(), seconds=180)
+        except (TimeoutError, AssertionError):
             print(moment, worker.done, await queues.streams.raw_info(stream), await queues.consumers.every(stream))
             raise
         assert not working.done(), working.exception()
@@ -115,20 +116,18 @@ async def _publish(queues: Queues, stream: str, worker: Worker) -> None:
             await publish(queues, name, number, number)
         except OutcomeUnknown:
             print("in doubt:", number)
-            while (await queues.streams.info(stream)).state.messages:  # noqa: ASYNC110 - all has to be processed
-                await asyncio.sleep(0.1)
+            await until(partial(_emptied, queues, stream), what="an empty stream", seconds=180)
             if number not in worker.done:
                 await publish(queues, name, number, number)
 
 
+async def _emptied(queues: Queues, stream: str) -> bool:
+    return (await queues.streams.info(stream)).state.messages == 0
+
+
 async def _make(queues: Queues, name: str) -> str:
     """A new cluster has no leader for some seconds."""
-    async with asyncio.timeout(120):
-        while True:
-            try:
-                return await make_old(queues, name, num_replicas=3)
-            except Exception:  # noqa: BLE001 - too few peers yet, no leader yet
-                await asyncio.sleep(0.2)
+    return await until(lambda: make_old(queues, name, num_replicas=3), ignoring=(Exception,))
 
 
 async def _see_through(queues: Queues, queue: Queue, options: Options, strategy: Strategy) -> None:

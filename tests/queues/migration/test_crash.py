@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.config import Retention
+from purveyor.jetstream.maintenance import BUCKET
 from purveyor.model.errors import LeaseLost
-from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import Retention
-from purveyor.queues.migration.fence import Lease, Leases, make_bucket
-from purveyor.queues.migration.migrations import Migrations
-from purveyor.queues.migration.places import BUCKET
+from purveyor.queues.migration.lease import Lease, Leases, make_bucket
+from purveyor.queues.migration.migrator import Migrations
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.steps import Step
-from tests.queues.migration.conftest import declared, eventually, make_old, publish, see_through
+from tests.queues.migration.conftest import declared, make_old, publish, see_through
 from tests.queues.migration.crash_program import options, work
 from tests.scale import LONG, chance
+from tests.waiting import until
 
 SHARED = (Step.RECORDED, Step.SEALED, Step.DELETED, Step.CREATED, Step.READERS_MADE, Step.CONVERTED, Step.DONE)
 STEPS = {
@@ -78,7 +79,7 @@ async def _killed_at(address: Address, name: str, directory: Path, strategy: Str
             _url(address), name, strategy.value, str(directory), step.value,
             cwd=Path(__file__).parents[3],
         )  # fmt: skip
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(240):
             assert await program.wait() == -signal.SIGKILL, case
             migrations = queues.migrations.with_options(options(directory))
             working = asyncio.create_task(work(queues, queue.stream, directory / "processed"))
@@ -98,7 +99,7 @@ async def _killed_at(address: Address, name: str, directory: Path, strategy: Str
 
 
 async def _processed(directory: Path, last: int) -> None:
-    await eventually(lambda: str(last) in (directory / "processed").read_text().split())
+    await until(lambda: str(last) in (directory / "processed").read_text().split())
 
 
 def _check_once_in_order(directory: Path, strategy: Strategy, case: str) -> None:
@@ -126,9 +127,7 @@ async def test_one_that_slept_through_its_lease_deletes_nothing(queues: Queues, 
         assert held is not None
         stale = Lease(bucket, unique, held._revision)  # as it was before it fell asleep, and never renewed since
         held._lost = True
-        async with asyncio.timeout(20):
-            while not await _takes_over(awake, queues, unique, old):  # noqa: ASYNC110 - a lease that runs out
-                await asyncio.sleep(0.05)
+        await until(lambda: _takes_over(awake, queues, unique, old), what="a lease that runs out")
     await publish(queues, unique, 1, 3)
     new = str((await queues.streams.raw_info(stream))["created"])
     with pytest.raises(LeaseLost):

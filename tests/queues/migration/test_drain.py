@@ -6,14 +6,15 @@ import logging
 import pyarrow as pa
 import pytest
 
+from purveyor.jetstream import PublishMode, PublishOptions, Target, append_once
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.config import ConsumerConfig, Retention, Storage, StreamConfig
 from purveyor.model.errors import MigrationNeeded, QueueMigrating
-from purveyor.queues import PublishMode, PublishOptions, Target, append_once
-from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import ConsumerConfig, Retention, Storage, StreamConfig
-from purveyor.queues.migration.migrations import Migrations
-from purveyor.queues.migration.status import QueueStatus
-from tests.queues.migration.conftest import Worker, declared, eventually, make_old, publish, running, see_through
+from purveyor.queues.migration.migrator import Migrations
+from purveyor.queues.migration.record import QueueStatus
+from tests.queues.migration.conftest import Worker, declared, make_old, publish, running, see_through
+from tests.waiting import until
 
 
 async def test_the_older_systems_queue_is_taken_over_in_place(
@@ -30,7 +31,7 @@ async def test_the_older_systems_queue_is_taken_over_in_place(
     assert ensured.require_usable().status is QueueStatus.SEALED_FOR_MIGRATION
     async with running(worker):
         await publishing
-        await eventually(lambda: len(worker.done) >= 300)
+        await until(lambda: len(worker.done) >= 300)
     assert worker.done == list(range(1, 301))
     assert (await queues.ensure(queue)).status is QueueStatus.READY
     config = (await queues.streams.info(stream)).config
@@ -66,7 +67,7 @@ async def test_an_empty_queue_is_made_anew_at_once_and_goes_on_where_it_ended(qu
         await message.ack(confirm=True)
     worker = Worker(queues, stream)
     async with running(worker):
-        await eventually(lambda: worker.done == [2, 3])
+        await until(lambda: worker.done == [2, 3])
     ensured = await queues.ensure(declared(unique), migrate=True)
     assert ensured.status is QueueStatus.READY
     raw = await queues.streams.raw_info(stream)
@@ -107,7 +108,7 @@ async def test_two_dispatchers_with_different_durables_drain_one_sealed_work_que
             assert ensured.status is QueueStatus.SEALED_FOR_MIGRATION
         async with running(primary, backup):
             await publish(queues, unique, 41, 60)
-            await eventually(lambda: {60} <= {*primary.done} & {*backup.done})
+            await until(lambda: {60} <= {*primary.done} & {*backup.done})
     assert sorted(number for number in primary.done + backup.done if number <= 40) == list(range(1, 41))
     assert [number for number in primary.done if number > 40] == list(range(41, 61))
     assert [number for number in backup.done if number > 40] == list(range(41, 61))
@@ -151,9 +152,11 @@ async def test_what_a_reader_of_before_gave_up_is_brought_back_for_those_of_now(
 
 
 async def eventually_removed(queues: Queues, migrations: Migrations, queue: str, stream: str) -> None:
-    while any(each.name == "old" for each in await queues.consumers.list(stream)):
+    async def removed() -> bool:
         await migrations.advance(queue)
-        await asyncio.sleep(0.05)
+        return all(each.name != "old" for each in await queues.consumers.list(stream))
+
+    await until(removed)
 
 
 async def test_storage_and_subjects_change_on_the_way(queues: Queues, unique: str) -> None:
@@ -164,7 +167,7 @@ async def test_storage_and_subjects_change_on_the_way(queues: Queues, unique: st
     assert (await queues.ensure(queue, migrate=True)).status is QueueStatus.SEALED_FOR_MIGRATION
     async with running(worker):
         await queues.publish(f"{unique}.more", b"6", msg_id="6")
-        await eventually(lambda: worker.done == [1, 2, 3, 4, 5, 6])
+        await until(lambda: worker.done == [1, 2, 3, 4, 5, 6])
     config = (await queues.streams.info(stream)).config
     assert (config.storage, config.subjects) == (Storage.FILE, queue.subjects)
 
@@ -189,7 +192,7 @@ async def test_bulk_publishers_wait_and_keep_their_order(queues: Queues, unique:
     worker = Worker(queues, stream)
     async with running(worker):
         assert (await publishing).stored == 2999
-        await eventually(lambda: len(worker.done) >= 1500)
+        await until(lambda: len(worker.done) >= 1500)
     assert worker.done == list(range(1, len(worker.done) + 1))
 
 
@@ -217,5 +220,5 @@ async def test_rows_that_are_appended_once_wait_too(address: Address, queues: Qu
     async with running(worker):
         (outcome,) = await appending
         assert (outcome.refused, outcome.last_position) == (None, 202)
-        await eventually(lambda: len(worker.done) >= 202)
+        await until(lambda: len(worker.done) >= 202)
     assert worker.done == list(range(1, 203))

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.queues.address import Address
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.config import ConsumerConfig, Retention, StreamConfig
 from purveyor.queues.catalogue import DEAD_LETTERS, Queue, Reader
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config import ConsumerConfig, Retention, StreamConfig
 from purveyor.queues.migration.plan import Strategy
-from purveyor.queues.migration.status import QueueStatus
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.migration.steps import Options
 from tests.queues.migration.conftest import publish
 from tests.scale import LONG, chance
+from tests.waiting import until
 
 BACKLOG, ALL = 12, 20
 POISON = 3
@@ -105,21 +106,22 @@ class Case:
             try:
                 publishing = asyncio.create_task(publish(first, self.queue.name, BACKLOG + 1, ALL))
                 await publishing
-                async with asyncio.timeout(60):
-                    while len(self.processed) < self._expected:
-                        await asyncio.sleep(0.02)
-                        for each in working:
-                            if each.done():
-                                each.result()
-                    while (await first.ensure(self.queue)).status is not QueueStatus.READY:  # noqa: ASYNC110
-                        await asyncio.sleep(0.02)
-            except TimeoutError:
-                raise AssertionError(f"{self.cell}: only {self.processed}") from None
+                await until(lambda: self._is_processed(working), what=f"all messages of {self.cell}")
+                await until(lambda: self._is_ready(first), what=f"a queue that is ready, {self.cell}")
             finally:
                 for each in working:
                     each.cancel()
                 await asyncio.gather(*working, return_exceptions=True)
             await self._check(first)
+
+    def _is_processed(self, working: list[asyncio.Task[None]]) -> bool:
+        for each in working:
+            if each.done():
+                each.result()
+        return len(self.processed) >= self._expected
+
+    async def _is_ready(self, queues: Queues) -> bool:
+        return (await queues.ensure(self.queue)).status is QueueStatus.READY
 
     async def _fill(self, queues: Queues) -> None:
         if self.cell.holds is Holds.NOTHING:

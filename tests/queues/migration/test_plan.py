@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from purveyor.model.errors import InvalidInput
-from purveyor.queues.catalogue import DEAD_LETTERS, incoming
-from purveyor.queues.config import (
+from purveyor.jetstream.config import (
     AckPolicy,
     ConsumerConfig,
     ConsumerInfo,
@@ -17,11 +15,13 @@ from purveyor.queues.config import (
     StreamInfo,
     StreamState,
 )
+from purveyor.model.errors import InvalidInput, UnreadableRecord
+from purveyor.queues.catalogue import DEAD_LETTERS, incoming
 from purveyor.queues.migration.plan import Change, Live, Strategy, plan_queue
 from purveyor.queues.migration.record import Archive, Record, continued
 from purveyor.queues.migration.recreate import first_config, goes_on
 from purveyor.queues.migration.snapshot import lost_in_restore
-from purveyor.queues.migration.target import target_config, target_durables
+from purveyor.queues.migration.target_config import target_config, target_durables
 from tests.queues.migration.conftest import declared
 
 QUEUE = declared("orders")
@@ -138,7 +138,7 @@ def test_a_record_comes_back_as_it_was_and_takes_in_others() -> None:
     assert joined.durables == ({"durable_name": "a"}, {"durable_name": "b"})
     assert first_config(record)["retention"] == "limits"
     for rubbish in (b"", b"[]", b"{}", b'{"strategy": "other"}'):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(UnreadableRecord):
             Record.decode(rubbish)
 
 

@@ -6,17 +6,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from purveyor.jetstream.config import ConsumerConfig, Retention, Storage
 from purveyor.model.errors import DataLost, MigrationNeeded
 from purveyor.queues.client import Queues
-from purveyor.queues.config import ConsumerConfig, Retention, Storage
 from purveyor.queues.ensure import Ensurer
 from purveyor.queues.migration import recreate
-from purveyor.queues.migration.migrations import Migrations
+from purveyor.queues.migration.migrator import Migrations
 from purveyor.queues.migration.plan import Strategy
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.migration.snapshot import enough_replicas
-from purveyor.queues.migration.status import QueueStatus
 from purveyor.queues.migration.steps import Step
-from tests.queues.migration.conftest import Worker, declared, eventually, make_old, publish, running, see_through
+from tests.queues.migration.conftest import Worker, declared, make_old, publish, running, see_through
+from tests.waiting import until
 
 
 async def test_messages_positions_and_what_is_in_hand_are_carried_over(
@@ -38,7 +39,7 @@ async def test_messages_positions_and_what_is_in_hand_are_carried_over(
     await messages[1].ack(confirm=True)
     worker = Worker(queues, stream)
     async with running(worker):
-        await eventually(lambda: len(worker.done) >= 7)
+        await until(lambda: len(worker.done) >= 7)
     assert sorted(worker.done) == [4, 5, 6, 7, 8, 9, 10]
     assert (await queues.streams.info(stream)).state.messages == 0
 
@@ -67,7 +68,7 @@ async def test_publishers_and_readers_wait_and_go_on(queues: Queues, quick: Migr
         await quick.begin(queue)
         await see_through(quick, queue)
         await publishing
-        await eventually(lambda: len(worker.done) >= 150)
+        await until(lambda: len(worker.done) >= 150)
     assert worker.done == list(range(1, 151))
     info = await queues.streams.info(stream)
     assert (info.config.storage, info.state.messages, info.state.last_seq) == (Storage.FILE, 150, 150)
@@ -113,9 +114,11 @@ async def test_a_damaged_archive_is_never_restored(queues: Queues, quick: Migrat
     await asyncio.to_thread(data.write_bytes, whole)
     # A program that only writes finds the queue gone, and brings it back instead of making an empty one.
     ensurer = Ensurer(queues.streams, queues.consumers, quick)
-    async with asyncio.timeout(30):
-        while (await ensurer.ensure(declared(unique))).status is not QueueStatus.READY:  # noqa: ASYNC110 - a lease
-            await asyncio.sleep(0.1)
+
+    async def ready() -> bool:
+        return (await ensurer.ensure(declared(unique))).status is QueueStatus.READY
+
+    await until(ready)
     assert (await queues.streams.info(stream)).state.messages == 3
 
 
@@ -160,18 +163,20 @@ async def test_scheduled_messages_and_those_that_expire_are_carried_over(
     stream, api = f"stream:{unique}", queues.streams._api
     config = {"name": stream, "subjects": [unique, f"{unique}.>"], "retention": "limits", "storage": "memory"}
     await api.ask(f"STREAM.CREATE.{stream}", config | {"allow_msg_ttl": True, "allow_msg_schedules": True})
-    due = datetime.now(UTC) + timedelta(seconds=2)
+    due = datetime.now(UTC) + timedelta(seconds=5)
     schedule = {"Nats-Schedule": f"@at {due:%Y-%m-%dT%H:%M:%SZ}", "Nats-Schedule-Target": f"{unique}.due"}
     await queues.publish(f"{unique}.plan", b"later", headers=schedule)
-    await queues.publish(f"{unique}.brief", b"gone soon", headers={"Nats-TTL": "2s"})
+    await queues.publish(f"{unique}.brief", b"gone soon", headers={"Nats-TTL": "5s"})
     queue = declared(unique, Retention.LIMITS)
     plan = await quick.plan(queue)
     assert plan.strategy is Strategy.SNAPSHOT
     assert "scheduled" in (plan.hindrance(Strategy.DRAIN) or "")
     assert await quick.begin(queue) is QueueStatus.READY
-    async with asyncio.timeout(30):
-        while set(await queues.streams.subjects(stream)) != {f"{unique}.due"}:  # noqa: ASYNC110 - what the server does
-            await asyncio.sleep(0.1)
+
+    async def due_and_gone() -> bool:
+        return set(await queues.streams.subjects(stream)) == {f"{unique}.due"}
+
+    await until(due_and_gone)
 
 
 async def test_a_start_never_takes_a_snapshot_by_itself(queues: Queues, unique: str) -> None:

@@ -10,12 +10,12 @@ from purveyor.app.cli.audit import audit
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.progress import progress
 from purveyor.app.cli.render import note, table, write, write_json
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import ServerMissing, Unavailable, UnknownStream
-from purveyor.queues.address import Address
 from purveyor.queues.catalogue import incoming
 
 if TYPE_CHECKING:  # it brings Spark, which a help page does not need
-    from purveyor.pipeline.archive.query import Answer
+    from purveyor.pipeline.archive.sql import Answer
 
 app = typer.Typer(
     help="Ask the archive in SQL, make a snapshot, merge small files.",
@@ -53,9 +53,9 @@ def query(
     address = _server(cli)
     with progress(_WORKING):
         # Here and not at the top: Spark takes a second to import.
-        from purveyor.pipeline.archive.query import answer  # noqa: PLC0415
-        from purveyor.pipeline.archive.read import ArchiveSource  # noqa: PLC0415
-        from purveyor.pipeline.quiet import quiet_spark  # noqa: PLC0415
+        from purveyor.pipeline.adhoc_session import quiet_spark  # noqa: PLC0415
+        from purveyor.pipeline.archive.reader import ArchiveSource  # noqa: PLC0415
+        from purveyor.pipeline.archive.sql import answer  # noqa: PLC0415
 
         with quiet_spark(cli.settings().spark_master) as spark:
             found = answer(spark, ArchiveSource(address, _directory(cli), incoming().stream), sql, limit=limit)
@@ -70,9 +70,9 @@ def snapshot(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """
     cli = Cli.of(ctx, as_json)
     with progress(_WORKING):
+        from purveyor.pipeline.adhoc_session import quiet_spark  # noqa: PLC0415
+        from purveyor.pipeline.archive.range_store import Store  # noqa: PLC0415
         from purveyor.pipeline.archive.snapshot import snapshot as make  # noqa: PLC0415 - see above
-        from purveyor.pipeline.archive.store import Store  # noqa: PLC0415
-        from purveyor.pipeline.quiet import quiet_spark  # noqa: PLC0415
 
         store = Store(_directory(cli))
         with quiet_spark(cli.settings().spark_master) as spark:
@@ -92,10 +92,10 @@ def compact(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """
     cli = Cli.of(ctx, as_json)
     with progress(_WORKING):
-        from purveyor.pipeline.archive.compact import compact as merge  # noqa: PLC0415 - see above
-        from purveyor.pipeline.archive.compact import sizes  # noqa: PLC0415
-        from purveyor.pipeline.archive.store import Store  # noqa: PLC0415
-        from purveyor.pipeline.quiet import quiet_spark  # noqa: PLC0415
+        from purveyor.pipeline.adhoc_session import quiet_spark  # noqa: PLC0415
+        from purveyor.pipeline.archive.compaction import compact as merge  # noqa: PLC0415 - see above
+        from purveyor.pipeline.archive.compaction import sizes  # noqa: PLC0415
+        from purveyor.pipeline.archive.range_store import Store  # noqa: PLC0415
 
         store = Store(_directory(cli))
         with quiet_spark(cli.settings().spark_master) as spark:

@@ -8,6 +8,7 @@ from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.progress import progress
 from purveyor.app.cli.render import note, table, write, write_json
 from purveyor.model.errors import InvalidInput, UnknownStream
+from purveyor.model.stored_record import UPGRADE
 from purveyor.queues.catalogue import incoming
 
 if TYPE_CHECKING:  # it brings Spark, which a help page does not need
@@ -51,9 +52,9 @@ def audit(
     settings = cli.settings()
     with progress("comparing"):
         # Here and not at the top: Spark takes a second to import.
-        from purveyor.pipeline.archive.read import ArchiveSource  # noqa: PLC0415
+        from purveyor.pipeline.adhoc_session import quiet_spark  # noqa: PLC0415
+        from purveyor.pipeline.archive.reader import ArchiveSource  # noqa: PLC0415
         from purveyor.pipeline.audit import audit as compare  # noqa: PLC0415
-        from purveyor.pipeline.quiet import quiet_spark  # noqa: PLC0415
 
         source = ArchiveSource(address, settings.data_dir.absolute() / "archive")
         with quiet_spark(settings.spark_master) as spark:
@@ -74,15 +75,18 @@ def _newest(cli: Cli) -> int:
 
 
 def _show(report: "Report") -> None:
+    for name, reason in report.unreadable.items():
+        note(f"subscription {name} is not audited: {reason} ({UPGRADE})")
     if not report.accounts:
-        note("there are no subscriptions")
+        note("there are no subscriptions" if not report.unreadable else "no other subscription was audited")
         return
     write(table(_COLUMNS, [_row(account) for account in report.accounts]))
     for account in report.accounts:
         for line in _lines(account):
             write(line)
     within = f"positions {report.first} to {report.last}"
-    write(f"No difference in {within}." if report.clean else f"There are differences in {within}.")
+    clean = all(account.clean for account in report.accounts)
+    write(f"No difference in {within}." if clean else f"There are differences in {within}.")
 
 
 def _row(account: "Account") -> tuple[object, ...]:

@@ -8,14 +8,14 @@ import typer
 
 from purveyor.app.cli import consumer_next
 from purveyor.app.cli.context import Cli, ConsumerName, JsonFlag, StreamName, YesFlag, confirm, examples
-from purveyor.app.cli.describe import consumer_text
+from purveyor.app.cli.jetstream_text import consumer_text
+from purveyor.app.cli.parsers import parse_duration, parse_list, parse_moment, parse_start, utc_now
 from purveyor.app.cli.render import note, show_duration, table, write, write_json
-from purveyor.app.cli.values import parse_duration, parse_list, parse_moment, parse_start, utc_now
+from purveyor.jetstream.config import AckPolicy, ConsumerConfig, ConsumerInfo, Deliver, Replay
+from purveyor.jetstream.consumers import AckSample
 from purveyor.model.errors import InvalidInput
-from purveyor.model.names import check_subject
+from purveyor.model.name_rules import check_subject
 from purveyor.queues.client import Queues
-from purveyor.queues.config import AckPolicy, ConsumerConfig, ConsumerInfo, Deliver, Replay
-from purveyor.queues.consumers import AckSample
 
 app = typer.Typer(
     help="Make, look at, read from, pause and remove consumers.", rich_markup_mode=None, add_completion=False

@@ -8,13 +8,13 @@ from typing import Annotated, assert_never
 import typer
 
 from purveyor.app.cli.context import Cli, ConsumerName, JsonFlag, StreamName, examples
-from purveyor.app.cli.messages import write_object, write_received
+from purveyor.app.cli.message_text import write_object, write_received
+from purveyor.app.cli.parsers import parse_duration
 from purveyor.app.cli.render import show_duration, write
-from purveyor.app.cli.values import parse_duration
+from purveyor.jetstream.config import AckPolicy
+from purveyor.jetstream.messages import Message
 from purveyor.model.errors import InvalidInput, UnknownMessage
 from purveyor.queues.client import Queues
-from purveyor.queues.config import AckPolicy
-from purveyor.queues.messages import Message
 
 
 class Word(Enum):

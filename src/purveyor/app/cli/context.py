@@ -10,10 +10,10 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.settings import Settings, load
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.server import running
 from purveyor.model.errors import InvalidInput, ServerMissing
-from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.server import running
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.render import note, table, write, write_json
 
 if TYPE_CHECKING:
-    from purveyor.app.demo.ledger import Ledger
-    from purveyor.app.demo.run import Result, Watch
+    from purveyor.app.demo.delivery_check import Ledger
+    from purveyor.app.demo.scenario import Result, Watch
 
 app = typer.Typer(help="Run the whole system on sample data.", rich_markup_mode=None, add_completion=False)
 _COLUMNS: Final = ("SUBSCRIBER", "SERVED BY", "GOT", "OF", "TWICE", "DISORDER", "RETRIED", "PER SECOND", "P50", "P99")
@@ -36,7 +36,7 @@ def demo(
     killed once. In the end every queue is audited.
     """
     cli = Cli.of(ctx, as_json)
-    from purveyor.app.demo.run import run  # noqa: PLC0415 - no other command needs it
+    from purveyor.app.demo.scenario import run  # noqa: PLC0415 - no other command needs it
 
     with tempfile.TemporaryDirectory(prefix="purveyor-demo-") as scratch, _progress() as watch:
         result = run(keep.absolute() if keep else Path(scratch), note, watch, people=people)

@@ -18,12 +18,12 @@ from purveyor.app.cli.render import (
     write_bytes,
     write_json,
 )
-from purveyor.app.cli.text import safe
-from purveyor.app.letter_view import report_json, summary, whole
-from purveyor.delivery.dead_letters import Choice, DeadLetters, Page, Report, attempts_of
-from purveyor.delivery.letters import ATTEMPTS_LOG
+from purveyor.app.cli.sanitize import safe
+from purveyor.app.views.dead_letter_view import report_json, summary, whole
+from purveyor.delivery.dead_letters.park import ATTEMPTS_LOG
+from purveyor.delivery.dead_letters.service import Choice, DeadLetters, Page, Report, attempts_of
 from purveyor.model.errors import InvalidInput
-from purveyor.queues.letter_box import Parked
+from purveyor.queues.dead_letters.store import Parked
 
 app = typer.Typer(
     help="Dead letters: list, show, put back and discard them.", rich_markup_mode=None, add_completion=False

@@ -2,19 +2,18 @@
 
 import asyncio
 from collections import Counter
-from typing import Any
 
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.render import table, write, write_json
 from purveyor.app.doctor.findings import Finding, Weight, is_wrong
-from purveyor.app.doctor.machine import look_at_machine
-from purveyor.app.doctor.pipeline import Ask, look_at_pipeline
-from purveyor.app.doctor.server import look_at_server
+from purveyor.app.doctor.machine_checks import look_at_machine
+from purveyor.app.doctor.pipeline_checks import Ask, look_at_pipeline
+from purveyor.app.doctor.server_checks import look_at_server
 from purveyor.app.settings import Settings
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError
-from purveyor.queues.address import Address
 
 app = typer.Typer(help="Look for what is wrong, and say what to do.", rich_markup_mode=None, add_completion=False)
 _LONGEST_SECONDS = 5.0
@@ -48,18 +47,15 @@ async def _server(cli: Cli, settings: Settings) -> list[Finding]:
 
 
 def _asker(cli: Cli) -> Ask | None:
-    """How to ask about a stream; None if there is no server to ask."""
-    from purveyor.queues.bulk.ask import ask  # noqa: PLC0415 - it brings Arrow
+    """Return a way to ask the server; None if there is no server to ask."""
+    from purveyor.jetstream.bulk.net.api_request import ask  # noqa: PLC0415 - it brings Arrow
 
     try:
         address = cli.address()
     except PurveyorError:
         return None
 
-    def about(stream: str) -> dict[str, Any]:
-        return ask(address, f"STREAM.INFO.{stream}", patience_seconds=_patience(cli))
-
-    return about
+    return lambda question: ask(address, question, patience_seconds=_patience(cli))
 
 
 def _patience(cli: Cli) -> float:

@@ -11,15 +11,15 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.progress import progress
 from purveyor.app.cli.render import note, write, write_json
-from purveyor.app.cli.text import safe
-from purveyor.intake.importer import Importer, Listener, Tally
-from purveyor.intake.inputs import STDIN, Input, Mark, find_inputs
-from purveyor.intake.record import Broken
-from purveyor.intake.store import Checked, QueueStore, Store
+from purveyor.app.cli.sanitize import safe
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues
 from purveyor.queues.permissions import INTAKE
+from purveyor.sources.ldif.importer import Importer, Listener, Tally
+from purveyor.sources.ldif.inputs import STDIN, Input, Mark, find_inputs
+from purveyor.sources.ldif.queue_store import Checked, QueueStore, Store
+from purveyor.sources.ldif.records import Broken
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 SOME_PARKED = 3

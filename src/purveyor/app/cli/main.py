@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from purveyor import __version__
-from purveyor.app.cli.lazy import LazyGroup
-from purveyor.app.cli.text import safe
+from purveyor.app.cli.lazy_commands import LazyGroup
+from purveyor.app.cli.sanitize import safe
 from purveyor.model.errors import PurveyorError
 
 _BEFORE = ("--data-dir", "--nats-url", "--nats-credentials", "--config", "--timeout", "--debug", "--version")
@@ -60,7 +60,7 @@ def root(
         raise typer.Exit
     # Here and not at the top: an overview needs neither settings nor a server.
     from purveyor.app.cli.context import RootOptions  # noqa: PLC0415
-    from purveyor.app.cli.values import parse_duration  # noqa: PLC0415
+    from purveyor.app.cli.parsers import parse_duration  # noqa: PLC0415
     from purveyor.app.settings import refuse_secret_flag  # noqa: PLC0415
 
     refuse_secret_flag(nats_url)

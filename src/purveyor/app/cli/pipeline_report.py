@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from purveyor.app.cli.render import write, write_json
-from purveyor.app.cli.text import safe
+from purveyor.app.cli.sanitize import safe
 
 if TYPE_CHECKING:  # importing the pipeline imports Spark: only the command itself does that
     from rich.live import Live
     from rich.table import Table
 
-    from purveyor.pipeline.status import PartStatus
+    from purveyor.pipeline.part_status import PartStatus
 
 _EVERY_SECONDS = 30.0
 

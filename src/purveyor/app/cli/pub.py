@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
+from purveyor.app.cli.parsers import parse_headers
 from purveyor.app.cli.progress import progress
 from purveyor.app.cli.render import write, write_json
-from purveyor.app.cli.text import safe
-from purveyor.app.cli.values import parse_headers
+from purveyor.app.cli.sanitize import safe
+from purveyor.jetstream.headers import MSG_ID, normalise
+from purveyor.jetstream.publisher import Expect, Receipt
 from purveyor.model.errors import InvalidInput
-from purveyor.model.names import check_subject
+from purveyor.model.name_rules import check_subject
 from purveyor.queues.client import Queues
-from purveyor.queues.headers import MSG_ID, normalise
-from purveyor.queues.publisher import Expect, Receipt
 
 if TYPE_CHECKING:
-    from purveyor.queues import bulk
+    from purveyor.jetstream import bulk
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _COUNT = "{{Count}}"
@@ -149,7 +149,7 @@ async def _store_many(queues: Queues, template: Template, count: int) -> Stored:
                 receipt = await _store(queues, template, number, None)
                 advance(1)
             return Stored(count, 0, {receipt.stream: receipt.sequence})
-        from purveyor.queues import bulk  # noqa: PLC0415 - only here is it worth its time to import
+        from purveyor.jetstream import bulk  # noqa: PLC0415 - only here is it worth its time to import
 
         stop = threading.Event()
         told = 0

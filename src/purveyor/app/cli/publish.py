@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,34 +12,22 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
+from purveyor.app.cli.parsers import utc_now
 from purveyor.app.cli.render import note, write, write_json
-from purveyor.app.cli.values import utc_now
-from purveyor.intake.schemas.book import Book
-from purveyor.model import jsontext
+from purveyor.jetstream.publisher import Receipt
+from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import SUBJECT
-from purveyor.model.names import check_header
 from purveyor.queues.catalogue import incoming
 from purveyor.queues.client import Queues
-from purveyor.queues.headers import MSG_ID
-from purveyor.queues.publisher import Expect, Receipt
+from purveyor.sources.http_events import NO_LOGIN, EventIntake, Incoming, check_size, trace_of
+from purveyor.sources.schemas.cache import Book
 
 if TYPE_CHECKING:
-    from purveyor.queues import bulk
+    from purveyor.jetstream import bulk
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-_HEADER_ROOM = 1024
 _LONGEST_LINE = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Addressed:
-    """An event and the id that a repetition of it has."""
-
-    id: str
-    data: bytes
-    topic: tuple[str, str]
-    """With its realm."""
 
 
 @dataclass(slots=True)
@@ -102,7 +89,9 @@ def publish(
     fields = {
         "realm": realm,
         "topic": topic,
-        "body": {side: jsontext.parse(text, f"{side} object") for side, text in (("new", new), ("old", old)) if text},
+        "body": {
+            side: json_fields.parse(text, f"{side} object") for side, text in (("new", new), ("old", old)) if text
+        },
         "attributes": dict(map(_attribute, attribute or [])),
         **{name: value for name, value in (("key", key), ("id", id_)) if value is not None},
     }
@@ -111,32 +100,18 @@ def publish(
     _tell_one(cli, identity, receipt)
 
 
-def read_event(fields: jsontext.Json, publisher: str, book: Book) -> Addressed:
+def read_event(fields: json_fields.Json, publisher: str, book: Book) -> Incoming:
     """An event with what was left out filled in; InvalidInput tells what cannot be filled in, or does not fit."""
-    rest = {"publisher_name": publisher, "ts": utc_now().isoformat(), **fields}
-    identity = rest.pop("id", None)
-    if identity is None:
-        identity = str(uuid.uuid4())
-    elif not isinstance(identity, str) or not identity:
-        raise InvalidInput(f"the event has {jsontext.kind(identity)} as 'id'", fix="give 'id' as a string")
-    check_header(MSG_ID, identity)
-    event = book.rules.read(rest)
-    return Addressed(identity, event.encode(), (event.realm, event.topic))
+    return Incoming.read({"publisher_name": publisher, "ts": utc_now().isoformat(), **fields}, book.rules)
 
 
-async def _one(queues: Queues, fields: jsontext.Json, publisher: str, replicas: int) -> tuple[str, Receipt]:
+async def _one(queues: Queues, fields: json_fields.Json, publisher: str, replicas: int) -> tuple[str, Receipt]:
     book = Book(queues, replicas=replicas)
     async with book.followed():
-        event = read_event(fields, publisher, book)
-        receipt = await _store(queues, event, replicas)
-        await book.see({event.topic})
-    return event.id, receipt
-
-
-async def _store(queues: Queues, event: Addressed, replicas: int) -> Receipt:
-    queue = incoming()
-    (await queues.ensure(queue, replicas=replicas)).require_usable()
-    return await queues.publish(SUBJECT, event.data, msg_id=event.id, expect=Expect(stream=queue.stream))
+        given = read_event(fields, publisher, book)
+        receipt = await EventIntake(queues, replicas=replicas).store(given, NO_LOGIN)
+        await book.see({given.place})
+    return given.id, receipt
 
 
 def _many(cli: Cli, file: str, publisher: str) -> Tally:
@@ -144,17 +119,22 @@ def _many(cli: Cli, file: str, publisher: str) -> Tally:
     tally = Tally()
 
     async def work(queues: Queues) -> None:
-        from purveyor.queues import bulk  # noqa: PLC0415 - only here is it worth its time to import
+        from purveyor.jetstream import bulk  # noqa: PLC0415 - only here is it worth its time to import
 
         (await queues.ensure(incoming(), replicas=replicas)).require_usable()
-        largest = queues.connection.max_payload - _HEADER_ROOM
         stop = threading.Event()
         book = Book(queues, replicas=replicas)
         async with book.followed():
             with _lines(file) as lines:
                 try:
                     report = await queues.publish_many(
-                        _messages(lines, partial(read_event, publisher=publisher, book=book), largest, tally, stop),
+                        _messages(
+                            lines,
+                            partial(read_event, publisher=publisher, book=book),
+                            queues.connection.max_payload,
+                            tally,
+                            stop,
+                        ),
                         bulk.PublishOptions(expected_stream=incoming().stream),
                     )
                 finally:
@@ -168,7 +148,11 @@ def _many(cli: Cli, file: str, publisher: str) -> Tally:
 
 
 def _messages(
-    lines: IO[bytes], read: Callable[[jsontext.Json], Addressed], largest: int, tally: Tally, stop: threading.Event
+    lines: IO[bytes],
+    read: Callable[[json_fields.Json], Incoming],
+    max_payload: int,
+    tally: Tally,
+    stop: threading.Event,
 ) -> "Iterator[bulk.Outgoing]":
     for number, line in enumerate(iter(lambda: lines.readline(_LONGEST_LINE), b""), start=1):
         if stop.is_set():
@@ -176,15 +160,14 @@ def _messages(
         if not line.strip():
             continue
         try:
-            event = read(jsontext.parse(line, "line"))
-            if len(event.data) > largest:
-                raise InvalidInput(f"{len(event.data)} bytes are more than the server takes")
+            given = read(json_fields.parse(line, "line"))
+            check_size(given, max_payload)
         except InvalidInput as error:
             tally.broken += 1
             note(f"line {number}: {error.message}")
             continue
-        tally.topics.add(event.topic)
-        yield SUBJECT, event.data, None, event.id
+        tally.topics.add(given.place)
+        yield SUBJECT, given.data, given.headers(NO_LOGIN, trace_of(given)), given.message_id(NO_LOGIN)
 
 
 @contextmanager

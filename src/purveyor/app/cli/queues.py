@@ -1,5 +1,6 @@
 """`purveyor queues`: the catalogue beside what the server holds."""
 
+import inspect
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,11 +11,11 @@ from purveyor.app.cli.progress import progress
 from purveyor.app.cli.queues_migrate import apply, plan
 from purveyor.app.cli.queues_permissions import permissions
 from purveyor.app.cli.render import show, table, write, write_json
-from purveyor.model.errors import InvalidName, NotFound
+from purveyor.jetstream.config import StreamInfo
+from purveyor.model.errors import InvalidName, NotFound, PurveyorError, Unavailable
 from purveyor.queues.catalogue import Queue, internal_queues, subscription_queue
 from purveyor.queues.client import Queues
-from purveyor.queues.config import StreamInfo
-from purveyor.queues.differences import Difference, consumer_differences, stream_differences
+from purveyor.queues.config_diff import Difference, consumer_differences, stream_differences
 from purveyor.queues.ensure import Ensured, QueueStatus
 
 app = typer.Typer(help="The queue catalogue beside what the server holds.", rich_markup_mode=None, add_completion=False)
@@ -42,6 +43,8 @@ class QueueState:
     info: StreamInfo | None
     readers: tuple[ReaderState, ...]
     differences: tuple[Difference, ...]
+    migration: str | None = None
+    """How it is being migrated, and where its snapshot is."""
 
 
 def status_of(info: StreamInfo | None, differences: tuple[Difference, ...], readers: tuple[ReaderState, ...]) -> str:
@@ -59,9 +62,11 @@ def status_of(info: StreamInfo | None, differences: tuple[Difference, ...], read
 
 async def look(queues: Queues, queue: Queue, info: StreamInfo | None, replicas: int) -> QueueState:
     """The live state of a queue, whose stream is as `info` says; changes nothing."""
+    migration = await _migration(queues, queue) if info is None or info.config.sealed else None
     if info is None:
         absent = tuple(ReaderState(reader.durable, reader.who, None, None) for reader in queue.readers)
-        return QueueState(queue, _MISSING, None, absent, ())
+        status = _MISSING if migration is None else QueueStatus.SEALED_FOR_MIGRATION.value
+        return QueueState(queue, status, None, absent, (), migration)
     differences = stream_differences(info.config, queue.config(replicas=replicas))
     readers: list[ReaderState] = []
     for reader in queue.readers:
@@ -72,7 +77,23 @@ async def look(queues: Queues, queue: Queue, info: StreamInfo | None, replicas: 
             continue
         differences += consumer_differences(live.config, reader.consumer())
         readers.append(ReaderState(reader.durable, reader.who, live.num_pending, live.num_ack_pending))
-    return QueueState(queue, status_of(info, differences, tuple(readers)), info, tuple(readers), differences)
+    status = status_of(info, differences, tuple(readers))
+    return QueueState(queue, status, info, tuple(readers), differences, migration)
+
+
+async def _migration(queues: Queues, queue: Queue) -> str | None:
+    try:
+        record = await queues.migrations.under_way(queue.name)
+    except Unavailable:
+        raise
+    except PurveyorError as error:  # a record that cannot be read
+        return str(error)
+    if record is None:
+        return None
+    if record.archive is None:
+        return f"is being migrated by {record.strategy.value}"
+    where = f"{record.archive.path} on machine {record.archive.host}"
+    return f"is being migrated by snapshot ({where}); `purveyor queues apply {queue.name}` goes on with it"
 
 
 @app.command("list", epilog=examples("purveyor queues list", "purveyor queues list --json"))
@@ -105,6 +126,8 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     columns = ("QUEUE", "STATUS", "MESSAGES", "RETENTION", "SUBJECTS", "WRITER", "READERS")
     write(table(columns, rows, wrap=("SUBJECTS", "WRITER", "READERS")))
     for state in states:
+        if state.migration is not None:
+            write(f"{state.queue.name}: {show(state.migration)}")
         for difference in state.differences:
             write(f"{state.queue.name}: {show(str(difference))}")
 
@@ -155,7 +178,7 @@ def ensure(
 app.command("plan", epilog=examples("purveyor queues plan", "purveyor queues plan incoming --json"))(plan)
 _APPLY = examples("purveyor queues apply --yes", "purveyor queues apply incoming --strategy snapshot --yes")
 app.command("apply", epilog=_APPLY)(apply)
-app.command("migrate", epilog=_APPLY, help="The same as `apply`.")(apply)
+app.command("migrate", epilog=_APPLY, help=f"The same as `apply`. {inspect.getdoc(apply)}")(apply)
 app.command(
     "permissions",
     epilog=examples("purveyor queues permissions", "purveyor queues permissions --subscription ox --json"),
@@ -193,4 +216,5 @@ def _as_json(state: QueueState) -> dict[str, object]:
         "bytes": state.info.state.bytes if state.info else None,
         "readers": state.readers,
         "differences": [str(difference) for difference in state.differences],
+        "migration": state.migration,
     }

@@ -8,11 +8,12 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm
 from purveyor.app.cli.render import note, show, table, write, write_json
+from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.model.errors import InvalidName
-from purveyor.queues.catalogue import PREFIX, Queue, internal_queues, subscription_queue
+from purveyor.queues.catalogue import Queue, internal_queues, subscription_queue
 from purveyor.queues.client import Queues
 from purveyor.queues.migration.plan import Change, Plan, Strategy
-from purveyor.queues.migration.status import QueueStatus
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.migration.steps import Options, Progress
 
 _TELL_SECONDS = 2.0
@@ -63,6 +64,9 @@ def apply(
 
     A migration may be interrupted and run again, from several machines at once. Archives of snapshots are kept in
     migrations/ of the data directory until the next one succeeds.
+
+    Any machine can go on with a snapshot that another began. Once the stream is deleted, its archive is needed: under
+    the path that `queues list` shows, or copied into migrations/ of the data directory here.
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings()
@@ -136,8 +140,8 @@ def _subscriptions(names: list[str]) -> list[Queue]:
     found: list[Queue] = []
     for name in names:
         try:
-            if name.startswith(PREFIX):
-                found.append(subscription_queue(name.removeprefix(PREFIX)))
+            if name.startswith(STREAM_PREFIX):
+                found.append(subscription_queue(name.removeprefix(STREAM_PREFIX)))
         except InvalidName:
             continue  # an internal queue, a stage, or somebody else's
     return found

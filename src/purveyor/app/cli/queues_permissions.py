@@ -6,7 +6,8 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.render import write, write_json
-from purveyor.queues.permissions import components, render_users, subscription_user
+from purveyor.jetstream.server.users import render_users
+from purveyor.queues.permissions import components, subscription_user
 
 
 def permissions(

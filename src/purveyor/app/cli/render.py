@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from purveyor.app.cli.text import safe
+from purveyor.app.cli.sanitize import safe
 
 _WIDE = 100_000
 _DUMP_BYTES = 256

@@ -11,12 +11,12 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.render import block, note, table, write, write_json
 from purveyor.app.cli.subscription import parse_topic
-from purveyor.app.schemas import judge, schema_json
-from purveyor.intake.schemas.store import NewSchema, Schemas
-from purveyor.model import jsontext
+from purveyor.app.views.schema_view import judge, schema_json
+from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput, UnknownSchema
-from purveyor.model.jsontext import Json
-from purveyor.model.schema import Compatibility, Encoding, Schema, SchemaType
+from purveyor.model.json_fields import Json
+from purveyor.sources.schemas.registry import NewSchema, Schemas, revision_problems
+from purveyor.sources.schemas.schema import Compatibility, Encoding, Schema, SchemaType
 
 app = typer.Typer(
     help="Say what objects of a topic must look like, and check it.", rich_markup_mode=None, add_completion=False
@@ -196,7 +196,7 @@ def check(
     async def work(schemas: Schemas) -> list[str]:
         schema = await schemas.get(name)
         if definition is not None:
-            return list(schemas.problems(schema, definition))
+            return list(revision_problems(schema, definition))
         return judge(schema, _object(object_ or "", schema))
 
     problems = _call(cli, work)
@@ -257,12 +257,12 @@ def read_definition(file: str) -> Json:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise InvalidInput(f"the file {file} cannot be read: {error.strerror}", fix="check its name") from None
-    return jsontext.parse(data, "definition")
+    return json_fields.parse(data, "definition")
 
 
 def _object(text: str, schema: Schema) -> object:
     """An object, or its binary form."""
-    return text if schema.encoding is Encoding.BINARY else jsontext.parse(text, "object")
+    return text if schema.encoding is Encoding.BINARY else json_fields.parse(text, "object")
 
 
 def _labels(schema: Schema) -> list[str]:

@@ -9,20 +9,22 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.render import write, write_json
+from purveyor.app.cli.sanitize import safe
 from purveyor.app.cli.serve_api import api
 from purveyor.app.cli.serve_pipeline import pipeline
 from purveyor.app.cli.serve_push import push
-from purveyor.app.cli.text import safe
+from purveyor.app.private_files import private_umask, tighten
+from purveyor.jetstream.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
 from purveyor.queues import permissions
-from purveyor.queues.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
 
 app = typer.Typer(help="Run one part of Purveyor in the foreground.", rich_markup_mode=None, add_completion=False)
 _LOOK_SECONDS = 0.2
 
 
 @app.callback()
-def serve() -> None:
+def serve(ctx: typer.Context) -> None:
     """Run one part of Purveyor in the foreground."""
+    ctx.with_resource(private_umask())
 
 
 @app.command(
@@ -49,6 +51,7 @@ def nats(
     """Run the NATS server on the data directory; it is started again when it dies. Stops on Ctrl-C or SIGTERM."""
     cli = Cli.of(ctx, as_json)
     settings = cli.settings(sync=sync, nats_subscription_users=subscription_user)
+    tighten(settings.data_dir)
     users = (*permissions.components(), *map(permissions.subscription_user, settings.nats_subscription_users))
     options = ServerOptions(port=port, host=host, sync=settings.sync, tls=settings.nats_server_tls, users=users)
     stop = threading.Event()

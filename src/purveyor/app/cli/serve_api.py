@@ -10,9 +10,9 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.render import note, write, write_json
+from purveyor.app.cli.sanitize import safe
 from purveyor.app.cli.serve_pipeline import address_finder
-from purveyor.app.cli.text import safe
-from purveyor.app.serving import loop_factory, spare_imports
+from purveyor.app.runtime_tuning import loop_factory, spare_imports
 from purveyor.app.settings import Settings
 from purveyor.queues.permissions import API
 
@@ -39,10 +39,12 @@ def api(
     find_address = address_finder(cli, API)
     # Here and not at the top: every other command would wait for it.
     from purveyor.app.http.application import Api, ApiOptions  # noqa: PLC0415
+    from purveyor.app.http.connections import ConnectionLimits  # noqa: PLC0415
     from purveyor.app.http.server import ApiServer, check_tls, listen  # noqa: PLC0415
-    from purveyor.app.logins import is_loopback, logins_of  # noqa: PLC0415
-    from purveyor.app.push_edge import PushEdge  # noqa: PLC0415
-    from purveyor.app.telemetry.start import telemetry  # noqa: PLC0415
+    from purveyor.app.push_input import PushEdge  # noqa: PLC0415
+    from purveyor.app.static_logins import is_loopback, logins_of  # noqa: PLC0415
+    from purveyor.app.telemetry.setup import telemetry  # noqa: PLC0415
+    from purveyor.delivery.push.egress_policy import parse_ranges  # noqa: PLC0415
 
     tls = check_tls(settings.api_tls_cert, settings.api_tls_key)
     logins = logins_of(settings)
@@ -66,7 +68,13 @@ def api(
                 console=console,
             )
         )
-        server = ApiServer(api, tls=tls, on_ready=teller.listens)
+        server = ApiServer(
+            api,
+            tls=tls,
+            limits=ConnectionLimits(connections=settings.api_connections),
+            trusted_proxies=parse_ranges(settings.trusted_proxies),
+            on_ready=teller.listens,
+        )
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, server.stop)
@@ -129,7 +137,7 @@ class Teller:
 def _console(cli: Cli, settings: Settings) -> "ConsoleOptions | None":
     """The console, unless it is switched off."""
     from purveyor.app.console.console import ConsoleOptions  # noqa: PLC0415 - as above
-    from purveyor.app.console.login import read_secret  # noqa: PLC0415
+    from purveyor.app.console.sessions import read_secret  # noqa: PLC0415
 
     if not settings.console:
         return None

@@ -16,8 +16,9 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.pipeline_report import reporter_for
 from purveyor.app.cli.render import note
+from purveyor.app.private_files import tighten
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidInput, ServerMissing
-from purveyor.queues.address import Address
 from purveyor.queues.permissions import PIPELINE
 
 _AGAIN_SECONDS = 3.0
@@ -54,10 +55,10 @@ def pipeline(
     )
     find_address = address_finder(cli, PIPELINE)
     # Here and not at the top: Spark takes a second to import, and `serve nats` and every help page would wait for it.
-    from purveyor.app.telemetry.pipeline import PipelineFigures  # noqa: PLC0415
-    from purveyor.app.telemetry.start import telemetry  # noqa: PLC0415
+    from purveyor.app.telemetry.pipeline_metrics import PipelineFigures  # noqa: PLC0415
+    from purveyor.app.telemetry.setup import telemetry  # noqa: PLC0415
     from purveyor.pipeline.engine import EngineLost, start_engine  # noqa: PLC0415
-    from purveyor.pipeline.parts import check_files, make_parts  # noqa: PLC0415
+    from purveyor.pipeline.part_factories import check_files, make_parts  # noqa: PLC0415
     from purveyor.pipeline.service import PartName, PipelineSettings, Service  # noqa: PLC0415
 
     chosen = []
@@ -79,6 +80,7 @@ def pipeline(
         wait=wait,
     )
     check_files(wanted)
+    tighten(settings.data_dir)
     stop = threading.Event()
     with reporter_for(json=cli.json) as reporter, Signals(stop):
         figures = PipelineFigures(reporter)

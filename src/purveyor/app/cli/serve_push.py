@@ -9,12 +9,12 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.render import write, write_json
+from purveyor.app.cli.sanitize import safe
 from purveyor.app.cli.serve_pipeline import address_finder
-from purveyor.app.cli.text import safe
-from purveyor.app.serving import loop_factory, spare_imports
+from purveyor.app.runtime_tuning import loop_factory, spare_imports
 from purveyor.app.settings import Settings
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError
-from purveyor.queues.address import Address
 from purveyor.queues.permissions import PUSH
 
 _AGAIN_SECONDS: Final = 1.0
@@ -45,7 +45,7 @@ def push(
     settings = cli.settings(push_allow=allow, push_per_host=per_host, metrics_port=metrics_port)
     find_address = address_finder(cli, PUSH)
     # Here and not at the top: every other command would wait for it.
-    from purveyor.app.telemetry.start import telemetry  # noqa: PLC0415
+    from purveyor.app.telemetry.setup import telemetry  # noqa: PLC0415
 
     teller = Teller(json=cli.json)
     with telemetry(settings, "push", lambda: ()), asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -54,9 +54,9 @@ def push(
 
 
 async def _serve(settings: Settings, find_address: Callable[[], Address], teller: "Teller") -> None:
-    from purveyor.app.push_edge import box_of  # noqa: PLC0415 - as above
-    from purveyor.delivery.push.addresses import parse_ranges  # noqa: PLC0415
-    from purveyor.delivery.push.worker import PushOptions, Worker  # noqa: PLC0415
+    from purveyor.app.push_input import box_of  # noqa: PLC0415 - as above
+    from purveyor.delivery.push.egress_policy import parse_ranges  # noqa: PLC0415
+    from purveyor.delivery.push.push_worker import PushOptions, Worker  # noqa: PLC0415
     from purveyor.queues.client import connect  # noqa: PLC0415
 
     stop = asyncio.Event()

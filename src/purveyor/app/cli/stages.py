@@ -7,16 +7,16 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
+from purveyor.app.cli.parsers import parse_duration, parse_time, utc_now
 from purveyor.app.cli.render import block, table, write, write_json
-from purveyor.app.cli.values import parse_duration, parse_time, utc_now
 from purveyor.app.settings import refuse_secret_database
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.client import Queues
 from purveyor.stages.application import Stages
-from purveyor.stages.status import DatabaseStatus, EndpointStatus, ask_database, look
-from purveyor.stages.store import SqlStore
-from purveyor.stages.tables import DIALECTS
-from purveyor.stages.tables import ddl as statements
+from purveyor.stages.sql_store import SqlStore
+from purveyor.stages.sql_tables import DIALECTS
+from purveyor.stages.sql_tables import ddl as statements
+from purveyor.stages.stage_status import DatabaseStatus, EndpointStatus, ask_database, look
 
 app = typer.Typer(
     help="Transactional stages: their tables, and how they are doing.", rich_markup_mode=None, add_completion=False

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, StreamName, YesFlag, confirm, examples
-from purveyor.app.cli.describe import cost, cost_json, stream_text
+from purveyor.app.cli.jetstream_text import cost, cost_json, stream_text
+from purveyor.app.cli.parsers import parse_duration, parse_list, parse_size
 from purveyor.app.cli.progress import progress
 from purveyor.app.cli.render import (
     jsonable,
@@ -20,12 +21,18 @@ from purveyor.app.cli.render import (
     write_bytes,
     write_json,
 )
-from purveyor.app.cli.text import safe
-from purveyor.app.cli.values import parse_duration, parse_list, parse_size
+from purveyor.app.cli.sanitize import safe
+from purveyor.jetstream.config import (
+    Compression,
+    Discard,
+    Retention,
+    Storage,
+    StreamConfig,
+    StreamInfo,
+)
+from purveyor.jetstream.streams import StoredMessage
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.client import Queues
-from purveyor.queues.config import Compression, Discard, Retention, Storage, StreamConfig, StreamInfo
-from purveyor.queues.streams import StoredMessage
 
 app = typer.Typer(
     help="Make, look at, change, empty, seal and remove streams.", rich_markup_mode=None, add_completion=False

@@ -11,16 +11,16 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.messages import write_line, write_object
+from purveyor.app.cli.message_text import write_line, write_object
+from purveyor.app.cli.parsers import parse_duration, parse_list, parse_start, utc_now
 from purveyor.app.cli.progress import Advance, progress
 from purveyor.app.cli.render import note
-from purveyor.app.cli.values import parse_duration, parse_list, parse_start, utc_now
+from purveyor.jetstream.config import AckPolicy, ConsumerConfig, Deliver, Replay, Retention
+from purveyor.jetstream.connection import Answer
+from purveyor.jetstream.messages import Message
 from purveyor.model.errors import InvalidInput, PurveyorError
-from purveyor.model.names import check_subject
+from purveyor.model.name_rules import check_subject
 from purveyor.queues.client import Queues
-from purveyor.queues.config import AckPolicy, ConsumerConfig, Deliver, Replay, Retention
-from purveyor.queues.connection import Answer
-from purveyor.queues.messages import Message
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _FORGET = timedelta(seconds=30)
@@ -99,17 +99,20 @@ def _config(deliver: str, filters: tuple[str, ...], replay: Replay) -> ConsumerC
     )
 
 
-async def _live(queues: Queues, subject: str) -> AsyncGenerator[Answer]:
+async def _live(queues: Queues, subject: str) -> AsyncGenerator[Answer | None]:
+    """Yield None when it listens, and then messages as they come."""
     listening = await queues.connection.subscribe(check_subject(subject, wildcards=True), confirm=True)
     note(f"Listening on {subject}")
     try:
+        yield None
         async for message in listening:
             yield message
     finally:
         await listening.close()
 
 
-async def _stored(queues: Queues, stream: str, config: ConsumerConfig) -> AsyncGenerator[Message]:
+async def _stored(queues: Queues, stream: str, config: ConsumerConfig) -> AsyncGenerator[Message | None]:
+    """Yield None when the consumer is there, and then its messages."""
     if (await queues.streams.info(stream)).config.retention is Retention.WORK_QUEUE:
         raise InvalidInput(
             f"stream {stream!r} is a work queue: whoever reads it takes its messages away",
@@ -118,6 +121,7 @@ async def _stored(queues: Queues, stream: str, config: ConsumerConfig) -> AsyncG
     made = await queues.consumers.add(stream, config)
     note(f"Reading {stream} through consumer {made.name}")
     try:
+        yield None
         async with contextlib.aclosing(queues.pull(stream, made.name)) as messages:
             async for message in messages:
                 yield message
@@ -128,7 +132,7 @@ async def _stored(queues: Queues, stream: str, config: ConsumerConfig) -> AsyncG
 
 async def _print(
     cli: Cli,
-    source: AsyncGenerator[Message | Answer],
+    source: AsyncGenerator[Message | None] | AsyncGenerator[Answer | None],
     until: Until,
     *,
     timestamps: bool,
@@ -136,11 +140,13 @@ async def _print(
 ) -> None:
     number = 0
     async with contextlib.aclosing(source) as messages:
+        await anext(messages)  # the wait for messages begins when they can come
         while until.count is None or number < until.count:
             try:
                 message = await asyncio.wait_for(anext(messages), until.wait_seconds)
             except TimeoutError:
                 return
+            assert message is not None
             number += 1
             advance(1)
             if cli.json:

@@ -6,7 +6,9 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
+from purveyor.app.cli.parsers import parse_duration, parse_time, utc_now
 from purveyor.app.cli.render import note, table, write, write_json
+from purveyor.app.cli.sanitize import safe
 from purveyor.app.cli.subscription_edit import edit
 from purveyor.app.cli.subscription_password import (
     AskPassword,
@@ -37,20 +39,25 @@ from purveyor.app.cli.subscription_push import (
     chosen_bearer,
     chosen_secret,
 )
-from purveyor.app.cli.subscription_view import as_dict, as_text, condition, registered_dict
-from purveyor.app.cli.text import safe
-from purveyor.app.cli.values import parse_duration, parse_time, utc_now
-from purveyor.app.push_edge import PushEdge
-from purveyor.delivery.overview import Overview, backlogs, look
-from purveyor.delivery.push.troubles import Trouble, troubles_of
+from purveyor.app.cli.subscription_view import (
+    as_dict,
+    as_text,
+    condition,
+    registered_dict,
+    unreadable_dict,
+    unreadable_text,
+)
+from purveyor.app.push_input import PushEdge
+from purveyor.delivery.push.push_problems import Trouble, troubles_of
+from purveyor.delivery.subscription_status import Overview, backlogs, look
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model import jsontext
-from purveyor.model.control import Place
+from purveyor.model import json_fields
+from purveyor.model.control_events import Place
+from purveyor.model.delivery_policy import read_hidden
 from purveyor.model.errors import InvalidInput
-from purveyor.model.policy import read_hidden
 from purveyor.model.subscription import Filter, RealmTopic, Scalar, Subscription
 from purveyor.queues.client import Queues
-from purveyor.queues.registry import Snapshot
+from purveyor.queues.registry import Snapshot, Unreadable
 
 app = typer.Typer(
     help="Add, look at, pause, replay and delete subscriptions.", rich_markup_mode=None, add_completion=False
@@ -220,16 +227,12 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
         return snapshot, await backlogs(queues), await troubles_of(queues, [*snapshot.subscriptions.values()])
 
     found, waiting, troubles = _call(cli, work)
-    for name, reason in found.unreadable.items():
-        note(f"subscription {name} cannot be read: {reason}")
+    for unread in found.unreadable.values():
+        note(f"subscription {unread.name} is not understood: {unread.reason}")
     if cli.json:
-        write_json(
-            [
-                {**registered_dict(each, troubles.get(each.name)), "backlog": waiting.get(each.name)}
-                for each in found.subscriptions.values()
-            ],
-            indent=2,
-        )
+        shown = [registered_dict(each, troubles.get(each.name)) for each in found.subscriptions.values()]
+        shown += [unreadable_dict(each) for each in found.unreadable.values()]
+        write_json([{**each, "backlog": waiting.get(str(each["name"]))} for each in shown], indent=2)
         return
     rows = [
         (
@@ -242,6 +245,9 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
         )
         for each in found.subscriptions.values()
     ]
+    rows += [
+        (each.name, [], "unreadable", each.begin, waiting.get(each.name), None) for each in found.unreadable.values()
+    ]
     write(table(("NAME", "TOPICS", "STATE", "BEGIN", "BACKLOG", "PREFILL"), rows, wrap=("TOPICS",)))
 
 
@@ -249,8 +255,16 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
 def show(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
     """Show a subscription: what it asks for, how far it is, what waits in its queue."""
     cli = Cli.of(ctx, as_json)
-    found = _call(cli, lambda subscriptions, queues: _look(subscriptions, queues, name))
-    write_json(as_dict(found), indent=2) if cli.json else write(as_text(found))
+
+    async def work(subscriptions: Subscriptions, queues: Queues) -> Overview | Unreadable:
+        found = await (await subscriptions.registry()).find(name)
+        return found if isinstance(found, Unreadable) else await _look(subscriptions, queues, name)
+
+    found = _call(cli, work)
+    if isinstance(found, Unreadable):
+        write_json(unreadable_dict(found), indent=2) if cli.json else write(unreadable_text(found))
+    else:
+        write_json(as_dict(found), indent=2) if cli.json else write(as_text(found))
 
 
 @app.command("pause", epilog=examples("purveyor subscription pause ox"))
@@ -319,17 +333,24 @@ def replay(
 
 
 @app.command("delete", epilog=examples("purveyor subscription delete ox --yes"))
-def delete(ctx: typer.Context, name: Name, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+def delete(
+    ctx: typer.Context,
+    name: Name,
+    yes: YesFlag = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also one that this program does not understand.", show_default=False)
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
     """Delete a subscription with all that waits in its queue."""
     confirm(f"Delete subscription {name} with all that waits in its queue?", yes=yes)
     cli = Cli.of(ctx, as_json)
     replicas = cli.settings().replicas
 
     async def work(subscriptions: Subscriptions, queues: Queues) -> None:
-        found = await (await subscriptions.registry()).get(name)
-        await subscriptions.delete(name)
+        incarnation = await subscriptions.delete(name, force=force)
         with credentials(queues, replicas) as known:
-            await known.remove(name, found.incarnation)
+            await known.remove(name, incarnation)
 
     _call(cli, work)
     write_json({"name": name, "deleted": True}) if cli.json else write(f"Deleted {name}")
@@ -373,7 +394,7 @@ def parse_scalar(text: str) -> Scalar:
     (3, 'it', '3')
     """
     try:
-        value = jsontext.load(text)
+        value = json_fields.load(text)
     except ValueError:
         return text
     return value if isinstance(value, str | int | float | bool) else text

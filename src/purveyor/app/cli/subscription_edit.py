@@ -27,8 +27,8 @@ from purveyor.app.cli.subscription_push import (
     chosen_secret,
 )
 from purveyor.app.cli.subscription_view import as_dict
-from purveyor.app.push_edge import PushEdge
-from purveyor.delivery.overview import Overview, look
+from purveyor.app.push_input import PushEdge
+from purveyor.delivery.subscription_status import Overview, look
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.client import Queues

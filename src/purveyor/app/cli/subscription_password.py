@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag
+from purveyor.app.cli.parsers import parse_duration
 from purveyor.app.cli.render import write, write_json
-from purveyor.app.cli.values import parse_duration
 from purveyor.app.settings import Settings
 from purveyor.delivery.credentials import Credentials
-from purveyor.delivery.hashing import Hasher
+from purveyor.delivery.password_hashing import Hasher
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.errors import InvalidInput, InvalidName
 from purveyor.queues.client import Queues
@@ -88,9 +88,15 @@ def password(
     keep: Annotated[
         str | None, typer.Option(metavar="DURATION", help="For so long the last password is valid as well.")
     ] = None,
+    keep_tokens: Annotated[
+        bool, typer.Option("--keep-tokens", help="Keep its tokens valid; without it, they end with the last password.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Give a subscription another password, or its first one: with it, it fetches its messages from the API."""
+    """Give a subscription another password, or its first one: with it, it fetches its messages from the API.
+
+    Its tokens end with the last password: at once, or after --keep. With --keep-tokens they stay valid.
+    """
     cli = Cli.of(ctx, as_json)
     given = chosen_password(password_file, ask=ask_password, generate=generate_password)
     if given is None:
@@ -102,7 +108,7 @@ def password(
     async def work(queues: Queues) -> None:
         found = await Subscriptions(queues, replicas=settings.replicas).get(name)
         with credentials(queues, settings.replicas) as known:
-            await known.set_password(name, found.incarnation, given.text, keep_seconds=seconds)
+            await known.set_password(name, found.incarnation, given.text, keep_seconds=seconds, keep_tokens=keep_tokens)
 
     cli.call(work)
     if cli.json:

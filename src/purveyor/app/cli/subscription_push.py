@@ -10,14 +10,20 @@ from typing import Annotated, Final
 
 import typer
 
+from purveyor.app.cli.parsers import parse_duration
 from purveyor.app.cli.subscription_password import read_first_line
-from purveyor.app.cli.values import parse_duration
-from purveyor.app.push_edge import GRACE, PushEdge
+from purveyor.app.push_input import GRACE, PushEdge
 from purveyor.delivery.push.signing import new_secret
+from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy, default_order
 from purveyor.model.errors import InvalidInput
-from purveyor.model.jsontext import Json
-from purveyor.model.policy import Delivery, OrderBy, RetryPolicy, default_order
-from purveyor.model.push import FROM_ENVIRONMENT, HIDDEN, AckCodes, AfterDeadLetter, PushFormat
+from purveyor.model.json_fields import Json
+from purveyor.model.push_config import (
+    FROM_ENVIRONMENT,
+    HIDDEN,
+    AckCodes,
+    AfterDeadLetter,
+    PushFormat,
+)
 from purveyor.model.subscription import Subscription
 
 DEFAULT_ATTEMPTS: Final = 5
@@ -66,13 +72,17 @@ SecretFile = Annotated[
     str | None, typer.Option("--secret-file", metavar="FILE|-", help="Sign with the secret in the file's first line.")
 ]
 SecretEnv = Annotated[
-    str | None, typer.Option("--secret-env", metavar="NAME", help="Sign with what the push worker has in a variable.")
+    str | None,
+    typer.Option(
+        "--secret-env", metavar="PURVEYOR_PUSH_SECRET_...", help="Sign with that variable of the push worker."
+    ),
 ]
 BearerFile = Annotated[
     str | None, typer.Option("--bearer-file", metavar="FILE|-", help="Send the token in the file's first line.")
 ]
 BearerEnv = Annotated[
-    str | None, typer.Option("--bearer-env", metavar="NAME", help="Send the token that the push worker has there.")
+    str | None,
+    typer.Option("--bearer-env", metavar="PURVEYOR_PUSH_SECRET_...", help="Send that variable of the push worker."),
 ]
 
 

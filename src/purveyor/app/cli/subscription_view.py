@@ -4,13 +4,14 @@ import json
 from datetime import UTC, datetime, timedelta
 
 from purveyor.app.cli.render import block, show_time
-from purveyor.delivery.overview import Overview
-from purveyor.delivery.push.troubles import Trouble
-from purveyor.model.done import Expired
-from purveyor.model.policy import DEFAULT_HIDDEN
-from purveyor.model.push import AfterDeadLetter
+from purveyor.delivery.push.push_problems import Trouble
+from purveyor.delivery.subscription_status import Overview
+from purveyor.model.ack_ranges import Expired
+from purveyor.model.delivery_policy import DEFAULT_HIDDEN
+from purveyor.model.push_config import AfterDeadLetter
+from purveyor.model.stored_record import UPGRADE
 from purveyor.model.subscription import Subscription
-from purveyor.queues.registry import PrefillState, Registered
+from purveyor.queues.registry import PrefillState, Registered, Suspension, Unreadable
 
 
 def condition(found: Registered, trouble: Trouble | None = None) -> str:
@@ -39,6 +40,31 @@ def registered_dict(found: Registered, trouble: Trouble | None = None) -> dict[s
     }
 
 
+def unreadable_dict(found: Unreadable) -> dict[str, object]:
+    """A subscription that this program does not understand, as JSON: what is known, and why it is no more."""
+    return {
+        "name": found.name,
+        "incarnation": found.incarnation,
+        "state": "unreadable",
+        "unreadable": found.reason,
+        "fix": UPGRADE,
+        "begin": found.begin,
+        "suspended": found.suspended.to_json() if found.suspended else None,
+    }
+
+
+def unreadable_text(found: Unreadable) -> str:
+    """The same for people."""
+    rows: list[tuple[str, object]] = [
+        ("State", "unreadable: this program does not serve it, and leaves it as it is"),
+        ("Because", found.reason),
+        ("What to do", UPGRADE),
+        ("Begins after", found.begin),
+        *_suspended_rows(found.suspended),
+    ]
+    return block(f"Subscription {found.name}", rows)
+
+
 def as_dict(found: Overview) -> dict[str, object]:
     """All about a subscription, as JSON."""
     waiting = {"main": found.main, "prefill": found.prefill, "retry": found.retry}
@@ -47,6 +73,7 @@ def as_dict(found: Overview) -> dict[str, object]:
         "position": found.position,
         "backlog": None if found.main is None else waiting,
         "expired": expired_dict(found.expired),
+        **({} if found.unreadable is None else {"unreadable": found.unreadable}),
     }
 
 
@@ -82,10 +109,15 @@ def as_text(found: Overview) -> str:
         rows.append(("Kept for", timedelta(seconds=record.definition.retention_seconds)))
     if found.expired.count:
         rows.append(("Expired", _expired_text(found.expired)))
-    if suspended is not None:
-        rows.append(("Suspended", f"at position {suspended.position}: {suspended.reason}"))
-        rows.append(("Since", suspended.at))
-    return block(f"Subscription {record.name}", rows)
+    if found.unreadable is not None:
+        rows.append(("Not understood", found.unreadable))
+    return block(f"Subscription {record.name}", [*rows, *_suspended_rows(suspended)])
+
+
+def _suspended_rows(suspended: Suspension | None) -> list[tuple[str, object]]:
+    if suspended is None:
+        return []
+    return [("Suspended", f"at position {suspended.position}: {suspended.reason}"), ("Since", suspended.at)]
 
 
 def push_rows(definition: Subscription) -> list[tuple[str, object]]:

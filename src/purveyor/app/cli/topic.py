@@ -6,13 +6,14 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.render import block, table, write, write_json
-from purveyor.app.cli.values import utc_now
-from purveyor.app.topics import Known, known_topics, topic_known
+from purveyor.app.cli.parsers import utc_now
+from purveyor.app.cli.render import block, note, table, write, write_json
+from purveyor.app.views.topic_view import Known, known_topics, topic_known
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.intake.schemas.store import Schemas
 from purveyor.model.errors import InvalidInput
-from purveyor.model.schema import Topic
+from purveyor.sources.schemas.cache import MOST_TOPICS
+from purveyor.sources.schemas.registry import Schemas
+from purveyor.sources.schemas.schema import Topic
 
 app = typer.Typer(
     help="Declare topics; see which there are and who asks for them.", rich_markup_mode=None, add_completion=False
@@ -27,6 +28,8 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """List the topics that were declared, or that an event was accepted for by the API or `purveyor publish`."""
     cli = Cli.of(ctx, as_json)
     found = _call(cli, known_topics)
+    if len(found) >= MOST_TOPICS:
+        note(f"the list is full: topics beyond {MOST_TOPICS} are delivered, but not listed; delete some to make room")
     if cli.json:
         write_json([each.to_json() for each in found], indent=2)
         return

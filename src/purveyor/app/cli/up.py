@@ -9,11 +9,12 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.render import write, write_json
-from purveyor.app.cli.text import safe
+from purveyor.app.cli.sanitize import safe
+from purveyor.app.private_files import private_umask, tighten
 from purveyor.app.settings import Settings
-from purveyor.app.up.keeper import LOG, News
-from purveyor.app.up.owner import owning
-from purveyor.app.up.parts import NATS, Wanted, parts
+from purveyor.app.up.data_dir_lock import owning
+from purveyor.app.up.managed_process import LOG, News
+from purveyor.app.up.processes import NATS, Wanted, parts
 from purveyor.app.up.supervisor import ALL, Supervisor
 
 app = typer.Typer(help="Run everything on this machine.", rich_markup_mode=None, add_completion=False)
@@ -54,6 +55,8 @@ def up(
         api=tuple(word for flag, value in flags.items() if value is not None for word in (flag, str(value))),
     )
     _check(settings)
+    ctx.with_resource(private_umask())
+    tighten(settings.data_dir)
     with owning(settings.data_dir.absolute()):
         if asyncio.run(_serve(wanted, Teller(json=cli.json))):
             raise typer.Exit(_INTERRUPTED)
@@ -116,7 +119,7 @@ def _check(settings: Settings) -> None:
     """What the parts would refuse, told before any of them is started."""
     # Here and not at the top: a help page needs nothing of the API.
     from purveyor.app.http.server import check_tls  # noqa: PLC0415
-    from purveyor.app.logins import check_logins  # noqa: PLC0415
+    from purveyor.app.static_logins import check_logins  # noqa: PLC0415
 
     check_tls(settings.api_tls_cert, settings.api_tls_key)
     check_logins(settings)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from purveyor.app.console.history import Series, rates
+from purveyor.app.console.time_series import Series, rates
 
 COLOURS: Final = ("#4f7df0", "#2f9e6b", "#e08a1e", "#d64545", "#8b6fd6")
 STEP_SECONDS: Final = 15.0

@@ -12,13 +12,13 @@ from typing import Protocol, TypeVar
 
 from starlette.types import ASGIApp
 
-from purveyor.app.console.gather import Gatherer
-from purveyor.app.console.login import Sessions
+from purveyor.app.console.collector import Gatherer
+from purveyor.app.console.sessions import Sessions
+from purveyor.app.http.authentication import Security
 from purveyor.app.http.context import Services
-from purveyor.app.http.security import Security
-from purveyor.app.push_edge import PushEdge
+from purveyor.app.push_input import PushEdge
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidConfig
-from purveyor.queues.address import Address
 from purveyor.queues.catalogue import DEFAULT_GROUP
 from purveyor.queues.client import Queues, connect
 
@@ -107,6 +107,6 @@ _taken = False
 
 
 def _build() -> "Callable[[Console], tuple[ASGIApp, contextlib.AbstractAsyncContextManager[object]]]":
-    from purveyor.app.console.mount import build  # noqa: PLC0415 - brings NiceGUI: see `door`
+    from purveyor.app.console.asgi_app import build  # noqa: PLC0415 - brings NiceGUI: see `door`
 
     return build

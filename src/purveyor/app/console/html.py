@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from purveyor.app.console.troubles import Level, Trouble
-from purveyor.app.console.words import HINTS
+from purveyor.app.console.alerts import Level, Trouble
+from purveyor.app.console.formatting import HINTS
 
 _LEVELS: Final = {Level.FINE: "fine", Level.NOTE: "note", Level.WARNING: "warning", Level.STUCK: "stuck"}
 _WORDS: Final = {Level.FINE: "fine", Level.NOTE: "under way", Level.WARNING: "look", Level.STUCK: "stuck"}

@@ -11,9 +11,9 @@ from typing import Final
 
 from aiohttp import web
 
-from purveyor.app.demo.ledger import Ledger
+from purveyor.app.demo.delivery_check import Ledger
 from purveyor.client import Consumer, ConsumerOptions
-from purveyor.client.messages import Message
+from purveyor.client.consumer_messages import Message
 
 _FAILS_EACH: Final = 10
 """The endpoint refuses every tenth request."""

@@ -17,9 +17,9 @@ from pydantic import TypeAdapter
 from starlette.types import ASGIApp
 
 from purveyor import __version__
+from purveyor.app.console.auth_middleware import Door
 from purveyor.app.console.console import Console, ConsoleOptions
-from purveyor.app.console.door import Door
-from purveyor.app.console.login import Sessions, admin_of
+from purveyor.app.console.sessions import Sessions, admin_of
 from purveyor.app.http import (
     dead_letters,
     events,
@@ -32,29 +32,30 @@ from purveyor.app.http import (
     tokens,
     topics,
 )
+from purveyor.app.http.auth_middleware import Guard
+from purveyor.app.http.authentication import Login, Security
 from purveyor.app.http.context import Services
-from purveyor.app.http.express import Express
-from purveyor.app.http.guard import Guard
-from purveyor.app.http.security import Login, Security
-from purveyor.app.push_edge import PushEdge
-from purveyor.app.telemetry.queues import QueueFigures
-from purveyor.delivery.credentials import Credentials
-from purveyor.delivery.dead_letters import DeadLetters
+from purveyor.app.http.fast_path import Express
+from purveyor.app.push_input import PushEdge
+from purveyor.app.telemetry.queue_metrics import QueueFigures
+from purveyor.delivery.credentials import Credentials, ended_session
+from purveyor.delivery.dead_letters.service import DeadLetters
 from purveyor.delivery.expiry import Expiry
-from purveyor.delivery.gate import Gate
-from purveyor.delivery.hashing import Hasher
+from purveyor.delivery.password_hashing import Hasher
 from purveyor.delivery.pull import Pull
+from purveyor.delivery.registration_cache import Gate
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.intake.events import EventIntake
-from purveyor.intake.schemas.book import Book
+from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError, ServerUnavailable, Unavailable
-from purveyor.queues.address import Address
 from purveyor.queues.client import Queues, connect
+from purveyor.sources.http_events import EventIntake
+from purveyor.sources.schemas.cache import Book
 
 _log = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 2.0
 _WATCH_SECONDS: Final = 5.0
+_SWEEP_SECONDS: Final = 3600.0
 _DESCRIPTION: Final = """Every change, to every subscriber, in order, once.
 
 Log in with HTTP Basic, or with a token: `Authorization: Bearer <token>`. A subscription logs in with its name. Every
@@ -162,9 +163,16 @@ class Api:
         if self._options.letters_kept is not None:
             await services.letters.keep(self._options.letters_kept)
         watched, read = asyncio.Event(), asyncio.Event()
-        following = asyncio.create_task(services.credentials.follow(self.security.forget, watched.set))
+
+        def begun() -> None:
+            watched.set()
+            if self.console is not None:
+                self.console.sessions.knows_all()
+
+        following = asyncio.create_task(services.credentials.follow(self._on_credential, begun))
         reading = asyncio.create_task(services.book.follow(read.set))
         expiring = asyncio.create_task(Expiry(services.subscriptions, services.pull).run())
+        sweeping = asyncio.create_task(_sweep(services.credentials))
         try:
             await _happens(watched, _WATCH_SECONDS)  # or logins that are right would be forgotten when it begins
             await _happens(read, _WATCH_SECONDS)  # no event is taken before the schemas are known
@@ -179,7 +187,8 @@ class Api:
             following.cancel()
             reading.cancel()
             expiring.cancel()
-            await asyncio.gather(following, reading, expiring, return_exceptions=True)
+            sweeping.cancel()
+            await asyncio.gather(following, reading, expiring, sweeping, return_exceptions=True)
             await services.book.close()
             services.intake.close()
             await services.letters.close()
@@ -196,6 +205,14 @@ class Api:
         if self._options.find_address() != queues.address:
             raise ServerUnavailable(f"the NATS server is no longer at {queues.address}")
 
+    def _on_credential(self, key: str | None) -> None:
+        """Check logins again whose password or token was changed, and take no session that was ended."""
+        session = None if key is None else ended_session(key)
+        if session is None:
+            self.security.forget(key)
+        elif self.console is not None:
+            self.console.sessions.end(session)
+
     def _on_connection(self, state: str) -> None:
         if state == "connected":
             self._options.on_state("connected", "again")
@@ -207,6 +224,16 @@ async def _happens(event: asyncio.Event, within_seconds: float) -> bool:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), within_seconds)
     return event.is_set()
+
+
+async def _sweep(credentials: Credentials) -> None:
+    """Remove tokens that have ended now and then, until cancelled."""
+    while True:
+        try:
+            await credentials.sweep()
+        except PurveyorError as error:
+            _log.warning("tokens that have ended are removed later: %s", error)
+        await asyncio.sleep(_SWEEP_SECONDS)
 
 
 def create_app(api: Api) -> ASGIApp:

@@ -9,19 +9,19 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
-from purveyor.app.http.guard import API, HEADERS, PRINCIPAL
+from purveyor.app.http.auth_middleware import API, HEADERS, PRINCIPAL
+from purveyor.app.http.authentication import Principal, Role, Security
 from purveyor.app.http.problems import Problem
-from purveyor.app.http.security import Principal, Role, Security
-from purveyor.app.push_edge import PushEdge
-from purveyor.app.telemetry.queues import QueueFigures
+from purveyor.app.push_input import PushEdge
+from purveyor.app.telemetry.queue_metrics import QueueFigures
 from purveyor.delivery.credentials import Credentials
-from purveyor.delivery.dead_letters import DeadLetters
-from purveyor.delivery.gate import Gate
+from purveyor.delivery.dead_letters.service import DeadLetters
 from purveyor.delivery.pull import Pull
+from purveyor.delivery.registration_cache import Gate
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.intake.events import EventIntake
-from purveyor.intake.schemas.book import Book
 from purveyor.queues.client import Queues
+from purveyor.sources.http_events import EventIntake
+from purveyor.sources.schemas.cache import Book
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

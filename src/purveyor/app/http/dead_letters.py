@@ -8,11 +8,11 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
+from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import Given
 from purveyor.app.http.problems import documented
-from purveyor.app.http.security import Role
-from purveyor.app.letter_view import report_json, summary, whole
-from purveyor.delivery.dead_letters import Choice, Report
+from purveyor.app.views.dead_letter_view import report_json, summary, whole
+from purveyor.delivery.dead_letters.service import Choice, Report
 from purveyor.model.errors import InvalidInput
 
 router = APIRouter(tags=["dead letters"])

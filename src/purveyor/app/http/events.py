@@ -9,17 +9,20 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from purveyor.app.http import context
+from purveyor.app.http.authentication import Principal, Role
 from purveyor.app.http.models import Accepted, AcceptedMany, EventBody
 from purveyor.app.http.problems import Problem, documented
-from purveyor.app.http.security import Principal, Role
-from purveyor.intake.events import MOST_AT_ONCE, Incoming, check_id, new_id, trace_of
-from purveyor.intake.schemas.rules import Rules
-from purveyor.model import jsontext, tracing
+from purveyor.model import json_fields, tracing
 from purveyor.model.errors import InvalidInput, SchemaMismatch
+from purveyor.model.json_limits import check_text
+from purveyor.sources.http_events import MOST_AT_ONCE, Incoming, trace_of
+from purveyor.sources.schemas.event_validator import Rules
 
 _log = logging.getLogger(__name__)
 router = APIRouter(tags=["events"])
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
+_LONGEST_KEY_BYTES: Final = 200
+"""Of an idempotency key: an event of many has it as its id, with its number behind it."""
 NDJSON: Final = "application/x-ndjson"
 _LARGE: Final = 64 << 10
 _ONE: Final = {"$ref": "#/components/schemas/EventBody"}
@@ -38,7 +41,7 @@ _BODY: Final[dict[str, Any]] = {
             "name": IDEMPOTENCY_KEY,
             "in": "header",
             "required": False,
-            "schema": {"type": "string", "maxLength": 200},
+            "schema": {"type": "string", "maxLength": _LONGEST_KEY_BYTES},
             "description": "By which a repetition of the request is known; an `id` in an event goes before it",
         }
     ],
@@ -68,8 +71,7 @@ async def publish(request: Request) -> Response:
     intake = services.intake
     data = await request.body()
     by_lines = request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON
-    key = request.headers.get(IDEMPOTENCY_KEY)
-    work = (data, by_lines, None if key is None else check_id(key), _Publisher(who, services.book.rules))
+    work = (data, by_lines, _idempotency_key(request), _Publisher(who, services.book.rules))
     # Reading megabytes of JSON takes long enough for others to notice.
     events, one = await asyncio.to_thread(_read, *work) if len(data) > _LARGE else _read(*work)
     trace = (trace_of(events[0]) if one else tracing.NONE) or tracing.carrier(request.headers.get)
@@ -89,6 +91,17 @@ async def publish(request: Request) -> Response:
     return context.as_json(answer, HTTPStatus.ACCEPTED)
 
 
+def _idempotency_key(request: Request) -> str | None:
+    given = request.headers.get(IDEMPOTENCY_KEY)
+    if given is None:
+        return None
+    try:
+        key = given.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"the header {IDEMPOTENCY_KEY} is not UTF-8", fix="use ASCII, or UTF-8") from None
+    return check_text(key, f"the header {IDEMPOTENCY_KEY}", _LONGEST_KEY_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class _Publisher:
     """Who sends events, and what they must be like at this moment."""
@@ -101,7 +114,7 @@ def _read(data: bytes, by_lines: bool, key: str | None, publisher: _Publisher) -
     """The events of a body, and whether it is a single one; checked, all of them."""
     if by_lines:
         lines = [line for line in data.splitlines() if line.strip()]
-        found: Any = [jsontext.parse(line, f"line {number}") for number, line in enumerate(lines, start=1)]
+        found: Any = [json_fields.parse(line, f"line {number}") for number, line in enumerate(lines, start=1)]
     else:
         found = _json(data)
     one = not isinstance(found, list)
@@ -127,18 +140,16 @@ def _read(data: bytes, by_lines: bool, key: str | None, publisher: _Publisher) -
 
 def _json(data: bytes) -> Any:
     try:
-        return jsontext.load(data)
+        return json_fields.load(data)
     except RecursionError:
         raise InvalidInput("the body is nested too deeply", fix="flatten it") from None
     except ValueError as error:
         raise InvalidInput(f"the body is not JSON: {error}", fix="send one event or an array of them") from None
 
 
-def _event(fields: Any, default_id: str, publisher: _Publisher) -> Incoming:
-    rest = dict(jsontext.mapping(fields, "event"))
-    identity = rest.pop("id", None)
+def _event(fields: Any, default_id: str | None, publisher: _Publisher) -> Incoming:
     who = publisher.who
-    realm = rest.get("realm")
+    realm = json_fields.mapping(fields, "event").get("realm")
     # First of all: the schemas of realms that are not its own are none of its business.
     if who.realms is not None and isinstance(realm, str) and realm not in who.realms:
         raise Problem(
@@ -146,11 +157,9 @@ def _event(fields: Any, default_id: str, publisher: _Publisher) -> Incoming:
             f"{who.login!r} may not publish into the realm {realm!r}",
             f"its realms are {', '.join(sorted(who.realms)) or 'none'}",
         )
-    return Incoming(publisher.rules.read(rest), default_id if identity is None else check_id(identity))
+    return Incoming.read(fields, publisher.rules, default_id)
 
 
-def _id(key: str | None, number: int | None) -> str:
+def _id(key: str | None, number: int | None) -> str | None:
     """With a key every event of a request has an id that a repetition repeats."""
-    if key is None:
-        return new_id()
-    return key if number is None else f"{key}:{number}"
+    return key if key is None or number is None else f"{key}:{number}"

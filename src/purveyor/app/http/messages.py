@@ -7,10 +7,12 @@ sequence and the count of deliveries set in.
 import asyncio
 import base64
 import logging
+import re
 from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar, assert_never
 
+import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from purveyor.app.http import context
@@ -25,10 +27,11 @@ from purveyor.app.http.models import (
     Wait,
 )
 from purveyor.app.http.problems import documented
-from purveyor.delivery.pull import DEFAULT_INSTANCE, Delivered
-from purveyor.model import jsontext, tracing
-from purveyor.model.jsontext import Json
-from purveyor.queues.headers import EVENT_ID, first
+from purveyor.delivery.pull import DEFAULT_INSTANCE, Delivered, Pull
+from purveyor.jetstream.headers import EVENT_ID, first
+from purveyor.model import json_fields, tracing
+from purveyor.model.errors import WindowFull, describe
+from purveyor.model.json_fields import Json
 
 router = APIRouter(prefix="/v1/subscriptions/{name}/messages", tags=["messages"])
 INSTANCE: Final = "X-Consumer-Instance"
@@ -36,12 +39,22 @@ _INSTANCE: Final = INSTANCE.lower().encode()
 _log = logging.getLogger(__name__)
 _SOON_SECONDS: Final = 0.05
 _SEQUENCE: Final = Path(ge=0, lt=1 << 63)
+_LONGEST_NUMBER: Final = 4300
+_HUGE_NUMBER: Final = re.compile(rb"[0-9]{%d}" % (_LONGEST_NUMBER + 1))
+"""What clients in Python refuse to read."""
 _ERRORS: Final = (
     HTTPStatus.NOT_FOUND,
     HTTPStatus.CONFLICT,
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
 T = TypeVar("T")
+
+
+class _Object(msgspec.Struct):
+    """Any JSON object: its fields are checked, and not kept."""
+
+
+_check_object: Final = msgspec.json.Decoder(_Object).decode
 
 
 @router.get("/next", response_model=MessageBody | None, responses=documented(*_ERRORS))
@@ -54,21 +67,36 @@ async def next_message(
     """The next message, waited for up to `timeout` seconds; null if there is none. For: the subscription.
 
     It is the oldest one that is not acknowledged, the same again until it is. With `pop` it counts as acknowledged
-    when it is sent. 409: the prefill failed, and nothing comes until somebody acts.
+    when it is sent. 409: the prefill failed, and nothing comes until somebody acts. 429: as many messages are leased or
+    wait for a retry as may be.
     """
     context.require_owner(request, name)
     pull = context.services(request).pull
     instance = _instance(request)
-    found = await pull.next(name, instance, pop=pop)  # most find something: those who wait pay for what waiting takes
-    if found is None and timeout > 0:
-        found = await _wait(request, pull.next(name, instance, timeout=timeout, pop=pop, looked=True), None, timeout)
-    if found is None:
-        return context.Raw(b"null")
+    while True:
+        try:  # most find something: who waits pays for what waiting takes
+            found = await pull.next(name, instance, pop=pop)
+        except WindowFull:
+            if timeout <= 0:
+                raise
+            found = None
+        if found is None and timeout > 0:
+            asking = pull.next(name, instance, timeout=timeout, pop=pop, looked=True)
+            found = await _wait(request, asking, None, timeout)
+        if found is None:
+            return context.Raw(b"null")
+        try:
+            return _one(name, found)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the messages behind it are not concerned
+            await _set_aside(pull, name, found, error)
+
+
+def _one(name: str, found: Delivered) -> Response:
     headers = [] if found.until is None else [(b"purveyor-lease-until", found.until.isoformat().encode())]
     if found.position is not None:
         headers.append((b"purveyor-position", b"%d" % found.position))
     identity = first(found.headers, EVENT_ID)
-    if identity is not None and identity.isascii():
+    if identity and identity.isascii() and identity.isprintable():
         headers.append((b"purveyor-id", identity.encode()))
     headers += [(key.encode(), value.encode("latin-1")) for key, value in _traced(name, found).items()]
     return context.Raw(message_json(found, {}), *headers)
@@ -78,19 +106,33 @@ async def next_message(
 async def lease(request: Request, name: str, given: LeaseRequest) -> Response:
     """Up to `max` messages at once, for the time of a lease. For: the subscription.
 
-    Each is given to nobody else until it is acknowledged, given back, or its lease has run out.
+    Each is given to nobody else until it is acknowledged, given back, or its lease has run out. Large messages: fewer
+    than `max`, at most 32 MB or one message. 429: as many messages are leased or wait for a retry as may be.
     """
     context.require_owner(request, name)
-    asking = context.services(request).pull.lease(
-        name, given.instance or _instance(request), given.max, given.lease_seconds, given.timeout
-    )
-    found = await _wait(request, asking, [], given.timeout)
-    traces = [tracing.of_headers(each.headers) for each in found]
-    if found and tracing.enabled():
-        with tracing.span("deliver", links=[each for each in traces if each][: tracing.MOST_LINKS], subscription=name):
-            pass
-    parts = [message_json(each, {**_about_lease(each), **trace}) for each, trace in zip(found, traces, strict=True)]
+    pull, instance = context.services(request).pull, given.instance or _instance(request)
+    parts: list[bytes] = []
+    while not parts:
+        asking = pull.lease(name, instance, given.max, given.lease_seconds, given.timeout)
+        found = await _wait(request, asking, [], given.timeout)
+        if not found:
+            break
+        if tracing.enabled():
+            traces = [trace for each in found if (trace := tracing.of_headers(each.headers))]
+            with tracing.span("deliver", links=traces[: tracing.MOST_LINKS], subscription=name):
+                pass
+        for each in found:
+            try:
+                parts.append(message_json(each, {**_about_lease(each), **tracing.of_headers(each.headers)}))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other messages are not concerned
+                await _set_aside(pull, name, each, error)
     return Response(b'{"messages":[' + b",".join(parts) + b"]}", media_type="application/json")
+
+
+async def _set_aside(pull: Pull, name: str, message: Delivered, error: Exception) -> None:
+    """Park a message of which no answer can be made."""
+    _log.error("message %d of subscription %s becomes a dead letter", message.sequence, name, exc_info=error)
+    await pull.set_aside(name, message, f"it cannot be handed out: {describe(error)}")
 
 
 @router.patch("/{sequence}/status", response_model=Extended | None, responses=documented(*_ERRORS))
@@ -141,15 +183,29 @@ async def tell_status_of_many(request: Request, name: str, given: BulkReport) ->
 
 
 def message_json(message: Delivered, more: Json) -> bytes:
-    """A message with what the delivery adds. What is no JSON object, written by hand say, is shown as it is."""
+    """A message with what the delivery adds. What is no JSON object, written by hand say, is given in base64."""
     added = b'"sequence_number":%d,"num_delivered":%d}' % (message.sequence, message.num_delivered)
     if more:
-        added = jsontext.dump(more)[1:-1] + b"," + added
+        added = json_fields.dump(more)[1:-1] + b"," + added
     body = message.data.strip()
-    if not body.startswith(b"{") or not body.endswith(b"}"):
-        body = jsontext.dump({"raw": base64.b64encode(message.data).decode()})
+    if not _is_object(body):
+        body = json_fields.dump({"raw": base64.b64encode(message.data).decode()})
     inner = body[1:-1].strip()
     return b"{" + inner + (b"," if inner else b"") + added
+
+
+def _is_object(body: bytes) -> bool:
+    """Whether it is a JSON object that clients can read; one broken body would make an answer of many unreadable."""
+    try:
+        if not body.isascii():
+            body.decode()
+        _check_object(body)
+    except (ValueError, RecursionError):
+        try:  # this parser knows half surrogates, which other ones refuse
+            return isinstance(json_fields.load(body.decode()), dict)
+        except (ValueError, RecursionError):
+            return False
+    return len(body) < _LONGEST_NUMBER or _HUGE_NUMBER.search(body) is None
 
 
 def _about_lease(message: Delivered) -> Json:

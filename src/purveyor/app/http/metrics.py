@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from purveyor.app.http import context
-from purveyor.app.telemetry.page import CONTENT_TYPE, render
-from purveyor.app.telemetry.queues import server_up
+from purveyor.app.telemetry.prometheus import CONTENT_TYPE, render
+from purveyor.app.telemetry.queue_metrics import server_up
 from purveyor.model.errors import Unavailable
 
 router = APIRouter(tags=["health"])

@@ -7,27 +7,30 @@ there are rules.
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from purveyor.app.http.push_models import PushBody, PushShown, TroubleBody
-from purveyor.app.push_edge import PushEdge
+from purveyor.app.push_input import PushEdge
 from purveyor.delivery.pull import LONGEST_WAIT_SECONDS
 from purveyor.delivery.pull import MOST_AT_ONCE as MOST_LEASED
-from purveyor.model.control import Place
-from purveyor.model.done import Expired
-from purveyor.model.jsontext import Json
-from purveyor.model.policy import (
+from purveyor.model.ack_ranges import Expired
+from purveyor.model.control_events import Place
+from purveyor.model.delivery_policy import (
     LONGEST_DELAY_SECONDS,
     LONGEST_LEASE_SECONDS,
     LONGEST_RETENTION_SECONDS,
     SHORTEST_RETENTION_SECONDS,
     Delivery,
 )
+from purveyor.model.errors import InvalidInput
+from purveyor.model.json_fields import Json
+from purveyor.model.json_limits import check_halves, check_json
 from purveyor.model.registration import PrefillStatus, RecordState
 from purveyor.model.subscription import RealmTopic, Subscription, read_topics
-from purveyor.queues.registry import Registered
+from purveyor.queues.registry import Registered, Unreadable
 
 _NAME_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
+_MOST_LEVELS = 1000
 LONGEST_PASSWORD = 1024
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_DELAY_SECONDS, allow_inf_nan=False)]
@@ -54,6 +57,17 @@ class Given(BaseModel):
     """The body of a request: a field that nobody knows is a mistake."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_values(cls, given: object) -> object:
+        """Refuse what has no place in JSON or UTF-8, wherever it is: half of a character, NaN, a number of no end."""
+        try:
+            check_json(given, "it", most_levels=_MOST_LEVELS)
+            check_halves(given, "it")
+        except InvalidInput as error:
+            raise ValueError(error.message) from None
+        return given
 
 
 class ProblemBody(BaseModel):
@@ -150,6 +164,9 @@ class SubscriptionChange(Options):
     paused: bool | None = None
     password: Password | None = None
     password_grace_seconds: Seconds = Field(default=0, description="for so long the last password is valid as well")
+    keep_tokens: bool = Field(
+        default=False, description="with a password: tokens stay valid, and do not end with the last"
+    )
 
     @property
     def options(self) -> Json:
@@ -211,7 +228,13 @@ class SubscriptionBody(BaseModel):
     expired: ExpiredBody | None = Field(default=None, description="what nobody acknowledged in time")
     paused: bool | None = Field(default=None, description="true: nothing is handed out at present")
     pause_reason: str | None = Field(default=None, description="why, if it was not a person who paused it")
-    suspended: dict[str, Any] | None = Field(default=None, description="its queue refuses messages: where and why")
+    suspended: dict[str, Any] | None = Field(
+        default=None, description="nothing is written to its queue: from where on, and why"
+    )
+    unreadable: str | None = Field(
+        default=None,
+        description="why this API does not understand it, and does not serve it",
+    )
 
 
 def subscription_json(found: Registered, expired: Expired | None = None) -> Json:
@@ -230,6 +253,18 @@ def subscription_json(found: Registered, expired: Expired | None = None) -> Json
     if found.suspended is not None:
         body["suspended"] = found.suspended.to_json()
     return body
+
+
+def unreadable_json(found: Unreadable) -> Json:
+    """A subscription that is not understood, as `SubscriptionBody` describes it."""
+    body: Json = {
+        "name": found.name,
+        "realms_topics": [],
+        "request_prefill": False,
+        "prefill_queue_status": PrefillStatus.PENDING.value,
+        "unreadable": found.reason,
+    }
+    return body if found.suspended is None else {**body, "suspended": found.suspended.to_json()}
 
 
 def prefill_status(found: Registered) -> PrefillStatus:

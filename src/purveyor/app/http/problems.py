@@ -4,6 +4,7 @@ Which status an error of ours has is decided by its type, here and nowhere else.
 with `Retry-After`; a 500 would be a defect of ours.
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -11,11 +12,11 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from purveyor.app.http.models import ProblemBody
-from purveyor.intake.events import TooLarge
 from purveyor.model.errors import (
     DataLost,
     InvalidInput,
@@ -29,14 +30,19 @@ from purveyor.model.errors import (
     SchemaMismatch,
     SetupError,
     Unavailable,
+    UnreadableRecord,
+    WindowFull,
     WrongRevision,
 )
+from purveyor.sources.http_events import TooLarge
 
 OF_EVERY_ROUTE: Final = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,
+    HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
 """What every request that needs a login may be answered."""
@@ -44,6 +50,8 @@ OF_PATHS_WITH_NAMES: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENT
 """And where the path names something: it is not there, or cannot be."""
 MEDIA_TYPE: Final = "application/problem+json"
 _AGAIN_SECONDS: Final = 1
+_UPGRADE_SECONDS: Final = 30
+"""When to ask again for what only an upgraded program understands."""
 _log = logging.getLogger(__name__)
 
 _STATUS: Final[Sequence[tuple[type[PurveyorError], HTTPStatus]]] = (
@@ -54,10 +62,12 @@ _STATUS: Final[Sequence[tuple[type[PurveyorError], HTTPStatus]]] = (
     (PublishRefused, HTTPStatus.SERVICE_UNAVAILABLE),
     (PermissionDenied, HTTPStatus.SERVICE_UNAVAILABLE),
     (WrongRevision, HTTPStatus.SERVICE_UNAVAILABLE),
+    (WindowFull, HTTPStatus.TOO_MANY_REQUESTS),
     (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
     (OutcomeUnknown, HTTPStatus.SERVICE_UNAVAILABLE),
     (MigrationNeeded, HTTPStatus.SERVICE_UNAVAILABLE),
     (SetupError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (UnreadableRecord, HTTPStatus.SERVICE_UNAVAILABLE),
     (Refused, HTTPStatus.CONFLICT),
     (DataLost, HTTPStatus.GONE),
 )
@@ -87,13 +97,24 @@ def answer_to(error: Exception) -> Response:
             _log.error("no status is known for %r", error)
         mistakes = error.mistakes if isinstance(error, SchemaMismatch) else ()
         errors = [{"where": where, "what": what} for where, what in mistakes]
-        return _answer(status, error.message, error.fix, errors=errors)
+        again = {"Retry-After": str(_UPGRADE_SECONDS)} if isinstance(error, UnreadableRecord) else None
+        return _answer(status, error.message, error.fix, headers=again, errors=errors)
     if isinstance(error, HTTPException):
         if error.status_code == HTTPStatus.BAD_REQUEST:  # FastAPI's, for a body that is not even text
             return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, "the body cannot be read", "send JSON in UTF-8")
         return _answer(HTTPStatus(error.status_code), str(error.detail), _common_fix(error), headers=error.headers)
+    if isinstance(error, ClientDisconnect):  # for the count alone: the client reads no answer any more
+        return _answer(HTTPStatus.REQUEST_TIMEOUT, "the body of the request is not complete", "send all of it")
     _log.error("a request failed for no reason that is known", exc_info=error)
     return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, "this should not have happened", "the log of the API tells more")
+
+
+def written(status: HTTPStatus, detail: str, fix: str) -> bytes:
+    """Return an answer as it goes over the wire, for what is refused before a request is complete."""
+    answer = _answer(status, detail, fix, headers={"connection": "close"})
+    lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
+    lines += [name + b": " + value for name, value in answer.raw_headers]
+    return b"\r\n".join([*lines, b"", bytes(answer.body)])
 
 
 def install(app: FastAPI) -> None:
@@ -116,6 +137,7 @@ def install(app: FastAPI) -> None:
 
     app.add_exception_handler(PurveyorError, on_error)
     app.add_exception_handler(HTTPException, on_error)
+    app.add_exception_handler(ClientDisconnect, on_error)
     app.add_exception_handler(Exception, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
 
@@ -138,9 +160,10 @@ def _answer(
     if errors:
         body["errors"] = errors
     given = dict(headers or {})
-    if status is HTTPStatus.SERVICE_UNAVAILABLE:
+    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
         given.setdefault("Retry-After", str(_AGAIN_SECONDS))
-    return JSONResponse(body, status, given, MEDIA_TYPE)
+    data = json.dumps(body, separators=(",", ":")).encode()  # in ASCII: whatever a message quotes can be sent
+    return Response(data, status, given, MEDIA_TYPE)
 
 
 def _one(error: Mapping[str, Any]) -> dict[str, str]:

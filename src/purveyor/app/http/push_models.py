@@ -4,9 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from purveyor.model.jsontext import Json
-from purveyor.model.policy import LONGEST_DELAY_SECONDS
-from purveyor.model.push import LONGEST_ACK_DEADLINE_SECONDS, MOST_ENDPOINTS, SHORTEST_ACK_DEADLINE_SECONDS
+from purveyor.model.delivery_policy import LONGEST_DELAY_SECONDS
+from purveyor.model.json_fields import Json
+from purveyor.model.push_config import (
+    LONGEST_ACK_DEADLINE_SECONDS,
+    MOST_ENDPOINTS,
+    SHORTEST_ACK_DEADLINE_SECONDS,
+)
 
 _LONGEST_URL = 2000
 _LONGEST_SECRET = 2000
@@ -19,7 +23,10 @@ Grace = Annotated[float, Field(ge=0, le=LONGEST_DELAY_SECONDS, allow_inf_nan=Fal
 
 
 class PushBody(BaseModel):
-    """Where and how messages are pushed: to one `endpoint`, or to several `endpoints` that share them."""
+    """Where and how messages are pushed: to one `endpoint`, or to several `endpoints` that share them.
+
+    A change that leads to another host (scheme, host or port) gives `secret` and `bearer_token` again.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,11 +40,14 @@ class PushBody(BaseModel):
     after_dead_letter: Literal["continue", "park_key"] | None = Field(
         default=None, description="park_key: later messages of the same key are parked with one that is given up"
     )
-    secret: GivenSecret | None = Field(default=None, description="to sign with: whsec_..., or env:NAME")
+    secret: GivenSecret | None = Field(
+        default=None,
+        description="to sign with: whsec_..., or env:PURVEYOR_PUSH_SECRET_..., a variable of the push worker",
+    )
     secret_grace_seconds: Grace | None = Field(
         default=None, description="for so long the last secret signs as well; default: a day"
     )
-    bearer_token: GivenSecret | None = Field(default=None, description="the token, or env:NAME")
+    bearer_token: GivenSecret | None = Field(default=None, description="the token, or env:PURVEYOR_PUSH_SECRET_...")
 
     def settings(self) -> Json:
         """What was given, secrets as they are: for `PushEdge` alone."""

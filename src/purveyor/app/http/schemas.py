@@ -7,15 +7,15 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
+from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import Given, TopicBody
 from purveyor.app.http.problems import documented
-from purveyor.app.http.security import Role
-from purveyor.app.schemas import judge, schema_json
-from purveyor.intake.schemas.store import NewSchema, Schemas
+from purveyor.app.views.schema_view import judge, part_for, schema_json
 from purveyor.model.errors import InvalidInput
-from purveyor.model.jsontext import Json
-from purveyor.model.schema import Compatibility, Encoding, SchemaType
+from purveyor.model.json_fields import Json
 from purveyor.model.subscription import RealmTopic, read_topics
+from purveyor.sources.schemas.registry import NewSchema, Schemas, no_schema, revision_problems
+from purveyor.sources.schemas.schema import Compatibility, Encoding, Schema, SchemaType
 
 router = APIRouter(prefix="/v1/schemas", tags=["schemas"])
 READERS: Final = (Role.ADMIN, Role.EVENTS)
@@ -131,9 +131,11 @@ class SchemaBody(BaseModel):
 
 @router.get("", response_model=list[SchemaBody], responses=documented())
 async def list_schemas(request: Request) -> Response:
-    """All schemas. For: admin, events."""
-    found = (await _looking(request).list()).schemas
-    return context.as_json([schema_json(found[name]) for name in sorted(found)])
+    """All schemas. For: admin, events; a login that is bound to realms sees theirs only, with its own topics."""
+    who = context.require_one_of(request, READERS)
+    found = (await _schemas(request).list()).schemas
+    seen = [part for name in sorted(found) if (part := part_for(found[name], who.realms)) is not None]
+    return context.as_json([schema_json(schema) for schema in seen])
 
 
 @router.post(
@@ -158,7 +160,7 @@ async def add_schema(request: Request, given: NewSchemaBody) -> Response:
 @router.get("/{name}", response_model=SchemaBody, responses=documented(HTTPStatus.NOT_FOUND))
 async def get_schema(request: Request, name: str) -> Response:
     """A schema with the revision in force. For: admin, events."""
-    return context.as_json(schema_json(await _looking(request).get(name)))
+    return context.as_json(schema_json(await _look(request, name)))
 
 
 @router.patch("/{name}", response_model=SchemaBody, responses=documented(HTTPStatus.NOT_FOUND))
@@ -199,7 +201,7 @@ async def commit_revision(request: Request, name: str, given: NewRevision) -> Re
 @router.get("/{name}/revisions", response_model=list[RevisionBody], responses=documented(HTTPStatus.NOT_FOUND))
 async def list_revisions(request: Request, name: str) -> Response:
     """All revisions of a schema, the oldest first. For: admin, events."""
-    return context.as_json([each.to_json() for each in (await _looking(request).get(name)).revisions])
+    return context.as_json([each.to_json() for each in (await _look(request, name)).revisions])
 
 
 @router.delete("/{name}/revisions/{number}", responses=documented(HTTPStatus.NOT_FOUND))
@@ -226,26 +228,34 @@ async def roll_back(request: Request, name: str, given: Rollback) -> Response:
 )
 async def check(request: Request, name: str, given: Question) -> Response:
     """Would this be the next revision, or would this object be accepted? Nothing is changed. For: admin, events."""
-    schemas = _looking(request)
-    schema = await schemas.get(name)
+    schema = await _look(request, name)
     if (given.definition is None) == (given.object is None):
         raise InvalidInput("neither a definition nor an object, or both", fix="give one of them")
-    if given.definition is not None:
-        problems = list(schemas.problems(schema, given.definition))
+    definition = given.definition
+    if definition is not None:
+        found = await _schemas(request).check(lambda: list(revision_problems(schema, definition)))
     else:
-        problems = judge(schema, given.object)
-    return context.as_json({"ok": not problems, "problems": problems})
+        found = await _schemas(request).check(lambda: judge(schema, given.object))
+    return context.as_json({"ok": not found, "problems": found})
 
 
 def _topics(given: list[TopicBody]) -> tuple[RealmTopic, ...]:
     return read_topics({"realms_topics": [each.model_dump() for each in given]}, "realms_topics")
 
 
-def _looking(request: Request) -> Schemas:
-    context.require_one_of(request, READERS)
-    return context.services(request).book.schemas
+async def _look(request: Request, name: str) -> Schema:
+    """A schema as this login sees it; one of other realms is as if it were not there."""
+    who = context.require_one_of(request, READERS)
+    found = part_for(await _schemas(request).get(name), who.realms)
+    if found is None:
+        raise no_schema(name)
+    return found
 
 
 def _changing(request: Request) -> Schemas:
     context.require_role(request, Role.ADMIN)
+    return _schemas(request)
+
+
+def _schemas(request: Request) -> Schemas:
     return context.services(request).book.schemas

@@ -1,14 +1,14 @@
 """Routes of subscriptions: add, list, look at, change, delete, replay, and the state of a prefill."""
 
-import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from purveyor.app.http import context
+from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import (
     NewSubscription,
     PrefillReport,
@@ -17,33 +17,37 @@ from purveyor.app.http.models import (
     SubscriptionBody,
     SubscriptionChange,
     subscription_json,
+    unreadable_json,
 )
 from purveyor.app.http.problems import documented
-from purveyor.app.http.security import Role
 from purveyor.delivery import prefill_status
-from purveyor.delivery.push.troubles import Trouble, troubles_of
+from purveyor.delivery.push.push_problems import Trouble, troubles_of
 from purveyor.model import tracing
-from purveyor.model.errors import InvalidName
-from purveyor.model.jsontext import Json
+from purveyor.model.errors import InvalidName, UnreadableRecord
+from purveyor.model.json_fields import Json
 from purveyor.model.registration import PrefillStatus, RecordState
 from purveyor.model.tracing import Carrier
 from purveyor.queues.registry import Registered
 
 router = APIRouter(prefix="/v1/subscriptions", tags=["subscriptions"])
-_log = logging.getLogger(__name__)
+Force = Annotated[bool, Query(description="also one that this API does not understand")]
 _CHANGED: dict[str, Any] = {"response_model": SubscriptionBody, "response_model_exclude_unset": True}
 
 
 @router.get("", responses=documented(), response_model=list[SubscriptionBody])
 async def list_subscriptions(request: Request) -> Response:
-    """All subscriptions. For: admin."""
+    """All subscriptions. For: admin.
+
+    One that this API does not understand, because a newer one wrote it, has `unreadable` with the reason, and none of
+    what it asked for.
+    """
     context.require_role(request, Role.ADMIN)
     snapshot = await context.services(request).subscriptions.list()
-    for name, reason in snapshot.unreadable.items():
-        _log.warning("subscription %s cannot be read: %s", name, reason)
     found = [each for each in snapshot.subscriptions.values() if each.record.state is not RecordState.DELETING]
     troubles = await troubles_of(context.services(request).queues, found)
-    return context.as_json([{**subscription_json(each), **_trouble(each, troubles)} for each in found])
+    bodies = [{**subscription_json(each), **_trouble(each, troubles)} for each in found]
+    bodies += [unreadable_json(each) for each in snapshot.unreadable.values() if not each.deleting]
+    return context.as_json(sorted(bodies, key=lambda body: str(body["name"])))
 
 
 @router.post(
@@ -95,10 +99,17 @@ async def get_subscription(request: Request, name: str) -> Response:
     **_CHANGED,
 )
 async def change_subscription(request: Request, name: str, given: SubscriptionChange) -> Response:
-    """Change options, pause or resume, set another password. For: admin; the last two also for the subscription."""
+    """Change options, pause or resume, set another password. For: admin; the last two also for the subscription.
+
+    A new password ends the tokens of the subscription, with the last password if that stays valid for a while; unless
+    `keep_tokens` is true. A subscription sets it with its current password: what ends by itself must not become
+    permanent.
+    """
     who = context.require_owner_or_admin(request, name)
     if given.options and not who.is_admin:
         raise context.forbidden(who, f"an administrator, to change {', '.join(given.options)}")
+    if given.password is not None and not who.is_admin and not who.proof.is_current_password:
+        raise context.forbidden(who, "the current password, and no token or former password, to set another one")
     services = context.services(request)
     found = await services.subscriptions.get(name)
     if given.options:
@@ -113,6 +124,7 @@ async def change_subscription(request: Request, name: str, given: SubscriptionCh
             found.incarnation,
             given.password.get_secret_value(),
             keep_seconds=given.password_grace_seconds,
+            keep_tokens=given.keep_tokens,
         )
         # Told at once to this process too: the answer 200 means that the old one is not accepted here any more.
         context.security(request).forget_password(name)
@@ -121,12 +133,11 @@ async def change_subscription(request: Request, name: str, given: SubscriptionCh
 
 
 @router.delete("/{name}", responses=documented(HTTPStatus.NOT_FOUND))
-async def delete_subscription(request: Request, name: str) -> None:
+async def delete_subscription(request: Request, name: str, force: Force = False) -> None:
     """End a subscription, with all that waits in its queue. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
     services = context.services(request)
-    incarnation = (await (await services.subscriptions.registry()).get(name)).incarnation
-    await services.subscriptions.delete(name)
+    incarnation = await services.subscriptions.delete(name, force=force)
     services.pull.forget(name)
     services.gate.forget(name)
     await services.credentials.remove(name, incarnation)
@@ -157,7 +168,10 @@ async def tell_prefill(request: Request, name: str, given: PrefillReport) -> Non
     ),
 )
 async def replay(request: Request, name: str, given: ReplayRequest) -> Json:
-    """Write events of the past to its queue again, those that fit. For: the subscription, admin."""
+    """Write events of the past to its queue again, those that fit. For: the subscription, admin.
+
+    409: a replay of this subscription waits already; `detail` names its job. Ask again when it has begun.
+    """
     context.require_owner_or_admin(request, name)
     begin, end = given.places()
     with _traced(request, name):
@@ -176,7 +190,10 @@ async def _body(request: Request, name: str) -> Json:
     trouble = _trouble(found, await troubles_of(services.queues, [found]))
     if found.record.definition.retention_seconds is None:
         return {**subscription_json(found), **trouble}
-    book = await (await services.subscriptions.registry()).book(found)
+    try:
+        book = await (await services.subscriptions.registry()).book(found)
+    except UnreadableRecord as error:
+        return {**subscription_json(found), **trouble, "unreadable": error.message}
     return {**subscription_json(found, None if book is None else book.expired), **trouble}
 
 

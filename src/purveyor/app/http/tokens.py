@@ -1,6 +1,10 @@
-"""Routes of tokens: another way to log in, several at once for a login, so that they can be exchanged one by one."""
+"""Routes of tokens: another way to log in, several at once for a login, so that they can be exchanged one by one.
 
-from datetime import datetime
+What is valid for a while makes nothing that is valid for longer: a token that is made with a token ends with that one,
+and a password that is valid for a while beside a new one makes no tokens.
+"""
+
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
 
@@ -8,10 +12,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from purveyor.app.http import context
+from purveyor.app.http.authentication import Principal, Proof
 from purveyor.app.http.models import Given
-from purveyor.app.http.problems import documented
-from purveyor.app.http.security import Principal
-from purveyor.delivery.credentials import Token
+from purveyor.app.http.problems import Problem, documented
+from purveyor.delivery.tokens import Token, TokenOptions
+from purveyor.model.errors import InvalidInput
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
@@ -50,17 +55,26 @@ async def list_tokens(request: Request, login: str | None = None) -> list[TokenB
 @router.post(
     "",
     status_code=HTTPStatus.CREATED,
-    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def make_token(request: Request, given: NewToken) -> MadeToken:
     """Make a token: `Authorization: Bearer <token>` logs in like the password. It is shown this once.
 
-    For: every login.
+    One that is made with a token ends with that token. 409: the login has 100 tokens. For: every login.
     """
     whose, incarnation = await _whose(request, given.login)
-    token, text = await context.services(request).credentials.add_token(
-        whose, incarnation, label=given.label, seconds=given.expires_in_seconds
+    who = context.principal(request)
+    _check(who.proof, given.expires_in_seconds)
+    own = context.security(request).login(whose)
+    options = TokenOptions(
+        label=given.label,
+        seconds=given.expires_in_seconds,
+        until=who.proof.until,
+        generation=who.proof.generation if whose == who.login else None,
+        parent=who.proof.token,
+        password=None if own is None else own.password,
     )
+    token, text = await context.services(request).credentials.add_token(whose, incarnation, options)
     return MadeToken(**_body(token).model_dump(), token=text)
 
 
@@ -69,10 +83,13 @@ async def make_token(request: Request, given: NewToken) -> MadeToken:
     responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def end_token(request: Request, token_id: str, login: str | None = None) -> None:
-    """End a token: nobody logs in with it any more. For: every login, its own ones."""
+    """End a token, and those that were made with it: nobody logs in with them any more.
+
+    For: every login, its own ones.
+    """
     whose, _ = await _whose(request, login)
-    await context.services(request).credentials.remove_token(whose, token_id)
-    context.security(request).forget_token(token_id)
+    for ended in await context.services(request).credentials.remove_token(whose, token_id):
+        context.security(request).forget_token(ended)
 
 
 async def _whose(request: Request, login: str | None) -> tuple[str, str | None]:
@@ -85,6 +102,30 @@ async def _whose(request: Request, login: str | None) -> tuple[str, str | None]:
     if context.security(request).is_reserved(login):
         return login, None
     return login, (await context.services(request).subscriptions.get(login)).incarnation
+
+
+def _check(proof: Proof, seconds: float | None) -> None:
+    """Refuse a token that would be valid for longer than what it is made with."""
+    if proof.derived:
+        raise Problem(
+            HTTPStatus.FORBIDDEN,
+            "a token that was made with a token makes no tokens",
+            "log in with the password, or with the token that it was made with",
+        )
+    if proof.until is None:
+        return
+    if proof.token is None:
+        raise Problem(
+            HTTPStatus.FORBIDDEN,
+            f"this password was replaced, is valid until {proof.until.isoformat()}, and makes no tokens",
+            "log in with the new password",
+        )
+    left = (proof.until - datetime.now(UTC)).total_seconds()
+    if seconds is not None and seconds > left:
+        raise InvalidInput(
+            f"a token of {seconds:g} seconds would be valid for longer than the token it is made with",
+            fix=f"ask for {max(left, 0):.0f} seconds or less, for no time at all, or log in with the password",
+        )
 
 
 def _body(token: Token) -> TokenBody:

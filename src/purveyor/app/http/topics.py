@@ -2,19 +2,23 @@
 
 from datetime import UTC, datetime
 from http import HTTPStatus
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
+from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import Given
 from purveyor.app.http.problems import documented
 from purveyor.app.http.schemas import READERS
-from purveyor.app.http.security import Role
-from purveyor.app.topics import known_topics, topic_known
-from purveyor.model.schema import Topic
+from purveyor.app.views.topic_view import known_topics, no_topic, topic_known
+from purveyor.sources.schemas.cache import MOST_TOPICS
+from purveyor.sources.schemas.schema import Topic
 
 router = APIRouter(prefix="/v1/topics", tags=["topics"])
+LIMIT_REACHED: Final = "Purveyor-Limit-Reached"
+"""The header of a list that has no room for more."""
 
 
 class NewTopic(Given):
@@ -52,11 +56,18 @@ class KnownTopic(BaseModel):
 
 @router.get("", response_model=list[KnownTopic], responses=documented())
 async def list_topics(request: Request) -> Response:
-    """All topics that were declared, or that an event was accepted for. For: admin, events."""
-    context.require_one_of(request, READERS)
+    """All topics that were declared, or that an event was accepted for. For: admin, events.
+
+    A login that is bound to realms sees those only. The list has an end: when it is full, the header
+    `Purveyor-Limit-Reached` tells how many topics it holds; events of others are delivered all the same.
+    """
+    who = context.require_one_of(request, READERS)
     services = context.services(request)
-    found = await known_topics(services.book.schemas, services.subscriptions)
-    return context.as_json([each.to_json() for each in found])
+    found = await known_topics(services.book.schemas, services.subscriptions, who.realms)
+    answer = context.as_json([each.to_json() for each in found])
+    if services.book.is_full:
+        answer.headers[LIMIT_REACHED] = str(MOST_TOPICS)
+    return answer
 
 
 @router.post(
@@ -83,8 +94,10 @@ async def declare_topic(request: Request, given: NewTopic) -> Response:
 
 @router.get("/{realm}/{topic:path}", response_model=KnownTopic, responses=documented(HTTPStatus.NOT_FOUND))
 async def get_topic(request: Request, realm: str, topic: str) -> Response:
-    """A topic. For: admin, events."""
-    context.require_one_of(request, READERS)
+    """A topic. For: admin, events; a login that is bound to realms sees those only."""
+    who = context.require_one_of(request, READERS)
+    if who.realms is not None and realm not in who.realms:
+        raise no_topic(realm, topic)
     services = context.services(request)
     found = await topic_known(services.book.schemas, services.subscriptions, realm, topic)
     return context.as_json(found.to_json())

@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 
 import structlog
 
-from purveyor.app.cli.text import safe
+from purveyor.app.cli.sanitize import safe
 from purveyor.app.settings import LogFormat, LogLevel
 from purveyor.model import tracing
 

@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
-from purveyor.app.up.keeper import Keeper, News, Tell
-from purveyor.app.up.parts import Part
-from purveyor.app.up.rules import Backoff
+from purveyor.app.up.exit_rules import Backoff
+from purveyor.app.up.managed_process import Keeper, News, Tell
+from purveyor.app.up.processes import Part
 
 ALL: Final = "everything"
 

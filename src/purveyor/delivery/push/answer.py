@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from purveyor.delivery.hands import Delivered
-from purveyor.delivery.push.counter import acked
-from purveyor.delivery.push.settling import Answers
-from purveyor.delivery.push.verdict import Outcome, Verdict, What
+from purveyor.delivery.push.retry_decision import Outcome, Verdict, What
+from purveyor.delivery.push.settlement import Answers
+from purveyor.delivery.transitions import Delivered, acked
 
 _FAILURES: Final = (What.RETRY, What.GIVE_UP, What.DISABLE)
 _DONE: Final = (What.ACKNOWLEDGE, What.GIVE_UP)

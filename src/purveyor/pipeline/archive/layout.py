@@ -3,6 +3,7 @@
     archive/events/<first>-<last>/*.parquet   what other programs read, every position once
     archive/ranges/<first>-<last>/*.parquet   the same files under a second name, for our own readers
     archive/snapshots/<position>/*.parquet    the objects as of a position
+    archive/format.json                       the version of all this; absent in archives from before it was written
 
 A range is there whole or not at all: its directory is filled under a hidden name and renamed. Ranges join without a
 gap, because each begins where the archive ended; a position in a range that has no row was removed from the stream
@@ -16,7 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from purveyor.model.stored_record import Kind
+
 EVENTS, RANGES, SNAPSHOTS = "events", "ranges", "snapshots"
+FORMAT = "format.json"
+ARCHIVE = Kind("archive")
 _RANGE_NAME = re.compile(r"\d{20}-\d{20}")
 _SNAPSHOT_NAME = re.compile(r"\d{20}")
 
@@ -108,6 +113,24 @@ def ranges_in(directory: Path) -> list[PositionRange]:
 def snapshots_in(archive: Path) -> list[int]:
     """The positions of which there are snapshots, in order."""
     return sorted(found for name in _names(archive / SNAPSHOTS) if (found := parse_snapshot(name)) is not None)
+
+
+def check_format(archive: Path) -> None:
+    """Raise UnreadableRecord if a newer program wrote the archive: nothing of it is read or changed then."""
+    try:
+        text = (archive / FORMAT).read_bytes()
+    except FileNotFoundError:
+        return
+    ARCHIVE.read(text, ARCHIVE.check, str(archive))
+
+
+def write_format(archive: Path) -> None:
+    """Say the version of an archive that does not say it."""
+    path = archive / FORMAT
+    if not path.exists():
+        draft = path.with_name(f".{FORMAT}.draft")
+        draft.write_bytes(ARCHIVE.dump({}))
+        draft.replace(path)
 
 
 def archived_until(directory: Path) -> int:

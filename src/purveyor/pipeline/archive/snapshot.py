@@ -2,10 +2,10 @@
 
 from pyspark.sql import SparkSession
 
-from purveyor.pipeline.archive.compact import FILE_BYTES, in_order
+from purveyor.pipeline.archive.compaction import FILE_BYTES, in_order
 from purveyor.pipeline.archive.layout import archived_until, cover, snapshots_in
-from purveyor.pipeline.archive.read import ArchiveSource, objects_at
-from purveyor.pipeline.archive.store import Store
+from purveyor.pipeline.archive.range_store import Store
+from purveyor.pipeline.archive.reader import ArchiveSource, objects_at
 
 KEEP = 2
 """The one before the last is there for queries that were planned on it."""

@@ -101,11 +101,13 @@ class Report:
     first: int
     last: int
     accounts: tuple[Account, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Subscriptions that this program does not understand, and the reason: they were not looked at."""
 
     @property
     def clean(self) -> bool:
-        """Whether nothing differs anywhere."""
-        return all(account.clean for account in self.accounts)
+        """Whether nothing differs anywhere, and everything was looked at."""
+        return not self.unreadable and all(account.clean for account in self.accounts)
 
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -114,4 +116,5 @@ class Report:
             "last": self.last,
             "clean": self.clean,
             "subscriptions": [account.to_json() for account in self.accounts],
+            **({"unreadable": dict(self.unreadable)} if self.unreadable else {}),
         }

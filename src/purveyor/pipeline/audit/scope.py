@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from purveyor.model import jsontext
-from purveyor.model.done import Acknowledged
-from purveyor.model.errors import InvalidInput, NotFound, UnknownStream, UnknownSubscription
-from purveyor.queues.address import Address
-from purveyor.queues.bulk import read_range
-from purveyor.queues.bulk.ask import ask
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import read_range
+from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.model.ack_ranges import DELIVERY_STATE, Acknowledged
+from purveyor.model.errors import NotFound, UnknownStream, UnknownSubscription, UnreadableRecord
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.registry import ACKNOWLEDGED, RecordState, Registered, read_subscriptions
 
@@ -41,18 +40,24 @@ class Scope:
         return self.registered.name
 
 
-def scopes(address: Address, dispatched: int, names: Sequence[str] | None) -> list[Scope]:
-    """Those asked for, or all that have begun; UnknownSubscription names one that is not there."""
-    known = read_subscriptions(address).subscriptions
+def scopes(address: Address, dispatched: int, names: Sequence[str] | None) -> tuple[list[Scope], dict[str, str]]:
+    """Those asked for, or all that have begun; UnknownSubscription names one that is not there.
+
+    And of those that this program does not understand, which cannot be audited, the reason by name.
+    """
+    snapshot = read_subscriptions(address)
+    known, unreadable = snapshot.subscriptions, snapshot.unreadable
     for name in names or ():
-        if name not in known:
+        if name not in known and name not in unreadable:
             raise UnknownSubscription(f"no subscription {name!r}", fix="`purveyor subscription list` lists them")
-    chosen = [known[name] for name in names] if names is not None else list(known.values())
-    return [
+    wanted = names if names is not None else [*known, *unreadable]
+    chosen = [known[name] for name in wanted if name in known]
+    found = [
         _scope(address, each, each.record.begin, dispatched)
         for each in chosen
         if each.record.begin is not None and each.record.state is not RecordState.DELETING
     ]
+    return found, {name: unreadable[name].reason for name in wanted if name in unreadable}
 
 
 def _scope(address: Address, registered: Registered, begin: int, dispatched: int) -> Scope:
@@ -96,22 +101,26 @@ def queue_extent(address: Address, name: str) -> tuple[int, int | None]:
     return first, int(info["state"]["last_seq"]) - first + 1
 
 
-def acknowledged(address: Address) -> Mapping[tuple[str, str], Acknowledged]:
-    """What is acknowledged, by name and incarnation."""
+def acknowledged(address: Address) -> tuple[Mapping[tuple[str, str], Acknowledged], dict[str, str]]:
+    """What is acknowledged, by name and incarnation; and why, by name, where that is not understood."""
     stream, prefix = f"KV_{ACKNOWLEDGED}", f"$KV.{ACKNOWLEDGED}."
     found: dict[tuple[str, str], Acknowledged] = {}
+    unreadable: dict[str, str] = {}
     try:
         last = int(ask(address, f"STREAM.INFO.{stream}")["state"]["last_seq"])
         for batch in read_range(address, stream, 1, last):
             for subject, data in zip(batch["subject"].to_pylist(), batch["data"].to_pylist(), strict=True):
-                if data:
-                    value = Acknowledged.from_json(jsontext.parse(data, "acknowledged position"))
-                    found[subject.removeprefix(prefix), value.incarnation] = value
+                name = subject.removeprefix(prefix)
+                try:
+                    value = DELIVERY_STATE.read(data, Acknowledged.from_json) if data else None
+                except UnreadableRecord as error:
+                    unreadable[name] = error.message
+                else:
+                    if value is not None:
+                        found[name, value.incarnation] = value
     except UnknownStream:
         pass
-    except InvalidInput as error:
-        raise InvalidInput(f"the bucket {ACKNOWLEDGED!r} cannot be read: {error.message}", fix=error.fix) from error
-    return found
+    return found, unreadable
 
 
 def letters(address: Address, stream: str, pattern: str) -> Mapping[str, int]:

@@ -5,21 +5,24 @@ compare-and-set. A crash between the two repeats the round, whose rows are found
 subscription out until the gap before its own batch is small, then closes that gap itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from purveyor.jetstream.bulk import AppendOptions, Refusal, RefusalKind
 from purveyor.model import tracing
-from purveyor.model.control import CatchUpJob
+from purveyor.model.control_events import CatchUpJob
 from purveyor.model.errors import WrongRevision
 from purveyor.model.registration import DispatchState, Suspension
-from purveyor.pipeline.archive.read import events
-from purveyor.pipeline.dispatch.batch import Deliverer
-from purveyor.pipeline.dispatch.roster import SMALL_GAP, Seat
-from purveyor.pipeline.dispatch.rows import archived
-from purveyor.pipeline.prefill.fill import refused
-from purveyor.pipeline.prefill.workshop import Ending, Workshop
-from purveyor.queues.bulk import AppendOptions, Refusal, RefusalKind
+from purveyor.pipeline.archive.reader import events
+from purveyor.pipeline.dispatch.batch_job import Deliverer
+from purveyor.pipeline.dispatch.batch_plan import SMALL_GAP, Seat, Span
+from purveyor.pipeline.dispatch.isolation import Isolation, Written
+from purveyor.pipeline.dispatch.planned_rows import archived
+from purveyor.pipeline.dispatch.rejected_targets import why_suspended
+from purveyor.pipeline.prefill.job_context import Ending, Workshop
+from purveyor.pipeline.prefill.queue_writer import refused
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.registry import Registered
 
@@ -50,8 +53,7 @@ def after_round(state: DispatchState, done: Round, refusal: Refusal | None) -> D
     """The state after a round that was written, or refused at a position. Pure but for the clock."""
     if refusal is None:
         return DispatchState(incarnation=state.incarnation, next=done.last + 1)
-    reason = f"{refusal.kind.value}: {refusal.reason}"
-    suspended = Suspension(position=refusal.position, reason=reason, at=datetime.now(UTC))
+    suspended = Suspension(position=refusal.position, reason=why_suspended(refusal), at=datetime.now(UTC))
     return DispatchState(incarnation=state.incarnation, next=refusal.position, suspended=suspended)
 
 
@@ -86,13 +88,22 @@ async def _write(shop: Workshop, found: Registered, wanted: Round) -> Refusal | 
     """One round, by the same hands that dispatch: same rows, same headers, same watermark, too large ones parked."""
     if wanted.last < wanted.first:
         return None
-    seat = Seat(found, max(wanted.first - 1, found.record.begin or 0))
+    mine = Seat(found, max(wanted.first - 1, found.record.begin or 0))
+    refusals: list[Refusal] = []
+    deliverer = Deliverer(shop.queues.address, AppendOptions(patience_seconds=shop.patience_seconds))
+
+    def attempt(span: Span, seats: Sequence[Seat]) -> Written:
+        if not seats:
+            return Written()
+        rows = archived(events(shop.spark, shop.archive, span.first, span.last))
+        report = deliverer.deliver(rows, seats, writers=1, in_order=False)
+        refusals.extend(refusal for seat, refusal in report.refusals if seat is mine)
+        return Written(report, {seat.incarnation: refusal.position for seat, refusal in report.refusals})
 
     def work() -> Refusal | None:
-        rows = archived(events(shop.spark, shop.archive, seat.floor + 1, wanted.last))
-        deliverer = Deliverer(shop.queues.address, AppendOptions(patience_seconds=shop.patience_seconds))
-        report = deliverer.deliver(rows, [seat], writers=1, in_order=False)
+        isolation = Isolation(shop.spark, shop.archive, attempt, lambda _, refusal: refusals.append(refusal))
+        report = isolation.write(Span(mine.floor + 1, wanted.last), [mine]).report
         tracing.link([{tracing.TRACEPARENT: trace} for trace in report.traces])
-        return next((refusal for _, refusal in report.refusals), None)
+        return min(refusals, key=lambda refusal: refusal.position, default=None)
 
     return await shop.on_spark(work)

@@ -18,18 +18,25 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import assert_never
 
+from purveyor.jetstream.bulk import Target
+from purveyor.jetstream.headers import first
 from purveyor.model import tracing
-from purveyor.model.control import CatchUpJob, Job, Place, PrefillJob, ReplayJob
-from purveyor.model.errors import PurveyorError, Unavailable, UnknownSubscription
+from purveyor.model.control_events import CatchUpJob, Job, Place, PrefillJob, ReplayJob
+from purveyor.model.errors import PurveyorError, Unavailable, UnknownSubscription, UnreadableRecord
 from purveyor.model.registration import PrefillStatus
-from purveyor.pipeline.prefill import frames
+from purveyor.pipeline.prefill import archive_queries
 from purveyor.pipeline.prefill.catch_up import catch_up
-from purveyor.pipeline.prefill.claims import Claim, Superseded, Verdict, begin_prefill, begin_replay, take
-from purveyor.pipeline.prefill.fill import NUMBER, RUN, Filling, fill
-from purveyor.pipeline.prefill.workshop import Ending, Workshop
-from purveyor.queues.bulk import Target
+from purveyor.pipeline.prefill.job_context import Ending, Workshop
+from purveyor.pipeline.prefill.queue_writer import NUMBER, RUN, Filling, fill
+from purveyor.pipeline.prefill.run_claims import (
+    Claim,
+    Superseded,
+    Verdict,
+    begin_prefill,
+    begin_replay,
+    take,
+)
 from purveyor.queues.catalogue import subscription_queue
-from purveyor.queues.headers import first
 from purveyor.queues.registry import Registered
 
 
@@ -85,7 +92,7 @@ async def prefill(shop: Workshop, job: PrefillJob, found: Registered) -> Ending:
     )
 
     def write() -> int:
-        objects = frames.objects(shop.spark, shop.archive, found.record.definition, job.position)
+        objects = archive_queries.objects(shop.spark, shop.archive, found.record.definition, job.position)
         return fill(objects, filling)
 
     async def count() -> int:
@@ -110,13 +117,24 @@ async def _check(shop: Workshop, filling: Filling, written: int, there: int) -> 
 
 
 async def replay(shop: Workshop, job: ReplayJob, found: Registered) -> Ending:
-    """The events of a range that the subscription asks for, once more, in their order, behind what is there."""
+    """The events of a range that the subscription asks for, once more, in their order, behind what is there.
+
+    Whether it has to wait is the first question: a job that waits must not start work on Spark at each look.
+    UnreadableRecord if the record of the waiting replay is not understood: then no replay of this subscription begins.
+    """
+    if begin_replay(found, job) is Verdict.LATER:
+        return Ending.LATER
+    waiting = shop.registry.waiting_replays
+    if found.prefill is None or found.prefill.job != job.job:
+        await waiting.find(job.name)
     stream, subject = subscription_queue(job.name).stream, f"{job.name}.prefill"
     begin, end = await resolve(shop, job)
     await shop.last_sequence(job)
     claim = await take(shop.registry, found, job, lambda now: begin_replay(now, job))
     if isinstance(claim, Verdict):
         return _ending(claim)
+    with contextlib.suppress(UnreadableRecord):  # a newer program wrote it since: it is that of another job
+        await waiting.forget(job.name, job.job)  # from here on another replay may wait
     filling = Filling(
         address=shop.queues.address,
         target=Target(subject=subject, stream=stream, owner=job.incarnation, position_header=NUMBER),
@@ -131,7 +149,9 @@ async def replay(shop: Workshop, job: ReplayJob, found: Registered) -> Ending:
     )
 
     def write() -> int:
-        return fill(frames.history(shop.spark, shop.archive, found.record.definition, job, (begin, end)), filling)
+        return fill(
+            archive_queries.history(shop.spark, shop.archive, found.record.definition, job, (begin, end)), filling
+        )
 
     before = (await shop.queues.streams.subjects(stream, subject)).get(subject, 0)
 
@@ -157,7 +177,7 @@ async def _position(shop: Workshop, place: Place, newest: int) -> int:
     """The first position stored at or after a time."""
     if isinstance(place, int):
         return max(place, 1)
-    stored = partial(frames.first_stored_at, shop.spark, shop.archive, place, newest)
+    stored = partial(archive_queries.first_stored_at, shop.spark, shop.archive, place, newest)
     found = await shop.on_spark(stored)
     return found if found is not None else newest + 1
 

@@ -2,6 +2,6 @@
 
 from purveyor.pipeline.transform.mapping import Mapping
 from purveyor.pipeline.transform.mapping_file import load_mapping, parse_mapping
-from purveyor.pipeline.transform.query import TransformSettings, start_transform
+from purveyor.pipeline.transform.transform_query import TransformSettings, start_transform
 
 __all__ = ["Mapping", "TransformSettings", "load_mapping", "parse_mapping", "start_transform"]

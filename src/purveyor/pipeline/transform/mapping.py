@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from purveyor.pipeline.transform.directory import Entry
+from purveyor.pipeline.transform.directory_rules import Entry
+from purveyor.pipeline.transform.ldap_values import Kind, convert
 from purveyor.pipeline.transform.records import Value
-from purveyor.pipeline.transform.values import Kind, convert
 
 _OBJECT_CLASS: Final = "objectclass"
 OWN: Final = ("dn", "uuid")

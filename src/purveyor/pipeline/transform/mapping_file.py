@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 
 from purveyor.model.errors import InvalidConfig, InvalidInput
 from purveyor.model.event import check_word
+from purveyor.pipeline.transform.dn import attribute_key
+from purveyor.pipeline.transform.ldap_values import Kind
 from purveyor.pipeline.transform.mapping import OWN, Keep, Mapping, Property, Rule, Unmatched
-from purveyor.pipeline.transform.names import attribute_key
-from purveyor.pipeline.transform.values import Kind
 
 DEFAULT_MAPPING: Final = Path(__file__).with_name("default_mapping.toml")
 K = TypeVar("K", bound=Enum)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from purveyor.model import jsontext
+from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput
-from purveyor.model.ldif import Change, Step
-from purveyor.pipeline.transform.names import Name, Unfit, attribute_key, name
+from purveyor.model.ldif_changes import Change, Step
+from purveyor.pipeline.transform.dn import Name, Unfit, attribute_key, name
 
 Value: TypeAlias = str | dict[str, str]
 """Text, or `{"base64": ...}`: as it is in the message, in the state and in what is kept of an unknown attribute."""
@@ -45,9 +45,9 @@ class Record:
 def parse_record(data: bytes) -> Record:
     """The record that a message holds; Unfit when it holds none."""
     try:
-        fields = jsontext.parse(data, "message")
-        change = jsontext.member(Change, fields, "change", "message")
-        entry = name(jsontext.text(fields, "dn", "message"))
+        fields = json_fields.parse(data, "message")
+        change = json_fields.member(Change, fields, "change", "message")
+        entry = name(json_fields.text(fields, "dn", "message"))
         match change:
             case Change.CONTENT | Change.ADD:
                 return Record(entry, change, _attributes(fields.get("attributes")))
@@ -60,8 +60,8 @@ def parse_record(data: bytes) -> Record:
                 return Record(
                     entry,
                     change,
-                    new_rdn=jsontext.text(fields, "new_rdn", "message"),
-                    delete_old_rdn=jsontext.flag(fields, "delete_old_rdn", "message"),
+                    new_rdn=json_fields.text(fields, "new_rdn", "message"),
+                    delete_old_rdn=json_fields.flag(fields, "delete_old_rdn", "message"),
                     new_superior=superior,
                 )
             case Change.DELETE:
@@ -72,7 +72,7 @@ def parse_record(data: bytes) -> Record:
 
 def _attributes(given: object) -> dict[str, list[Value]]:
     if not isinstance(given, dict):
-        raise Unfit(f"the attributes are {jsontext.kind(given)}, not an object")
+        raise Unfit(f"the attributes are {json_fields.kind(given)}, not an object")
     found: dict[str, list[Value]] = {}
     for spelled, values in given.items():
         checked = _values(values, spelled)
@@ -83,19 +83,19 @@ def _attributes(given: object) -> dict[str, list[Value]]:
 
 def _modifications(given: object) -> tuple[Modification, ...]:
     if not isinstance(given, list):
-        raise Unfit(f"the modifications are {jsontext.kind(given)}, not a list")
+        raise Unfit(f"the modifications are {json_fields.kind(given)}, not a list")
     found = []
     for each in given:
-        fields = jsontext.mapping(each, "modification")
-        spelled = jsontext.text(fields, "attribute", "modification")
-        step = jsontext.member(Step, fields, "op", "modification")
+        fields = json_fields.mapping(each, "modification")
+        spelled = json_fields.text(fields, "attribute", "modification")
+        step = json_fields.member(Step, fields, "op", "modification")
         found.append(Modification(step, attribute_key(spelled), tuple(_values(fields.get("values", []), spelled))))
     return tuple(found)
 
 
 def _values(given: object, spelled: str) -> list[Value]:
     if not isinstance(given, list):
-        raise Unfit(f"the values of {spelled!r} are {jsontext.kind(given)}, not a list")
+        raise Unfit(f"the values of {spelled!r} are {json_fields.kind(given)}, not a list")
     for value in given:
         if not isinstance(value, str):
             _check_binary(value, spelled)

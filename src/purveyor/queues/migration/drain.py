@@ -9,14 +9,14 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo, Retention, StreamInfo
+from purveyor.jetstream.consumers import Consumers
+from purveyor.jetstream.key_value import Services
+from purveyor.jetstream.publisher import Expect
+from purveyor.jetstream.streams import StoredMessage, Streams
 from purveyor.model.errors import AlreadyExists, Unavailable, UnknownConsumer, UnknownMessage
 from purveyor.queues.catalogue import DEAD_LETTERS
-from purveyor.queues.config import ConsumerConfig, ConsumerInfo, Retention, StreamInfo
-from purveyor.queues.consumers import Consumers
-from purveyor.queues.dead_letters import DeadLetter, fitted
-from purveyor.queues.keyvalue import Services
-from purveyor.queues.publisher import Expect
-from purveyor.queues.streams import StoredMessage, Streams
+from purveyor.queues.dead_letters.letter import DeadLetter, fitted
 
 SHARED = "migration"
 """The durable that readers of a sealed work queue share where none was there."""

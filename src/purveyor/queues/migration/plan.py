@@ -8,11 +8,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from purveyor.jetstream.config import (
+    AckPolicy,
+    ConsumerConfig,
+    ConsumerInfo,
+    Deliver,
+    Retention,
+    StreamInfo,
+)
 from purveyor.model.errors import InvalidInput
-from purveyor.model.names import subject_matches
+from purveyor.model.name_rules import subject_matches
 from purveyor.queues.catalogue import Queue
-from purveyor.queues.config import AckPolicy, ConsumerConfig, ConsumerInfo, Deliver, Retention, StreamInfo
-from purveyor.queues.differences import Difference, consumer_differences, stream_differences
+from purveyor.queues.config_diff import Difference, consumer_differences, stream_differences
 
 
 class Strategy(Enum):

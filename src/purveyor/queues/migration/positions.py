@@ -7,12 +7,11 @@ every reader has passed, is acknowledged.
 
 import contextlib
 
+from purveyor.jetstream.config import ConsumerConfig
+from purveyor.jetstream.key_value import Bucket, Services
 from purveyor.model.errors import AlreadyExists, UnknownKey
-from purveyor.queues.config import ConsumerConfig
-from purveyor.queues.keyvalue import Bucket, Services
-from purveyor.queues.migration import places
 from purveyor.queues.migration.drain import BY_POSITION
-from purveyor.queues.migration.record import Record
+from purveyor.queues.migration.record import Record, position_key
 
 _AT_ONCE = 1000
 
@@ -27,7 +26,7 @@ async def passed_by_all(bucket: Bucket, record: Record) -> int:
 async def position(bucket: Bucket, queue: str, durable: str) -> int | None:
     """How far one reader is; None if it reads otherwise, or not yet."""
     try:
-        return int((await bucket.get(places.position_key(queue, durable))).value)
+        return int((await bucket.get(position_key(queue, durable))).value)
     except (UnknownKey, ValueError):
         return None
 

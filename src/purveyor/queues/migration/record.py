@@ -6,17 +6,28 @@ gone, or another one), and what shows cannot be out of date.
 """
 
 import dataclasses
-import json
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
 
+from purveyor.jetstream.codec import Json
+from purveyor.jetstream.maintenance import MIGRATION_RECORD
 from purveyor.model.errors import InvalidInput
-from purveyor.queues.codec import Json
+from purveyor.model.stored_record import VERSION
 from purveyor.queues.migration.plan import Strategy
 
 CONTINUES = "purveyor.continues"
 """The key in a stream's metadata with the creation times of the streams that it goes on from, newest last."""
 _MOST_CONTINUED = 8
+
+
+class QueueStatus(Enum):
+    """Whether a queue can be used."""
+
+    READY = "ready"
+    NEEDS_MIGRATION = "needs migration"
+    """It is there in a shape that cannot change in place; nothing was touched."""
+    SEALED_FOR_MIGRATION = "sealed for migration"
+    """A migration is under way: readers drain it, writers wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +71,17 @@ class Record:
 
     def encode(self) -> bytes:
         """As it lies in the bucket."""
-        fields = dataclasses.asdict(self) | {"strategy": self.strategy.value}
-        return json.dumps(fields, sort_keys=True).encode()
+        return MIGRATION_RECORD.dump(dataclasses.asdict(self) | {"strategy": self.strategy.value})
 
     @classmethod
     def decode(cls, data: bytes) -> "Record":
-        """From the bucket; InvalidInput for what is none."""
+        """From the bucket; UnreadableRecord for what is none, or is that of a newer program."""
+        return MIGRATION_RECORD.read(data, cls._build)
+
+    @classmethod
+    def _build(cls, given: Json) -> "Record":
+        fields = {name: value for name, value in MIGRATION_RECORD.check(given).items() if name != VERSION}
         try:
-            fields: dict[str, Any] = json.loads(data)
             archive = fields.pop("archive", None)
             return cls(
                 **fields
@@ -79,7 +93,7 @@ class Record:
                 }
             )
         except (ValueError, TypeError, KeyError) as error:
-            raise InvalidInput(f"not a record of a migration: {error}", fix="who else writes to the bucket?") from error
+            raise InvalidInput(repr(error)) from error
 
 
 def continued(metadata: dict[str, str] | None, created: str) -> dict[str, str]:
@@ -91,3 +105,18 @@ def continued(metadata: dict[str, str] | None, created: str) -> dict[str, str]:
     before = dict(metadata or {})
     earlier = [each for each in before.get(CONTINUES, "").split() if each != created]
     return before | {CONTINUES: " ".join([*earlier, created][-_MOST_CONTINUED:])}
+
+
+def lease_key(queue: str) -> str:
+    """Return the key of the lease: which instance works on the migration of a queue."""
+    return f"lease.{queue}"
+
+
+def deletion_key(stream: str) -> str:
+    """Return the key whose write deletes the stream. It is one token, because the server carries it over as one."""
+    return f"delete.{stream}"
+
+
+def position_key(queue: str, durable: str) -> str:
+    """Return the key of the place that a reader by position has reached in the sealed stream."""
+    return f"position.{queue}.{durable}"

@@ -13,12 +13,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from purveyor.jetstream.api import Api
+from purveyor.jetstream.api_errors import NO_SUITABLE_PEERS, Subject
+from purveyor.jetstream.codec import Json
 from purveyor.model.errors import AlreadyExists, ConfigRefused, NoAnswer, Refused, UnknownConsumer, UnknownStream
-from purveyor.queues.api import Api
-from purveyor.queues.codec import Json
 from purveyor.queues.migration.record import CONTINUES, Record
 from purveyor.queues.migration.steps import Step
-from purveyor.queues.refusals import NO_SUITABLE_PEERS, Subject
 
 _log = logging.getLogger("purveyor.migration")
 _INTEREST = "interest"

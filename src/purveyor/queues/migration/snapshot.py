@@ -8,27 +8,35 @@
 4. It is restored under a subject of its own, to which nobody writes, and compared with what it was. In a cluster that
    loses a node halfway it may come to be without its messages, or be there in name only: then it is deleted, and
    restored again. When enough replicas hold everything it gets its subjects, and its consumers are let go on.
+
+Any machine can go on. As long as the old stream is there, it writes an archive of its own, in a directory that had no
+archive before, and notes that in the record first: an earlier archive has older positions of the readers, and is never
+restored. When the stream is deleted, it needs the archive of the record: under its path (a shared directory), or under
+the same name in the archives of this machine (mounted in another place, or copied there).
 """
 
 import asyncio
+import shutil
 import socket
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeGuard
 
-from purveyor.model.errors import DataLost, NoAnswer, Refused, Unavailable, UnknownStream
-from purveyor.queues.api import Api
-from purveyor.queues.codec import Json
-from purveyor.queues.config import ConsumerInfo, Retention
-from purveyor.queues.consumers import Consumers
-from purveyor.queues.migration import archive, recreate
-from purveyor.queues.migration.archive import Manifest
+from purveyor.jetstream.api import Api
+from purveyor.jetstream.codec import Json
+from purveyor.jetstream.config import ConsumerInfo, Retention
+from purveyor.jetstream.consumers import Consumers
+from purveyor.jetstream.streams import Streams
+from purveyor.model.errors import DataLost, MigrationNeeded, NoAnswer, Refused, Unavailable, UnknownStream
+from purveyor.queues.migration import recreate, snapshot_files
 from purveyor.queues.migration.record import Archive, Record
+from purveyor.queues.migration.snapshot_files import Manifest
 from purveyor.queues.migration.steps import Options, Progress
-from purveyor.queues.migration.target import replaced
-from purveyor.queues.streams import Streams
+from purveyor.queues.migration.target_config import replaced
 
 _PAUSE = timedelta(days=1)
 _LOOK_SECONDS = 0.05
@@ -48,16 +56,48 @@ class Snapshots:
     options: Options
 
     def place(self, record: Record) -> Archive:
-        """Where the archive of a migration goes."""
-        assert self.options.archives is not None
-        path = self.options.archives.absolute() / archive.archive_name(record.stream, record.created)
+        """A directory for the archive of a migration, in which no archive was before."""
+        directory = self._directory(record)
+        assert directory is not None
+        path = directory / f"{snapshot_files.archive_name(record.stream, record.created)}-{uuid.uuid4().hex[:8]}"
         return Archive(host=socket.gethostname(), path=str(path))
 
-    def here(self, record: Record) -> Path | None:
-        """The archive's directory, if it is one of this machine."""
-        if record.archive is None or record.archive.host != socket.gethostname():
+    def _directory(self, record: Record) -> Path | None:
+        """Where archives go on this machine: as the options say, else where the one of the record was to go."""
+        if self.options.archives is not None:
+            return self.options.archives.absolute()
+        before = None if record.archive is None else Path(record.archive.path).parent
+        return before if before is not None and before.is_dir() else None
+
+    def find(self, record: Record) -> Path | None:
+        """The archive of a migration, if it is complete and on this machine."""
+        if record.archive is None:
             return None
-        return Path(record.archive.path)
+        path = Path(record.archive.path)
+        own = () if self.options.archives is None else (self.options.archives.absolute() / path.name,)
+        return next((each for each in (path, *own) if _is_of(snapshot_files.read_manifest(each), record)), None)
+
+    def hindrance(self, record: Record, raw: Json | None) -> MigrationNeeded | None:
+        """What keeps this machine from going on, for the operator; None if nothing does. `raw` is the stream now."""
+        assert record.archive is not None
+        there = f"{record.archive.path} on machine {record.archive.host!r}"
+        if raw is None or recreate.is_parked(raw["config"], record):
+            if self.find(record) is not None:
+                return None
+            own = "`migrations/` of the data directory" if self.options.archives is None else self.options.archives
+            return MigrationNeeded(
+                f"queue {record.queue!r} is being migrated by snapshot: its messages are in the archive {there}, which "
+                "is not to be found here",
+                fix=f"run `purveyor queues apply {record.queue}` there, or copy that directory into {own} here and run "
+                "it here",
+            )
+        if str(raw["created"]) == record.created and self._directory(record) is None:
+            return MigrationNeeded(
+                f"queue {record.queue!r} is being migrated by snapshot, which was to be written to {there}, and this "
+                "program has no directory for it",
+                fix=f"run `purveyor queues apply {record.queue}` on any machine: it takes over",
+            )
+        return None
 
     async def pause(self, record: Record) -> None:
         """Step 1. Repeated, it pauses what is paused."""
@@ -86,10 +126,10 @@ class Snapshots:
         size = (await self.streams.info(record.stream)).state.bytes
         for _ in range(_TRIES):
             before = await self._positions(record.stream)
-            manifest = await archive.download(
+            manifest = await snapshot_files.download(
                 self.api, record.stream, path, before, lambda done: self._tell(record.stream, "to disk", done, size)
             )
-            await archive.check(path, manifest)
+            await snapshot_files.check(path, manifest)
             if before == await self._positions(record.stream):
                 return
         raise Unavailable(
@@ -102,7 +142,7 @@ class Snapshots:
         NoAnswer if the cluster does not get it done now: the archive has everything, and the next one tries again.
         """
         manifest = _complete(path, record)
-        await archive.check(path, manifest)
+        await snapshot_files.check(path, manifest)
         wrong = None
         for _ in range(_TRIES):
             if await self._find(record.stream) is None:
@@ -122,7 +162,7 @@ class Snapshots:
         self, record: Record, path: Path, manifest: Manifest, clear: Callable[[], Awaitable[None]]
     ) -> None:
         async def upload() -> None:
-            await archive.upload(
+            await snapshot_files.upload(
                 self.api,
                 recreate.parked_config(record),
                 path,
@@ -172,10 +212,14 @@ class Snapshots:
                 await self.consumers.resume(record.stream, consumer.name)
 
     def forget_earlier(self, record: Record) -> None:
-        """This one succeeded: the archives of earlier migrations of the queue are of no use any more."""
-        path = self.here(record)
-        if path is not None:
-            archive.remove_others(path.parent, record.stream, path)
+        """This one succeeded: other archives of the queue are of no use any more, whether complete or not."""
+        path = self.find(record)
+        if path is None:
+            return
+        snapshot_files.remove_others(path.parent, record.stream, path)
+        for other in path.parent.glob(f"{snapshot_files.archive_name(record.stream, record.created)}*"):
+            if other != path:
+                shutil.rmtree(other, ignore_errors=True)
 
     async def _positions(self, stream: str) -> Json:
         found = await self.consumers.every(stream)
@@ -205,9 +249,13 @@ def lost_in_restore(was: Json, is_: Json, target: Json) -> str | None:
     return None
 
 
+def _is_of(manifest: Manifest | None, record: Record) -> TypeGuard[Manifest]:
+    return manifest is not None and (manifest.stream, manifest.created) == (record.stream, record.created)
+
+
 def _complete(path: Path, record: Record) -> Manifest:
-    manifest = archive.read_manifest(path)
-    if manifest is None or manifest.created != record.created:
+    manifest = snapshot_files.read_manifest(path)
+    if not _is_of(manifest, record):
         raise DataLost(
             f"the archive of stream {record.stream!r} is not in {path}", fix="bring it back, then apply again"
         )

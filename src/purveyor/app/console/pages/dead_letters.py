@@ -4,16 +4,31 @@ from collections.abc import Sequence
 
 from nicegui import ui
 
-from purveyor.app.console import html, peek
+from purveyor.app.console import html, message_preview
 from purveyor.app.console.console import Console
-from purveyor.app.console.facts import Facts
+from purveyor.app.console.formatting import ago, moment, number, plural, size
 from purveyor.app.console.html import Head
-from purveyor.app.console.live import Live, Page, button, card, complain, confirm, page_frame, sheet
+from purveyor.app.console.page_base import (
+    Live,
+    Page,
+    button,
+    card,
+    complain,
+    confirm,
+    page_frame,
+    sheet,
+)
 from purveyor.app.console.pages.queue_browser import act_link
-from purveyor.app.console.words import ago, moment, number, plural, size
-from purveyor.delivery.dead_letters import Attempt, Choice, DeadLetters, Report, attempts_of
+from purveyor.app.console.snapshot import Facts
+from purveyor.delivery.dead_letters.service import (
+    Attempt,
+    Choice,
+    DeadLetters,
+    Report,
+    attempts_of,
+)
 from purveyor.model.errors import PurveyorError
-from purveyor.queues.letter_box import Parked
+from purveyor.queues.dead_letters.store import Parked
 
 _ROWS = 25
 
@@ -267,7 +282,7 @@ def _show(found: Parked) -> None:
     told = "\n".join(f"{name}: {value}" for name, values in sorted(headers.items()) for value in values)
     if told:
         ui.html(f"<h3>Headers</h3>{html.preformatted(told)}", sanitize=False)
-    ui.html(f"<h3>Content</h3>{html.preformatted(peek.body(found.data))}", sanitize=False)
+    ui.html(f"<h3>Content</h3>{html.preformatted(message_preview.body(found.data))}", sanitize=False)
 
 
 def attempts_table(noted: Sequence[Attempt]) -> str:

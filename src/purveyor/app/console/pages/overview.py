@@ -2,14 +2,14 @@
 
 from nicegui import ui
 
-from purveyor.app.console import html, picture
+from purveyor.app.console import flow_svg, html
 from purveyor.app.console.console import Console
-from purveyor.app.console.facts import Facts, QueueKind
-from purveyor.app.console.flow import Flow, draw
-from purveyor.app.console.history import History
+from purveyor.app.console.flow_graph import Flow, draw
+from purveyor.app.console.formatting import duration, number, plural, rate
 from purveyor.app.console.html import Head
-from purveyor.app.console.live import Live, card, page_frame
-from purveyor.app.console.words import duration, number, plural, rate
+from purveyor.app.console.page_base import Live, card, page_frame
+from purveyor.app.console.snapshot import Facts, QueueKind
+from purveyor.app.console.time_series import History
 
 
 def install(console: Console) -> None:
@@ -27,7 +27,7 @@ def install(console: Console) -> None:
             flow = draw(facts, console.gatherer.history)
             troubles.show(html.troubles(flow.troubles))
             numbers.show(figures(facts, console.gatherer.history))
-            drawn.show(picture.render(flow))
+            drawn.show(flow_svg.render(flow))
             ways.show(as_list(flow))
 
         page.on_facts(show)

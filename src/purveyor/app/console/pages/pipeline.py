@@ -6,15 +6,15 @@ from typing import Any
 from nicegui import ui
 
 from purveyor.app.console import html
+from purveyor.app.console.alerts import SILENT_SECONDS, Level
 from purveyor.app.console.charts import COLOURS, as_is, as_rate, plot
 from purveyor.app.console.console import Console
-from purveyor.app.console.facts import Facts, PartFacts, PipelineFacts
-from purveyor.app.console.flow import all_troubles
-from purveyor.app.console.history import History
+from purveyor.app.console.flow_graph import all_troubles
+from purveyor.app.console.formatting import duration, number, rate
 from purveyor.app.console.html import Head
-from purveyor.app.console.live import Live, card, page_frame
-from purveyor.app.console.troubles import SILENT_SECONDS, Level
-from purveyor.app.console.words import duration, number, rate
+from purveyor.app.console.page_base import Live, card, page_frame
+from purveyor.app.console.snapshot import Facts, PartFacts, PipelineFacts
+from purveyor.app.console.time_series import History
 
 _CHART_SECONDS = 10.0
 _STATES = {"running": Level.FINE, "starting": Level.NOTE, "waiting": Level.STUCK, "failed": Level.STUCK}

@@ -4,14 +4,14 @@ from functools import partial
 
 from nicegui import ui
 
-from purveyor.app.console import html, peek
-from purveyor.app.console.facts import QueueFacts
+from purveyor.app.console import html, message_preview
+from purveyor.app.console.formatting import ago, size
 from purveyor.app.console.html import Head, Markup
-from purveyor.app.console.live import Live, Page, button, sheet
-from purveyor.app.console.peek import Look
-from purveyor.app.console.words import ago, size
+from purveyor.app.console.message_preview import Look
+from purveyor.app.console.page_base import Live, Page, button, sheet
+from purveyor.app.console.snapshot import QueueFacts
+from purveyor.jetstream.streams import StoredMessage
 from purveyor.model.errors import PurveyorError
-from purveyor.queues.streams import StoredMessage
 
 
 class Browser:
@@ -42,7 +42,7 @@ class Browser:
         """Show a page."""
         self._look = look
         try:
-            work = partial(peek.read, look=look)
+            work = partial(message_preview.read, look=look)
             console = self._page.console
             found = await (console.as_operator(work) if look.needs_operator else work(console.services.queues))
         except PurveyorError as error:
@@ -57,7 +57,7 @@ class Browser:
 
     async def _newest(self) -> None:
         last = self._facts.last_sequence if self._facts is not None else 1
-        await self.read(Look(self._look.queue, max(last - peek.PAGE + 1, 1)))
+        await self.read(Look(self._look.queue, max(last - message_preview.PAGE + 1, 1)))
 
     async def _next(self) -> None:
         if self._messages:
@@ -79,7 +79,7 @@ class Browser:
                 ago(message.timestamp),
                 message.subject,
                 size(len(message.data)),
-                Markup(f'<span class="mono soft">{html.cell(peek.preview(message.data))}</span>'),
+                Markup(f'<span class="mono soft">{html.cell(message_preview.preview(message.data))}</span>'),
             )
             for message in self._messages
         ]
@@ -102,13 +102,13 @@ def act_link(text: str, act: str, key: str) -> Markup:
 async def show_message(message: StoredMessage, more: str = "") -> None:
     """One message in full, and what else is known about it."""
     async with sheet(f"Message {message.sequence}") as dialog:
-        ui.html(html.pairs(peek.about(message)), sanitize=False)
+        ui.html(html.pairs(message_preview.about(message)), sanitize=False)
         if more:
             ui.html(more, sanitize=False)
-        told = peek.headers(message)
+        told = message_preview.headers(message)
         if told:
             ui.html(f"<h3>Headers</h3>{html.preformatted(told)}", sanitize=False)
-        ui.html(f"<h3>Content</h3>{html.preformatted(peek.body(message.data))}", sanitize=False)
+        ui.html(f"<h3>Content</h3>{html.preformatted(message_preview.body(message.data))}", sanitize=False)
         with ui.element("div").classes("bar"):
             ui.element("span").classes("grow")
             button("Close", dialog.close).props("autofocus")

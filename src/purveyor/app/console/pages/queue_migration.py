@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from nicegui import ui
 
 from purveyor.app.console import html
+from purveyor.app.console.alerts import Level
+from purveyor.app.console.formatting import number
 from purveyor.app.console.html import Head
-from purveyor.app.console.live import Live, Page, button, complain, confirm
-from purveyor.app.console.troubles import Level
-from purveyor.app.console.words import number
+from purveyor.app.console.page_base import Live, Page, button, complain, confirm
+from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.model.errors import InvalidName, PurveyorError
-from purveyor.queues.catalogue import PREFIX, Queue, internal_queues, subscription_queue
+from purveyor.queues.catalogue import Queue, internal_queues, subscription_queue
 from purveyor.queues.client import Queues
 from purveyor.queues.migration.plan import Change, Plan
-from purveyor.queues.migration.status import QueueStatus
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.migration.steps import Options, Progress
 
 _LEVELS = {
@@ -57,7 +58,9 @@ class Migration:
         options = self._page.console.options
         known = {queue.name: queue for queue in internal_queues((options.group,))}
         if self._queue is None or self._queue not in known:
-            names = [self._queue] if self._queue else [n.removeprefix(PREFIX) for n in await queues.streams.names()]
+            names = (
+                [self._queue] if self._queue else [n.removeprefix(STREAM_PREFIX) for n in await queues.streams.names()]
+            )
             known |= {queue.name: queue for queue in _subscriptions(names)}
         wanted = list(known.values()) if self._queue is None else [q for n, q in known.items() if n == self._queue]
         return [await queues.migrations.plan(queue, replicas=options.replicas) for queue in wanted]

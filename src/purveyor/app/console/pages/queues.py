@@ -5,16 +5,16 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from purveyor.app.console import html, peek
+from purveyor.app.console import html, message_preview
+from purveyor.app.console.alerts import Level
 from purveyor.app.console.console import Console
-from purveyor.app.console.facts import Facts, QueueFacts, QueueKind
+from purveyor.app.console.formatting import duration, number, rate, size
 from purveyor.app.console.html import Head
-from purveyor.app.console.listing import Listing
-from purveyor.app.console.live import Live, card, page_frame
+from purveyor.app.console.page_base import Live, card, page_frame
+from purveyor.app.console.paged_table import Listing
 from purveyor.app.console.pages.queue_browser import Browser
 from purveyor.app.console.pages.queue_migration import Migration
-from purveyor.app.console.troubles import Level
-from purveyor.app.console.words import duration, number, rate, size
+from purveyor.app.console.snapshot import Facts, QueueFacts, QueueKind
 
 _ORDER = {QueueKind.INTERNAL: 0, QueueKind.STAGE: 1, QueueKind.SUBSCRIPTION: 2}
 
@@ -50,7 +50,7 @@ def install(console: Console) -> None:
         page.on_facts(show)
         await page.begin()
         if queue:
-            ui.timer(0, lambda: browser.read(peek.Look(queue)), once=True)
+            ui.timer(0, lambda: browser.read(message_preview.Look(queue)), once=True)
 
 
 def _matches(row: QueueFacts, text: str) -> bool:

@@ -5,25 +5,25 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from purveyor.app.console import attempts, html
-from purveyor.app.console.attempts import Head as QueueHead
+from purveyor.app.console import html, queue_head
 from purveyor.app.console.charts import COLOURS, as_is, as_rate, plot
 from purveyor.app.console.console import Console
-from purveyor.app.console.facts import Facts
-from purveyor.app.console.flow import all_troubles
+from purveyor.app.console.flow_graph import all_troubles
+from purveyor.app.console.formatting import ago, duration, moment, number, rate
 from purveyor.app.console.html import Head
-from purveyor.app.console.live import Live, Page, card, page_frame
+from purveyor.app.console.message_preview import preview
+from purveyor.app.console.page_base import Live, Page, card, page_frame
 from purveyor.app.console.pages.dead_letters import attempts_table
 from purveyor.app.console.pages.queue_browser import act_link, show_message
 from purveyor.app.console.pages.subscription_actions import Actions
 from purveyor.app.console.pages.subscriptions import prefill, state
-from purveyor.app.console.peek import preview
-from purveyor.app.console.words import ago, duration, moment, number, rate
-from purveyor.delivery import overview
-from purveyor.delivery.overview import Overview
-from purveyor.delivery.words import Kind
+from purveyor.app.console.queue_head import Head as QueueHead
+from purveyor.app.console.snapshot import Facts
+from purveyor.delivery import subscription_status
+from purveyor.delivery.state import Kind
+from purveyor.delivery.subscription_status import Overview
+from purveyor.model.delivery_policy import DEFAULT_HIDDEN
 from purveyor.model.errors import PurveyorError
-from purveyor.model.policy import DEFAULT_HIDDEN
 from purveyor.queues.registry import Registered
 
 _CHART_SECONDS = 10.0
@@ -71,7 +71,11 @@ class _Shown:
         troubles = [each for each in all_troubles(facts, history) if each.about in (about, "server")]
         self._troubles.show(html.troubles(troubles) if troubles else "")
         self._registered = found
-        self._actions.know(found)
+        unread = facts.unreadable.get(self._name)
+        self._actions.know(found or unread)
+        if unread is not None:
+            self._numbers.show(html.empty(f"{self._name} is not understood", unread.reason))
+            return
         if found is None:
             self._numbers.show(html.empty(f"There is no subscription {self._name}", "It was deleted, or never added."))
             return
@@ -79,11 +83,12 @@ class _Shown:
             return
         try:
             services = self._page.console.services
-            told = await overview.look(services.queues, await services.subscriptions.registry(), found)
-            self._head = await attempts.read(services.queues, found)
+            told = await subscription_status.look(services.queues, await services.subscriptions.registry(), found)
+            self._head = await queue_head.read(services.queues, found)
         except PurveyorError:
             return  # the trouble above says why
-        self._numbers.show(self._figures(facts, told))
+        not_known = html.empty("What was delivered is not understood", told.unreadable) if told.unreadable else ""
+        self._numbers.show(not_known + self._figures(facts, told))
         self._line.show(_line(self._head))
         self._definition.show(_definition(found))
         if now - self._plotted_at >= _CHART_SECONDS:
@@ -128,7 +133,7 @@ class _Shown:
         if found is None or self._registered is None:
             return
         queues = self._page.console.services.queues
-        noted = await attempts.failed(queues, self._registered, found.message.sequence)
+        noted = await queue_head.failed(queues, self._registered, found.message.sequence)
         more = f"<h3>Attempts that failed</h3>{attempts_table(noted)}" if noted else ""
         await show_message(found.message, more)
 
@@ -160,7 +165,7 @@ def _line(head: QueueHead) -> str:
     return html.table(heads, rows, label="First in line")
 
 
-def _now(each: attempts.Attempted) -> str:
+def _now(each: queue_head.Attempted) -> str:
     if each.instance is not None:
         return f"in the hands of {each.instance}, lease ends {ago(each.until)}"
     return f"tried again {ago(each.until)}" if each.until is not None else "waits"

@@ -5,14 +5,14 @@ from typing import Final
 
 from nicegui import ui
 
-from purveyor.app.console.live import Page, button, confirm, sheet
+from purveyor.app.console.formatting import HINTS
+from purveyor.app.console.page_base import Page, button, confirm, sheet
 from purveyor.app.console.pages.subscription_forms import test_webhook
-from purveyor.app.console.words import HINTS
-from purveyor.model.control import Place
+from purveyor.model.control_events import Place
 from purveyor.model.errors import InvalidInput
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import Subscription
-from purveyor.queues.registry import Registered
+from purveyor.queues.registry import Registered, Unreadable
 
 _LIST: Final = "/console/subscriptions"
 
@@ -23,6 +23,7 @@ class Actions:
     def __init__(self, page: Page, name: str) -> None:
         self._page, self._name = page, name
         self._definition: Subscription | None = None
+        self._unreadable = False
         with ui.element("div").classes("bar") as self._bar:
             self._pause = button("Pause", self._on_pause, hint="Hand out nothing until it is resumed; the queue fills")
             self._resume = button(
@@ -34,10 +35,13 @@ class Actions:
             ui.element("span").classes("grow")
             self._delete = button("Delete …", self._on_delete, kind="plain danger")
 
-    def know(self, found: Registered | None) -> None:
-        """How it is now."""
+    def know(self, found: Registered | Unreadable | None) -> None:
+        """How it is now. One that this program does not understand can only be deleted."""
         self._bar.set_visibility(found is not None)
-        if found is None:
+        self._unreadable = isinstance(found, Unreadable)
+        for each in (self._pause, self._resume, self._test, self._replay, self._prefill):
+            each.set_visibility(not self._unreadable)
+        if found is None or isinstance(found, Unreadable):
             return
         halted = found.record.paused or found.suspended is not None
         self._definition = found.record.definition
@@ -93,16 +97,17 @@ class Actions:
 
     async def _on_delete(self) -> None:
         text = "It ends with all that waits in its queue, and its consumer is refused. This cannot be undone."
+        if self._unreadable:
+            text += " This program does not understand its record: an upgraded one could serve it."
         if not await confirm(f"Delete {self._name}?", text, yes="Delete"):
             return
 
         async def work() -> None:
             services = self._page.console.services
-            found = await (await services.subscriptions.registry()).get(self._name)
-            await services.subscriptions.delete(self._name)
+            incarnation = await services.subscriptions.delete(self._name, force=self._unreadable)
             services.pull.forget(self._name)
             services.gate.forget(self._name)
-            await services.credentials.remove(self._name, found.incarnation)
+            await services.credentials.remove(self._name, incarnation)
 
         if await self._page.act(work, f"{self._name} is deleted"):
             ui.navigate.to(_LIST)

@@ -7,14 +7,14 @@ from typing import Final
 from nicegui import ui
 
 from purveyor.app.console import html
+from purveyor.app.console.alerts import Level
 from purveyor.app.console.html import Head
-from purveyor.app.console.live import Page, button, complain, sheet
-from purveyor.app.console.troubles import Level
-from purveyor.app.console.webhook import Tested, send_test
+from purveyor.app.console.page_base import Page, button, complain, sheet
+from purveyor.app.console.webhook_test import Tested, send_test
 from purveyor.delivery.push.signing import new_secret
 from purveyor.model.errors import InvalidInput, InvalidName, PurveyorError
-from purveyor.model.jsontext import Json
-from purveyor.model.push import PushFormat
+from purveyor.model.json_fields import Json
+from purveyor.model.push_config import PushFormat
 from purveyor.model.subscription import Subscription
 
 _WAYS: Final = {

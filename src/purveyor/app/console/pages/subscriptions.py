@@ -7,24 +7,25 @@ from urllib.parse import quote
 from nicegui import ui
 
 from purveyor.app.console import html
+from purveyor.app.console.alerts import Level
 from purveyor.app.console.console import Console
-from purveyor.app.console.facts import Facts, QueueFacts
-from purveyor.app.console.flow import all_troubles
+from purveyor.app.console.flow_graph import all_troubles
+from purveyor.app.console.formatting import duration, number, rate
 from purveyor.app.console.html import Head
-from purveyor.app.console.listing import Listing
-from purveyor.app.console.live import button, card, page_frame
+from purveyor.app.console.page_base import button, card, page_frame
+from purveyor.app.console.paged_table import Listing
 from purveyor.app.console.pages.subscription_forms import add_subscription
-from purveyor.app.console.troubles import Level
-from purveyor.app.console.words import duration, number, rate
-from purveyor.app.telemetry.queues import state_of
+from purveyor.app.console.snapshot import Facts, QueueFacts
+from purveyor.app.telemetry.queue_metrics import state_of
 from purveyor.model.registration import PrefillStatus
-from purveyor.queues.registry import Registered
+from purveyor.queues.registry import Registered, Unreadable
 
 STATES = {
     "active": Level.FINE,
     "paused": Level.WARNING,
     "suspended": Level.STUCK,
     "prefill_failed": Level.STUCK,
+    "unreadable": Level.STUCK,
     "prefilling": Level.NOTE,
     "registering": Level.NOTE,
     "deleting": Level.NOTE,
@@ -35,7 +36,7 @@ STATES = {
 class Row:
     """One subscription."""
 
-    found: Registered
+    found: Registered | Unreadable
     queue: QueueFacts | None
     level: Level
     age_seconds: float | None
@@ -69,7 +70,8 @@ def rows(facts: Facts, console: Console) -> list[Row]:
             name = trouble.about.removeprefix("sub:")
             levels[name] = max(levels.get(name, Level.FINE), trouble.level)
     found = []
-    for name, each in facts.subscriptions.items():
+    every: dict[str, Registered | Unreadable] = {**facts.subscriptions, **facts.unreadable}
+    for name, each in every.items():
         queue = facts.queues.get(name)
         oldest = queue.oldest if queue is not None else None
         found.append(
@@ -85,10 +87,14 @@ def rows(facts: Facts, console: Console) -> list[Row]:
     return sorted(found, key=lambda row: (-row.level, row.found.name))
 
 
-def state(found: Registered, level: Level = Level.FINE) -> html.Markup:
+def state(found: Registered | Unreadable, level: Level = Level.FINE) -> html.Markup:
     """How it is, in a word."""
-    word = state_of(found)
+    word = _word(found)
     return html.badge(word.replace("_", " "), max(STATES.get(word, Level.NOTE), level))
+
+
+def _word(found: Registered | Unreadable) -> str:
+    return "unreadable" if isinstance(found, Unreadable) else state_of(found)
 
 
 def prefill(found: Registered) -> html.Cell:
@@ -109,10 +115,20 @@ def prefill(found: Registered) -> html.Cell:
 
 
 def _matches(row: Row, text: str) -> bool:
-    definition = row.found.record.definition
-    words = [definition.name, definition.delivery.value, state_of(row.found)]
-    words += [f"{each.realm}:{each.topic}" for each in definition.realms_topics]
+    words = [row.found.name, _word(row.found)]
+    if isinstance(row.found, Registered):
+        definition = row.found.record.definition
+        words += [definition.delivery.value, *(f"{each.realm}:{each.topic}" for each in definition.realms_topics)]
     return any(text in word.lower() for word in words)
+
+
+def _asked_for(found: Registered | Unreadable) -> tuple[html.Cell, html.Cell, html.Cell]:
+    """Its delivery, topics and prefill, if they are understood."""
+    if isinstance(found, Unreadable):
+        return None, None, None
+    definition = found.record.definition
+    topics = ", ".join(f"{each.realm}:{each.topic}" for each in definition.realms_topics)
+    return definition.delivery.value, topics, prefill(found)
 
 
 def _table(found: Sequence[Row]) -> str:
@@ -140,9 +156,7 @@ def _table(found: Sequence[Row]) -> str:
                 number(row.queue.messages if row.queue is not None else None),
                 duration(row.age_seconds),
                 rate(row.rate),
-                row.found.record.definition.delivery.value,
-                ", ".join(f"{each.realm}:{each.topic}" for each in row.found.record.definition.realms_topics),
-                prefill(row.found),
+                *_asked_for(row.found),
                 number(row.dead),
             )
             for row in found

@@ -1,0 +1,193 @@
+"""Streams and consumers in the words people know from the JetStream documentation. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import assert_never
+
+from purveyor.app.cli.render import Rows, block, show, show_duration, show_limit, show_size, show_time
+from purveyor.jetstream.config import (
+    ConsumerConfig,
+    ConsumerInfo,
+    Deliver,
+    SequencePair,
+    Storage,
+    StreamConfig,
+    StreamInfo,
+)
+from purveyor.jetstream.storage import overhead
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a message of a stream takes on disk, on average. With too many subjects to ask for, theirs is unknown."""
+
+    message: float
+    subject: float | None
+
+    @property
+    def overhead(self) -> float | None:
+        """What is stored around payload and headers."""
+        return None if self.subject is None else overhead(0) + self.subject
+
+
+def cost(info: StreamInfo, subjects: Mapping[str, int]) -> Cost | None:
+    """The cost, given how many messages each subject holds; only file storage is made of records that add up."""
+    if not info.state.messages or info.config.storage is not Storage.FILE:
+        return None
+    counted = sum(subjects.values())
+    size = sum(len(name.encode()) * count for name, count in subjects.items())
+    return Cost(info.state.bytes / info.state.messages, size / counted if counted else None)
+
+
+def cost_json(found: Cost) -> dict[str, float | None]:
+    """The cost as numbers."""
+    return {
+        "average_message_bytes": found.message,
+        "average_subject_bytes": found.subject,
+        "overhead_bytes": found.overhead,
+    }
+
+
+def cost_rows(found: Cost) -> Rows:
+    """The cost, and what it is made of."""
+    rows: list[tuple[str, object]] = [("Average Message", show_size(found.message))]
+    if found.subject is not None and found.overhead is not None:
+        parts = f"4 length + 8 sequence + 8 time + 2 subject length + {_number(found.subject)} subject + 8 hash"
+        content = show_size(max(found.message - found.overhead, 0))
+        rows += [
+            ("Overhead", f"{show_size(found.overhead)} = {parts}"),
+            ("Content", f"{content} of payload; with headers also those, and 4 for their length"),
+        ]
+    return rows
+
+
+def stream_settings(config: StreamConfig) -> Rows:
+    """How a stream keeps messages."""
+    rows: list[tuple[str, object]] = [
+        ("Subjects", config.subjects),
+        ("Retention", config.retention),
+        ("Discard Policy", f"{config.discard.value}{', per subject' if config.discard_new_per_subject else ''}"),
+        ("Storage", config.storage),
+        ("Replicas", config.num_replicas),
+        ("Maximum Messages", show_limit(config.max_msgs)),
+        ("Maximum Per Subject", show_limit(config.max_msgs_per_subject)),
+        ("Maximum Bytes", show_limit(config.max_bytes, size=True)),
+        ("Maximum Age", show_duration(config.max_age) if config.max_age else "none"),
+        ("Maximum Message Size", show_limit(config.max_msg_size, size=True)),
+        ("Duplicate Window", config.duplicate_window),
+        ("Acknowledgements", not config.no_ack),
+        ("Direct Get", config.allow_direct),
+        ("Atomic Batches", config.allow_atomic),
+        ("Compression", config.compression),
+    ]
+    if config.description:
+        rows.insert(0, ("Description", config.description))
+    if config.sealed:
+        rows.append(("Sealed", True))
+    return rows
+
+
+def stream_state(info: StreamInfo) -> Rows:
+    """What a stream holds."""
+    state = info.state
+    return [
+        ("Messages", state.messages),
+        ("Bytes", show_size(state.bytes)),
+        ("FirstSeq", _at(state.first_seq, state.first_ts)),
+        ("LastSeq", _at(state.last_seq, state.last_ts)),
+        ("Active Consumers", state.consumer_count),
+        ("Subjects", state.num_subjects),
+        ("Deleted", state.num_deleted),
+    ]
+
+
+def stream_text(info: StreamInfo, subjects: Mapping[str, int]) -> str:
+    """All about a stream."""
+    parts = [
+        f"Stream {show(info.config.name)}{_created(info.created)}",
+        block("Settings", stream_settings(info.config)),
+        block("State", stream_state(info)),
+    ]
+    found = cost(info, subjects)
+    return "\n\n".join([*parts, block("Storage", cost_rows(found))] if found else parts)
+
+
+def start_text(config: ConsumerConfig) -> str:
+    """Where a consumer began."""
+    match config.deliver_policy:
+        case Deliver.BY_START_SEQUENCE:
+            return f"from sequence {config.opt_start_seq}"
+        case Deliver.BY_START_TIME:
+            return f"from {show(config.opt_start_time)}"
+        case Deliver.LAST_PER_SUBJECT:
+            return "last of each subject"
+        case Deliver.ALL | Deliver.LAST | Deliver.NEW:
+            return str(config.deliver_policy.value)
+        case never:
+            assert_never(never)
+
+
+def consumer_settings(config: ConsumerConfig) -> Rows:
+    """How a consumer reads."""
+    rows: list[tuple[str, object]] = [
+        (
+            "Kind",
+            f"{'durable' if config.durable_name else 'ephemeral'}, {'push' if config.deliver_subject else 'pull'}",
+        ),
+        ("Filter Subjects", config.filters or "all"),
+        ("Deliver Policy", start_text(config)),
+        ("Ack Policy", config.ack_policy),
+        ("Ack Wait", config.ack_wait),
+        ("Replay Policy", config.replay_policy),
+        ("Maximum Deliveries", show_limit(config.max_deliver)),
+        ("Max Ack Pending", show_limit(config.max_ack_pending or -1)),
+    ]
+    optional: list[tuple[str, object]] = [
+        ("Description", config.description),
+        ("Backoff", config.backoff),
+        ("Sampling Rate", (config.sample_freq or "").removesuffix("%") or None),
+        ("Delivery Subject", config.deliver_subject),
+        ("Headers Only", config.headers_only or None),
+        ("Inactive Threshold", config.inactive_threshold),
+    ]
+    return [*rows, *((label, value) for label, value in optional if value not in (None, ()))]
+
+
+def consumer_state(info: ConsumerInfo) -> Rows:
+    """Where a consumer is."""
+    rows: list[tuple[str, object]] = [
+        ("Last Delivered Message", _pair(info.delivered)),
+        ("Acknowledgment floor", _pair(info.ack_floor)),
+        ("Pending Messages", info.num_ack_pending),
+        ("Redelivered Messages", info.num_redelivered),
+        ("Waiting Pulls", info.num_waiting),
+        ("Unprocessed Messages", info.num_pending),
+    ]
+    if info.config.deliver_subject:
+        rows.append(("Somebody Listens", info.push_bound))
+    if info.paused:
+        rows.append(("Paused For", info.pause_remaining))
+    return rows
+
+
+def consumer_text(info: ConsumerInfo) -> str:
+    """All about a consumer."""
+    head = f"Consumer {show(info.name)} of stream {show(info.stream_name)}{_created(info.created)}"
+    return "\n\n".join([head, block("Settings", consumer_settings(info.config)), block("State", consumer_state(info))])
+
+
+def _created(moment: datetime | None) -> str:
+    return f", created {show_time(moment)}" if moment else ""
+
+
+def _at(sequence: int, moment: datetime | None) -> str:
+    return f"{sequence} at {show_time(moment)}" if moment else str(sequence)
+
+
+def _pair(pair: SequencePair) -> str:
+    return f"Consumer sequence: {pair.consumer_seq} Stream sequence: {pair.stream_seq}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,1 @@
+"""Park, list, redrive and discard the dead letters of subscriptions."""

@@ -1,1 +1,0 @@
-"""Sources: what happens elsewhere, read once and put into a queue. Begins with LDIF, the text form of a directory."""

@@ -1,0 +1,1 @@
+"""Append rows to many streams, each row once, by the position that it carries."""

@@ -1,0 +1,1 @@
+"""Blocking NATS connections for bulk reads and writes: connect, frames, requests, a pool."""

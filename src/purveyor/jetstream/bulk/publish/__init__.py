@@ -1,0 +1,1 @@
+"""Publish many messages with every acknowledgement checked."""

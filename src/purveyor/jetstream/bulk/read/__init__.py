@@ -1,0 +1,1 @@
+"""Read a range of sequences as Arrow record batches."""

@@ -1,0 +1,233 @@
+"""Streams and consumers as data: what the JetStream API calls their configuration and state, typed.
+
+Field names are those of the API. A zero or -1 limit means none, as on the server.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+
+from purveyor.model.errors import InvalidConfig
+from purveyor.model.name_rules import check_name, check_subject
+
+
+class Retention(Enum):
+    """When a message leaves the stream: by limits, once every consumer acknowledged it, or once one did."""
+
+    LIMITS = "limits"
+    INTEREST = "interest"
+    WORK_QUEUE = "workqueue"
+
+
+class Discard(Enum):
+    """What gives way at a limit: the oldest message or the new one."""
+
+    OLD = "old"
+    NEW = "new"
+
+
+class Storage(Enum):
+    """Where messages live."""
+
+    FILE = "file"
+    MEMORY = "memory"
+
+
+class Compression(Enum):
+    """How message blocks are stored on disk."""
+
+    NONE = "none"
+    S2 = "s2"
+
+
+class Deliver(Enum):
+    """Where a new consumer begins."""
+
+    ALL = "all"
+    LAST = "last"
+    NEW = "new"
+    BY_START_SEQUENCE = "by_start_sequence"
+    BY_START_TIME = "by_start_time"
+    LAST_PER_SUBJECT = "last_per_subject"
+
+
+class AckPolicy(Enum):
+    """What is acknowledged: each message, a message with all before it, or nothing."""
+
+    EXPLICIT = "explicit"
+    ALL = "all"
+    NONE = "none"
+
+
+class Replay(Enum):
+    """How fast stored messages are delivered: at once, or at the pace they came in."""
+
+    INSTANT = "instant"
+    ORIGINAL = "original"
+
+
+INCARNATION = "purveyor.incarnation"
+"""The key in a stream's metadata that tells a stream from an earlier one with the same name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """How a stream keeps messages. Only `name` and `subjects` have no default."""
+
+    name: str
+    subjects: tuple[str, ...] = ()
+    description: str | None = None
+    retention: Retention = Retention.LIMITS
+    discard: Discard = Discard.OLD
+    discard_new_per_subject: bool = False
+    storage: Storage = Storage.FILE
+    num_replicas: int = 1
+    max_msgs: int = -1
+    max_bytes: int = -1
+    max_age: timedelta = timedelta(0)
+    max_msg_size: int = -1
+    max_msgs_per_subject: int = -1
+    max_consumers: int = -1
+    duplicate_window: timedelta | None = None
+    no_ack: bool = False
+    sealed: bool = False
+    deny_delete: bool = False
+    deny_purge: bool = False
+    allow_rollup_hdrs: bool = False
+    allow_direct: bool = True
+    allow_atomic: bool = False
+    allow_msg_ttl: bool = False
+    first_seq: int | None = None
+    compression: Compression = Compression.NONE
+    metadata: dict[str, str] | None = None
+
+    def checked(self) -> "StreamConfig":
+        """Itself, or InvalidConfig / InvalidName / InvalidSubject for what the server would refuse less clearly."""
+        check_name(self.name, "stream")
+        for subject in self.subjects:
+            check_subject(subject, wildcards=True)
+        if self.discard_new_per_subject and (self.discard is not Discard.NEW or self.max_msgs_per_subject < 1):
+            raise InvalidConfig(
+                f"stream {self.name!r}: discarding new messages per subject needs the discard policy 'new' "
+                "and a limit of messages per subject",
+                fix="set both",
+            )
+        if self.duplicate_window is not None and self.max_age and self.duplicate_window > self.max_age:
+            raise InvalidConfig(
+                f"stream {self.name!r}: the duplicate window ({self.duplicate_window}) is longer than "
+                f"messages live ({self.max_age})",
+                fix="shorten the window",
+            )
+        if self.num_replicas not in range(1, 6):
+            raise InvalidConfig(f"stream {self.name!r}: {self.num_replicas} replicas", fix="1 to 5, odd for a quorum")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """What a stream holds now."""
+
+    messages: int = 0
+    bytes: int = 0
+    first_seq: int = 0
+    first_ts: datetime | None = None
+    last_seq: int = 0
+    last_ts: datetime | None = None
+    num_subjects: int = 0
+    num_deleted: int = 0
+    consumer_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo:
+    """A stream as the server sees it. `created` tells a stream from a later one of the same name."""
+
+    config: StreamConfig
+    state: StreamState
+    created: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """How a consumer reads a stream. With a `durable_name` it stays; without, it goes when nobody uses it."""
+
+    name: str | None = None
+    durable_name: str | None = None
+    description: str | None = None
+    deliver_policy: Deliver = Deliver.ALL
+    opt_start_seq: int | None = None
+    opt_start_time: datetime | None = None
+    ack_policy: AckPolicy = AckPolicy.EXPLICIT
+    ack_wait: timedelta | None = None
+    max_deliver: int = -1
+    backoff: tuple[timedelta, ...] = ()
+    filter_subject: str | None = None
+    filter_subjects: tuple[str, ...] | None = None
+    replay_policy: Replay = Replay.INSTANT
+    rate_limit_bps: int | None = None
+    sample_freq: str | None = None
+    max_waiting: int | None = None
+    max_ack_pending: int | None = None
+    headers_only: bool = False
+    deliver_subject: str | None = None
+    deliver_group: str | None = None
+    flow_control: bool = False
+    idle_heartbeat: timedelta | None = None
+    inactive_threshold: timedelta | None = None
+    num_replicas: int = 0
+    mem_storage: bool = False
+    pause_until: datetime | None = None
+    metadata: dict[str, str] | None = None
+
+    def checked(self) -> "ConsumerConfig":
+        """Itself, or InvalidConfig for combinations that make no sense."""
+        for name in (self.name, self.durable_name):
+            if name is not None:
+                check_name(name, "consumer")
+        for subject in self.filters:
+            check_subject(subject, wildcards=True)
+        if self.deliver_policy is Deliver.BY_START_SEQUENCE and not self.opt_start_seq:
+            raise InvalidConfig("delivering from a sequence needs a start sequence of 1 or more", fix="set it")
+        if self.deliver_policy is Deliver.BY_START_TIME and self.opt_start_time is None:
+            raise InvalidConfig("delivering from a time needs a start time", fix="set it")
+        if self.backoff and 0 < self.max_deliver < len(self.backoff):
+            raise InvalidConfig(
+                f"{len(self.backoff)} backoff delays need more than {self.max_deliver} deliveries",
+                fix="raise max_deliver, or give fewer delays",
+            )
+        return self
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The subjects it reads; none means all."""
+        if self.filter_subjects:
+            return self.filter_subjects
+        return (self.filter_subject,) if self.filter_subject else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencePair:
+    """A point in a consumer's life: its own count of deliveries, and the stream's sequence."""
+
+    consumer_seq: int = 0
+    stream_seq: int = 0
+    last_active: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerInfo:
+    """A consumer as the server sees it."""
+
+    stream_name: str
+    name: str
+    config: ConsumerConfig
+    delivered: SequencePair = field(default_factory=SequencePair)
+    ack_floor: SequencePair = field(default_factory=SequencePair)
+    num_ack_pending: int = 0
+    num_redelivered: int = 0
+    num_waiting: int = 0
+    num_pending: int = 0
+    push_bound: bool = False
+    paused: bool = False
+    pause_remaining: timedelta | None = None
+    created: datetime | None = None

@@ -1,0 +1,409 @@
+"""`audit`: every event of a range that a subscription asks for is acknowledged, queued, or parked; and nothing else is.
+
+The comparison is one join in Spark SQL, by subscription and position: what the archive says should be there against
+what the queues hold, which is read by the executors, a queue at a time.
+
+Of what is no longer in a queue only sequences are known: delivery's account of which are acknowledged, in any order. A
+position that is gone lay between its neighbours that are still there; so many sequences as are acknowledged between
+those two were delivered, and the others that should have been there are missing.
+
+A dead letter that was put back or discarded has left a receipt. What was put back lies in the queue once more, on a
+subject of its own; what was discarded stays accounted for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as f
+
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import ReadOptions, read_range
+from purveyor.jetstream.headers import CAME_ON, PARKED_POSITION, POSITION
+from purveyor.model.ack_ranges import Acknowledged, Done
+from purveyor.model.errors import InvalidConfig, UnknownStream
+from purveyor.pipeline.archive.reader import ArchiveSource, events
+from purveyor.pipeline.audit.report import Account, Difference, Findings, Place, Report
+from purveyor.pipeline.audit.scope import Scope, acknowledged, dispatched_until, letters, scopes
+from purveyor.pipeline.matching import deliveries
+from purveyor.pipeline.parking import ORIGIN
+from purveyor.queues.catalogue import DEAD_LETTERS, subscription_queue
+from purveyor.queues.dead_letters.letter import subscription_origin, token
+from purveyor.queues.dead_letters.store import FATE, LETTERS, SETTLED
+from purveyor.spark.map_in_arrow import map_in_arrow
+
+_SHOWN: Final = 20
+_EVERYTHING: Final = 2**62
+_FOR_ALL: Final = ""
+"""The subscription of a reading that is about all of them."""
+_ORIGINAL: Final = "Purveyor-Original-"
+_HEADERS: Final = "map<string,array<string>>"
+_KEY: Final = ["subscription", "position"]
+_LIMITS: Final = (
+    "subscription string, begin long, reached long, dispatched long, acknowledged long, "
+    "done array<struct<begin: long, end: long>>, retry_done array<struct<begin: long, end: long>>, retry_to long, "
+    "expired long"
+)
+_NEVER_THERE: Final = "none"
+
+
+def audit(
+    spark: SparkSession,
+    archive: ArchiveSource,
+    first: int,
+    last: int,
+    subscriptions: Sequence[str] | None = None,
+) -> Report:
+    """Compare the positions `first` to `last`, both included, for the subscriptions named or for all.
+
+    What its dispatcher has not reached is `pending`, not missing. Raises UnknownSubscription for a name that is not
+    there. A subscription that this program does not understand is named in the report, which is not clean then.
+    """
+    address = archive.address
+    if address is None:
+        raise InvalidConfig("an audit compares the archive with queues, and no server is set", fix="set one")
+    chosen, unreadable = scopes(address, dispatched_until(address, archive.stream), subscriptions)
+    if not chosen:
+        return Report(first=first, last=last, unreadable=unreadable)
+    held = _held(spark, address, chosen).persist()
+    try:
+        held.count()  # the queues are read now, before it is asked what was acknowledged
+        acked, not_known = acknowledged(address)
+        unreadable |= {each.name: not_known[each.name] for each in chosen if each.name in not_known}
+        chosen = [each for each in chosen if each.name not in not_known]
+        if not chosen:
+            return Report(first=first, last=last, unreadable=unreadable)
+        judged = _judged(archive, (first, last), chosen, held, acked).persist()
+        try:
+            accounts = _accounts(judged, chosen, (first, last))
+            return Report(first=first, last=last, accounts=accounts, unreadable=unreadable)
+        finally:
+            judged.unpersist()
+    finally:
+        held.unpersist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A stream to read, for one subscription."""
+
+    subscription: str
+    what: str
+    stream: str
+    subject: str
+
+
+def _held(spark: SparkSession, address: Address, chosen: Sequence[Scope]) -> DataFrame:
+    """What the queues and the dead letters hold: subscription, what, sequence, position, never_there.
+
+    What is `main` for a message of the queue, `retry` for a letter that was put back, `dead` for a letter, and
+    `retried` or `discarded` for the receipt of one. Letters about what never came to the queue, because it was too
+    large or because dispatch fails on it, are marked. What is about a prefilled or replayed message says nothing of
+    the live one.
+    """
+    parked = letters(address, DEAD_LETTERS.stream, LETTERS)
+    settled = {subject.rpartition(".")[0] for subject in letters(address, DEAD_LETTERS.stream, f"{SETTLED}.>")}
+    readings = [
+        _Reading(each.name, kind, subscription_queue(each.name).stream, f"{each.name}.{kind}")
+        for each in chosen
+        for kind in ("main", "retry")
+    ]
+    for each in chosen:
+        for word in (token(each.name), token(subscription_origin(each.name))):
+            if f"dead-letters.{word}" in parked:
+                readings.append(_Reading(each.name, "dead", DEAD_LETTERS.stream, f"dead-letters.{word}"))
+            if f"{SETTLED}.{word}" in settled:
+                readings.append(_Reading(each.name, "settled", DEAD_LETTERS.stream, f"{SETTLED}.{word}.*"))
+    for_all = token(ORIGIN)
+    if f"dead-letters.{for_all}" in parked:
+        readings.append(_Reading(_FOR_ALL, "dead", DEAD_LETTERS.stream, f"dead-letters.{for_all}"))
+    if f"{SETTLED}.{for_all}" in settled:
+        readings.append(_Reading(_FOR_ALL, "settled", DEAD_LETTERS.stream, f"{SETTLED}.{for_all}.*"))
+    rows = [(each.subscription, each.what, each.stream, each.subject) for each in readings]
+    todo = spark.createDataFrame(rows, "subscription string, what string, stream string, subject string")
+    schema = f"subscription string, what string, sequence long, headers {_HEADERS}"
+    spread = todo.repartition(min(len(rows), spark.sparkContext.defaultParallelism))
+    read = map_in_arrow(spread, _reader(address), schema)
+    return _for_each(read, [each.name for each in chosen]).select("subscription", *_meaning(), "sequence")
+
+
+def _for_each(read: DataFrame, names: Sequence[str]) -> DataFrame:
+    """What was read, with a row for each subscription of a letter about an event that dispatch fails on."""
+    about_all = f.col("subscription") == _FOR_ALL
+    wanted = ~about_all | f.col("headers")[PARKED_POSITION].isNotNull()  # the others are about what is no event
+    whose = f.when(about_all, f.lit(list(names))).otherwise(f.array("subscription"))
+    return read.where(wanted).withColumn("subscription", f.explode(whose))
+
+
+def _meaning() -> tuple[Column, ...]:
+    """What a row says, from its headers; what is of another origin, or about a copy, says nothing."""
+    name, header, place = f.col("subscription"), f.col("headers"), f.col("what")
+    origin, came_on = header["Purveyor-Origin"][0], header["Purveyor-Subject"][0]
+    rejected = origin == f.concat(f.lit(subscription_origin("")), name)
+    in_queue = place.isin("main", "retry")
+    told = f.coalesce(header[PARKED_POSITION][0], header[POSITION][0])
+    given = f.when(in_queue | ~rejected, told).otherwise(header[f"{_ORIGINAL}{POSITION}"][0])
+    lay = (
+        f.when(place == "retry", header[CAME_ON][0])
+        .when(in_queue, "main")
+        .when(came_on == f.concat(name, f.lit(".prefill")), "prefill")
+        .when(rejected, f.coalesce(header[f"{_ORIGINAL}{CAME_ON}"][0], f.lit("main")))
+        .when((origin == name) | (origin == ORIGIN), _NEVER_THERE)
+    )
+    what = f.when(place == "settled", header[FATE][0]).otherwise(place)
+    return (
+        f.when(lay.isin("main", _NEVER_THERE), what).alias("what"),
+        given.try_cast("long").alias("position"),
+        (lay == _NEVER_THERE).alias("never_there"),
+    )
+
+
+def _reader(address: Address) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                options = ReadOptions(subjects=(row["subject"],), columns=("sequence", "headers"))
+                try:
+                    for found in read_range(address, row["stream"], 1, _EVERYTHING, options):
+                        yield _labelled(found, row)
+                except UnknownStream:
+                    continue  # whatever should be in it is missing
+
+    return read
+
+
+def _labelled(found: Any, row: dict[str, str]) -> Any:
+    count = found.num_rows
+    return pa.record_batch(
+        {
+            "subscription": pa.repeat(pa.scalar(row["subscription"], pa.string()), count),
+            "what": pa.repeat(pa.scalar(row["what"], pa.string()), count),
+            "sequence": found.column("sequence"),
+            "headers": found.column("headers"),
+        }
+    )
+
+
+def _judged(
+    archive: ArchiveSource,
+    range_: tuple[int, int],
+    chosen: Sequence[Scope],
+    held: DataFrame,
+    acked: Mapping[tuple[str, str], Acknowledged],
+) -> DataFrame:
+    """One row per subscription and position: whether it is expected, how often it is queued, and what that makes it."""
+    spark = held.sparkSession
+    limits = spark.createDataFrame(
+        [_limits(each, acked.get((each.name, each.registered.incarnation))) for each in chosen], _LIMITS
+    )
+    happened = events(spark, archive, *range_).where(f.col("kind") == "event")
+    wanted = (
+        deliveries(happened, [each.registered.record.definition for each in chosen])
+        .select(*_KEY, f.lit(True).alias("expected"))
+        .join(f.broadcast(limits.select("subscription", "begin")), "subscription")
+        .where(f.col("position") > f.col("begin"))
+        .drop("begin")
+    )
+    found = wanted.join(_queued(held), _KEY, "full").join(_letters(held, limits), _KEY, "left")
+    newest = _queued(held).groupBy("subscription").agg(f.max("position").alias("newest"))
+    limits = limits.join(f.broadcast(newest), "subscription", "left").withColumn(
+        "reached",
+        f.greatest("reached", f.least("dispatched", f.greatest("newest", "acknowledged"))),
+    )
+    return (
+        _gone(found.join(f.broadcast(limits), "subscription"))
+        .withColumn("state", _state(range_))
+        .select(
+            *("subscription", "position", "sequence", "state", "copies", "disordered", "expected", "rejected"),
+            *("never_there", "waiting", "retry_to", "expired"),
+        )
+    )
+
+
+def _letters(held: DataFrame, limits: DataFrame) -> DataFrame:
+    """For a position: whether a letter is parked, what became of the last that was, whether one is back and waits."""
+    never, what = f.col("never_there"), f.col("what")
+    done = f.coalesce(f.expr("exists(retry_done, run -> sequence between run.begin and run.end)"), f.lit(False))
+    settled = f.when(what.isin("retried", "discarded"), f.col("sequence"))
+    return (
+        held.where("what != 'main'")
+        .join(f.broadcast(limits.select("subscription", "retry_done")), "subscription")
+        .groupBy(*_KEY)
+        .agg(
+            f.max(what == "dead").alias("dead"),
+            f.max((what == "dead") & ~never).alias("rejected"),
+            (f.max_by(what, settled) == "discarded").alias("discarded"),
+            f.max(settled.isNotNull() & never).alias("never_there"),
+            f.max((what == "retry") & ~done).alias("waiting"),
+        )
+    )
+
+
+def _limits(scope: Scope, acked: Acknowledged | None) -> tuple[object, ...]:
+    """A row of `_LIMITS`. Sequences that the queue never had are in no range of those that are done."""
+    about = scope.name, scope.begin, scope.reached, scope.dispatched
+    if acked is None:
+        return *about, 0, None, None, 0, 0
+    main = None if acked.main is None else _ranges(acked.main, scope.first_sequence)
+    retry = _ranges(acked.retry, scope.first_sequence)
+    return *about, acked.position, main, retry, acked.retry_to, acked.expired.count
+
+
+def _ranges(done: Done, first: int) -> list[tuple[int, int]]:
+    ranges = [(first, done.floor), *done.ranges]
+    return [(max(begin, first), end) for begin, end in ranges if end >= first]
+
+
+def _gone(found: DataFrame) -> DataFrame:
+    """Of a message that is there, whether it is acknowledged, and of one that is gone, where it was.
+
+    `place` is the how many-th it is of all that are gone between the same two neighbours, and `room` how many sequences
+    are acknowledged between those.
+    """
+    sequence = f.when(f.col("position").isNotNull(), f.col("sequence"))
+    before = Window.partitionBy("subscription").orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
+    between = Window.partitionBy("subscription", "low")  # up to the next that is there, and with it
+    so_far = between.orderBy("position").rowsBetween(Window.unboundedPreceding, 0)
+    in_queue = f.when(f.col("dead"), f.col("rejected")).otherwise(~f.coalesce("never_there", f.lit(False)))
+    gone = f.col("expected") & f.col("copies").isNull() & in_queue
+    length = "greatest(0L, least(run.end, high - 1) - greatest(run.begin, low + 1) + 1)"
+    room = f"aggregate(done, 0L, (sum, run) -> sum + {length})"
+    return (
+        found.withColumn("low", f.coalesce(f.last(sequence, ignorenulls=True).over(before), f.lit(0)))
+        .withColumn("high", f.coalesce(f.max(sequence).over(between), f.lit(_EVERYTHING)))
+        .withColumn("place", f.count_if(gone).over(so_far))
+        .withColumn("room", f.when(gone, f.expr(room)))
+        .withColumn("done_itself", f.expr("exists(done, run -> sequence between run.begin and run.end)"))
+    )
+
+
+def _queued(held: DataFrame) -> DataFrame:
+    before = Window.partitionBy("subscription").orderBy("sequence").rowsBetween(Window.unboundedPreceding, -1)
+    return (
+        held.where("what = 'main'")
+        .withColumn("disordered", f.coalesce(f.col("position") < f.max("position").over(before), f.lit(False)))
+        .groupBy("subscription", "position")
+        .agg(
+            f.min("sequence").alias("sequence"),
+            f.count("*").alias("copies"),
+            f.max("disordered").alias("disordered"),
+        )
+    )
+
+
+def _state(range_: tuple[int, int]) -> Column:
+    position = f.col("position")
+    inside = position.isNull() | position.between(*range_)
+    left = f.col("copies").isNull() | f.col("done_itself")
+    return (
+        f.when(f.col("expected").isNull() & inside, "unexpected")
+        .when(f.col("expected").isNull(), "outside")
+        .when(f.col("dead") & left, "dead")
+        .when(f.col("waiting") & left, "queued")
+        .when(f.col("discarded") & left, "discarded")
+        .when(f.col("done_itself") | (f.col("never_there") & left), "delivered")
+        .when(f.col("copies") > 0, "queued")
+        .when(
+            (position <= f.col("acknowledged")) & (f.col("done").isNull() | (f.col("place") <= f.col("room"))),
+            "delivered",
+        )
+        .when(position <= f.col("reached"), "missing")
+        .otherwise("pending")
+    )
+
+
+_DIFFERS: Final = {
+    Difference.MISSING: "state = 'missing'",
+    Difference.DOUBLED: "copies > 1 and position is not null and state != 'outside'",
+    Difference.UNEXPECTED: "state = 'unexpected'",
+    Difference.DISORDERED: "disordered and state != 'outside'",
+}
+
+
+def _accounts(judged: DataFrame, chosen: Sequence[Scope], range_: tuple[int, int]) -> tuple[Account, ...]:
+    states = ("queued", "dead", "discarded", "delivered", "pending")
+    counted = [f.count_if(f.col("state") == state).alias(state) for state in states]
+    differ = [f.count_if(f.expr(rule)).alias(kind.name) for kind, rule in _DIFFERS.items()]
+    totals = {
+        row.subscription: row
+        for row in judged.groupBy("subscription")
+        .agg(
+            f.count_if(f.col("expected")).alias("expected"),
+            f.coalesce(f.sum("copies"), f.lit(0)).alias("copies"),
+            f.count_if(
+                f.expr(
+                    "copies is null and not coalesce(never_there, false) "
+                    "and (rejected or state in ('delivered', 'discarded', 'missing'))"
+                )
+            ).alias("gone"),
+            f.max(f.greatest("retry_to", f.col("waiting").cast("long"))).alias("retried"),
+            f.max("expired").alias("expired"),
+            *counted,
+            *differ,
+        )
+        .collect()
+    }
+    listed = _listed(judged) if any(row[kind.name] for row in totals.values() for kind in _DIFFERS) else {}
+    return tuple(_account(each, totals.get(each.name), listed, range_) for each in chosen)
+
+
+def _listed(judged: DataFrame) -> dict[tuple[str, str], tuple[Place, ...]]:
+    """The first differences of each subscription and kind."""
+    kinds = f.array(*(f.when(f.expr(rule), f.lit(kind.name)) for kind, rule in _DIFFERS.items()))
+    rows = judged.select("subscription", "position", "sequence", f.explode(kinds).alias("kind")).where(
+        "kind is not null"
+    )
+    order = Window.partitionBy("subscription", "kind").orderBy("position", "sequence")
+    found: dict[tuple[str, str], tuple[Place, ...]] = {}
+    numbered = rows.withColumn("number", f.row_number().over(order)).where(f.col("number") <= _SHOWN)
+    for row in numbered.orderBy("subscription", "kind", "number").collect():
+        key = (row.subscription, row.kind)
+        found[key] = (*found.get(key, ()), Place(row.position, row.sequence))
+    return found
+
+
+def _account(
+    scope: Scope, row: Row | None, listed: dict[tuple[str, str], tuple[Place, ...]], range_: tuple[int, int]
+) -> Account:
+    suspended = scope.registered.suspended
+    about = Account(
+        subscription=scope.name,
+        begin=scope.begin,
+        reached=scope.reached,
+        suspended=suspended.reason if suspended is not None else None,
+    )
+    if row is None:
+        return about
+    return Account(
+        subscription=scope.name,
+        begin=scope.begin,
+        reached=scope.reached,
+        suspended=about.suspended,
+        expected=row.expected,
+        delivered=row.delivered,
+        queued=row.queued,
+        dead_lettered=row.dead,
+        discarded=row.discarded,
+        expired=row.expired,
+        pending=row.pending,
+        written_twice=_written_twice(scope, row, range_),
+        differences={
+            kind: Findings(row[kind.name], listed.get((scope.name, kind.name), ()))
+            for kind in _DIFFERS
+            if row[kind.name]
+        },
+    )
+
+
+def _written_twice(scope: Scope, row: Row, range_: tuple[int, int]) -> int | None:
+    """Messages that the queue took beyond those accounted for: doubles that were acknowledged, too.
+
+    Known only when nothing but live events was ever written there, and all of them are in the range.
+    """
+    whole = range_[0] <= scope.begin + 1 and range_[1] >= scope.reached
+    if scope.ever_written is None or scope.registered.prefill is not None or row.retried or not whole:
+        return None
+    accounted: int = row.copies + row.gone
+    return max(scope.ever_written - accounted, 0)

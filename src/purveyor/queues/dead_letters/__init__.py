@@ -1,0 +1,1 @@
+"""Dead letters as they are stored: the letter and the store."""

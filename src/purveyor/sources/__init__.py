@@ -1,0 +1,1 @@
+"""Sources: programs that turn changes of an outside system into events or raw records of a queue."""

@@ -1,0 +1,304 @@
+"""Avro schemas as types: read strictly from JSON, every name resolved, every default checked. Pure.
+
+`parse` gives the tree that the rules of `avro_rules` and the check of `avro_json` walk. What a type of a higher order
+means (`logicalType`) is not looked at: by the specification its data is valid where the type below it is.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from purveyor.model.errors import InvalidInput
+from purveyor.model.json_fields import Json, kind
+
+PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FULL_NAME: Final = re.compile(rf"{_NAME.pattern}(?:\.{_NAME.pattern})*")
+_DEEPEST: Final = 60
+_MOST_SHOWN: Final = 10
+_LARGEST_FIXED: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """A type without parts."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Named:
+    """What the named types have in common; names are full ones, with their namespace."""
+
+    name: str
+    aliases: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """A field of a record. `default` counts only if there is one."""
+
+    name: str
+    aliases: tuple[str, ...]
+    type: "Type"
+    has_default: bool
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record(Named):
+    """Fields by name. They are filled in while it is read, because it may contain itself."""
+
+    fields: dict[str, Field] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnumType(Named):
+    """One of some words."""
+
+    symbols: tuple[str, ...] = ()
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fixed(Named):
+    """So many bytes."""
+
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Array:
+    """A list."""
+
+    items: "Type"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Map:
+    """Values by name."""
+
+    values: "Type"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Union:
+    """One of several types; at most one of each that has no name."""
+
+    branches: tuple["Type", ...]
+
+
+Type: TypeAlias = Primitive | Record | EnumType | Fixed | Array | Map | Union
+
+
+def parse(definition: Json) -> Record:
+    """The record that a definition describes; InvalidInput tells where it is wrong."""
+    reader = _Reader()
+    found = reader.read(definition, "", "", 0)
+    if not isinstance(found, Record):
+        raise InvalidInput("the Avro schema is no record", fix="an object needs {'type': 'record', 'name': ...}")
+    return found
+
+
+def type_name(found: Type) -> str:
+    """How a type is called: in messages, and as the branch of a union in JSON."""
+    match found:
+        case Primitive() | Record() | EnumType() | Fixed():
+            return found.name
+        case Array():
+            return "array"
+        case Map():
+            return "map"
+        case Union():
+            shown = [type_name(each) for each in found.branches[:_MOST_SHOWN]]
+            more = ["others"] if len(found.branches) > _MOST_SHOWN else []
+            return "union of " + " and ".join(shown + more)
+
+
+def parts(found: Type) -> tuple[Type, ...]:
+    """The types right below one."""
+    match found:
+        case Record():
+            return tuple(each.type for each in found.fields.values())
+        case Array():
+            return (found.items,)
+        case Map():
+            return (found.values,)
+        case Union():
+            return found.branches
+        case _:
+            return ()
+
+
+def walk(root: Type) -> Iterator[Type]:
+    """Every type of a tree once."""
+    seen: set[int] = set()
+    todo: list[Type] = [root]
+    while todo:
+        found = todo.pop()
+        if id(found) not in seen:
+            seen.add(id(found))
+            yield found
+            todo += parts(found)
+
+
+def contains_itself(root: Type) -> bool:
+    """Whether data of it can be nested without end."""
+    done: set[int] = set()
+
+    def search(found: Type, above: frozenset[int]) -> bool:
+        if id(found) in above:
+            return True
+        if id(found) in done:
+            return False
+        done.add(id(found))
+        return any(search(part, above | {id(found)}) for part in parts(found))
+
+    return search(root, frozenset())
+
+
+def may_be_empty(found: Type) -> bool:
+    """Whether its binary form can be of no bytes at all. Not for a type that contains itself."""
+    match found:
+        case Primitive(name):
+            return name == "null"
+        case Fixed(size=size):
+            return size == 0
+        case Record():
+            return all(may_be_empty(each.type) for each in found.fields.values())
+        case _:
+            return False
+
+
+class _Reader:
+    """Reads one definition; knows the names that were defined so far."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, Record | EnumType | Fixed] = {}
+
+    def read(self, given: object, where: str, namespace: str, depth: int) -> Type:
+        if depth > _DEEPEST:
+            raise _wrong(where, f"is nested more than {_DEEPEST} deep", "flatten it")
+        if isinstance(given, str):
+            return self._by_name(given, where, namespace)
+        if isinstance(given, list):
+            return self._union(given, where, namespace, depth)
+        if not isinstance(given, dict):
+            raise _wrong(where, f"is {kind(given)}", "a type is a name, an object or a list of types")
+        match given.get("type"):
+            case "record":
+                return self._record(given, where, namespace, depth)
+            case "enum":
+                return self._enum(given, where, namespace)
+            case "fixed":
+                return self._fixed(given, where, namespace)
+            case "array":
+                return Array(self.read(given.get("items"), _below(where, "items"), namespace, depth + 1))
+            case "map":
+                return Map(self.read(given.get("values"), _below(where, "values"), namespace, depth + 1))
+            case inner:
+                return self.read(inner, where, namespace, depth + 1)
+
+    def _by_name(self, name: str, where: str, namespace: str) -> Type:
+        if name in PRIMITIVES:
+            return Primitive(name)
+        found = self._named.get(_qualified(name, namespace)) or self._named.get(name)
+        if found is None:
+            raise _wrong(where, f"names the unknown type {name!r}", "define it where it is used first")
+        return found
+
+    def _union(self, given: list[Any], where: str, namespace: str, depth: int) -> Union:
+        branches = tuple(
+            self.read(each, _below(where, str(number)), namespace, depth + 1) for number, each in enumerate(given)
+        )
+        if not branches or any(isinstance(each, Union) for each in branches):
+            raise _wrong(where, "is a union of nothing, or of unions", "name the types themselves")
+        names = [type_name(each) for each in branches]
+        if len(set(names)) < len(names):
+            raise _wrong(where, "is a union with the same type twice", "leave one out")
+        return Union(branches)
+
+    def _record(self, given: Json, where: str, namespace: str, depth: int) -> Record:
+        name, below = self._name(given, where, namespace)
+        record = Record(name, _aliases(given, where, below))
+        self._define(record, where)
+        fields = given.get("fields")
+        if not isinstance(fields, list):
+            raise _wrong(where, f"has {kind(fields)} as 'fields'", "give a list of fields")
+        for each in fields:
+            if not isinstance(each, dict) or not isinstance(each.get("name"), str):
+                raise _wrong(where, "has a field without a name", "a field is an object with 'name' and 'type'")
+            if not _NAME.fullmatch(each["name"]) or each["name"] in record.fields:
+                raise _wrong(where, f"has the field {each['name']!r} twice, or that is no name", "rename it")
+            place = _below(where, each["name"])
+            if "type" not in each:
+                raise _wrong(place, "has no type", "give 'type'")
+            aliases = each.get("aliases") or []
+            if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+                raise _wrong(place, "has aliases that are no list of names", "mend 'aliases'")
+            record.fields[each["name"]] = Field(
+                each["name"],
+                tuple(aliases),
+                self.read(each["type"], place, below, depth + 1),
+                "default" in each,
+                each.get("default"),
+            )
+        return record
+
+    def _enum(self, given: Json, where: str, namespace: str) -> EnumType:
+        name, below = self._name(given, where, namespace)
+        symbols = given.get("symbols")
+        if not isinstance(symbols, list) or not all(
+            isinstance(each, str) and _NAME.fullmatch(each) for each in symbols
+        ):
+            raise _wrong(where, "has symbols that are no list of names", "give 'symbols'")
+        default = given.get("default")
+        if len(set(symbols)) < len(symbols) or (default is not None and default not in symbols):
+            raise _wrong(where, "has a symbol twice, or a default that is none", "mend 'symbols' or 'default'")
+        found = EnumType(name, _aliases(given, where, below), tuple(symbols), default)
+        self._define(found, where)
+        return found
+
+    def _fixed(self, given: Json, where: str, namespace: str) -> Fixed:
+        name, below = self._name(given, where, namespace)
+        size = given.get("size")
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _LARGEST_FIXED:
+            raise _wrong(where, "has no size", "give 'size' as a number of bytes")
+        found = Fixed(name, _aliases(given, where, below), size)
+        self._define(found, where)
+        return found
+
+    def _name(self, given: Json, where: str, namespace: str) -> tuple[str, str]:
+        """The full name of a type, and the namespace of what is inside."""
+        name, own = given.get("name"), given.get("namespace")
+        if not isinstance(name, str) or not _FULL_NAME.fullmatch(name):
+            raise _wrong(where, f"has {name!r} as 'name'", "use letters, digits and '_', not a digit first")
+        if own is not None and (not isinstance(own, str) or (own and not _FULL_NAME.fullmatch(own))):
+            raise _wrong(where, f"has {own!r} as 'namespace'", "use names parted by dots")
+        full = _qualified(name, namespace if own is None else own)
+        return full, full.rpartition(".")[0]
+
+    def _define(self, found: Record | EnumType | Fixed, where: str) -> None:
+        if found.name in PRIMITIVES or found.name in self._named:
+            raise _wrong(where, f"defines {found.name!r} once more", "give it another name")
+        self._named[found.name] = found
+
+
+def _qualified(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _aliases(given: Json, where: str, namespace: str) -> frozenset[str]:
+    aliases = given.get("aliases") or []
+    if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
+        raise _wrong(where, "has aliases that are no list of names", "mend 'aliases'")
+    return frozenset(_qualified(each, namespace) for each in aliases)
+
+
+def _below(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _wrong(where: str, what: str, fix: str) -> InvalidInput:
+    return InvalidInput(f"the Avro schema {f'at {where!r} ' if where else ''}{what}", fix=fix)

@@ -1,0 +1,299 @@
+"""Schemas and topics in the registry, bucket `topics`: added, changed and removed, each by compare-and-set.
+
+schema.<name>   model.schema.Schema, with all its revisions in one value: they change together or not at all
+topic.<hash>    model.schema.Topic, of a topic that was declared, or that an event was accepted for
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, TypeVar
+
+from purveyor.jetstream.key_value import Bucket, BucketConfig
+from purveyor.model.errors import (
+    AlreadyExists,
+    Incompatible,
+    Unavailable,
+    UnknownKey,
+    UnknownSchema,
+    UnknownTopic,
+    UnreadableRecord,
+    WrongRevision,
+)
+from purveyor.model.event_limits import check_place
+from purveyor.model.json_fields import Json
+from purveyor.model.json_limits import check_halves
+from purveyor.model.subscription import RealmTopic
+from purveyor.model.subscription_limits import check_topics
+from purveyor.queues.client import Queues
+from purveyor.queues.permissions import TOPICS
+from purveyor.sources.schemas.schema import (
+    SCHEMA,
+    TOPIC,
+    Compatibility,
+    Encoding,
+    Revision,
+    Schema,
+    SchemaType,
+    Topic,
+    check_schema_name,
+    check_size,
+    topic_key,
+)
+from purveyor.sources.schemas.validators import compiled, incompatible
+
+_ATTEMPTS: Final = 20
+_MOST_CHECKS: Final = 2
+_MOST_TOLD: Final = 5
+T = TypeVar("T")
+Heard = Callable[[str, int, bytes | None], None]
+"""Told of each write: the key, its revision in the registry, and the value, None for a deletion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """All that is in the registry, by name."""
+
+    schemas: dict[str, Schema] = field(default_factory=dict)
+    topics: dict[str, Topic] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Keys whose values this program does not understand, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSchema:
+    """A schema to be added."""
+
+    name: str
+    type: SchemaType
+    definition: Json
+    realms_topics: tuple[RealmTopic, ...]
+    encoding: Encoding = Encoding.JSON
+    compatibility: Compatibility = Compatibility.BACKWARD
+
+    def first(self, now: datetime) -> Schema:
+        """With its first revision."""
+        return check_size(
+            Schema(
+                name=self.name,
+                type=self.type,
+                encoding=self.encoding,
+                compatibility=self.compatibility,
+                realms_topics=self.realms_topics,
+                revisions=(Revision(number=1, definition=self.definition, created=now),),
+            )
+        )
+
+
+def _unheard(_key: str, _revision: int, _value: bytes | None) -> None:
+    """Nobody listens."""
+
+
+class Schemas:
+    """See the module. Every method raises an `Unavailable` when the server is away."""
+
+    def __init__(self, queues: Queues, *, replicas: int = 1, heard: Heard = _unheard) -> None:
+        self._queues = queues
+        self._replicas = replicas
+        self._heard = heard
+        self._opened: Bucket | None = None
+        self._checking = asyncio.Semaphore(_MOST_CHECKS)
+
+    async def bucket(self) -> Bucket:
+        """The bucket, made if it is not there."""
+        if self._opened is None:
+            self._opened = await self._queues.bucket(BucketConfig(name=TOPICS, replicas=self._replicas))
+        return self._opened
+
+    async def list(self) -> Declared:
+        """All schemas and topics."""
+        found = Declared()
+        bucket = await self.bucket()
+        async with contextlib.aclosing(bucket.watch()) as changes:
+            async for entry in changes:
+                if entry is None:
+                    break
+                if entry.deleted:
+                    continue
+                try:
+                    if entry.key.startswith("schema."):
+                        schema = SCHEMA.read(entry.value, Schema.from_json)
+                        found.schemas[schema.name] = schema
+                    else:
+                        topic = TOPIC.read(entry.value, Topic.from_json)
+                        found.topics[topic.key] = topic
+                except UnreadableRecord as error:
+                    found.unreadable[entry.key] = error.message
+        return found
+
+    async def get(self, name: str) -> Schema:
+        """A schema; `UnknownSchema` if there is none."""
+        return (await self._read(name))[0]
+
+    async def add(self, new: NewSchema) -> tuple[Schema, bool]:
+        """Add a schema; False if it is there, the same. `AlreadyExists` if it is there and another."""
+        check_topics(new.realms_topics)
+        schema = new.first(datetime.now(UTC))
+        await self.check(lambda: compiled(new.type, new.encoding, new.definition))
+        try:
+            await self._create(_schema_key(new.name), SCHEMA.dump(schema.to_json()))
+        except AlreadyExists:
+            found = await self.get(new.name)
+            if found.heading() == schema.heading() and found.newest.definition == new.definition:
+                return found, False
+            raise AlreadyExists(
+                f"schema {new.name!r} exists, and is another",
+                fix="commit a revision to it, change its topics, or choose another name",
+                code=409,
+            ) from None
+        return schema, True
+
+    async def commit(self, name: str, definition: Json) -> tuple[Schema, bool]:
+        """Add a revision, which is in force then; False if it is in force already. `Incompatible` if it may not be."""
+
+        def change(schema: Schema) -> Schema:
+            if schema.newest.definition == definition:
+                return schema
+            refused = revision_problems(schema, definition)
+            if refused:
+                more = f", and {len(refused) - _MOST_TOLD} more" if len(refused) > _MOST_TOLD else ""
+                raise Incompatible(
+                    f"not {schema.compatibility.value}-compatible with revision {schema.newest.number} of schema "
+                    f"{name!r}: {'; '.join(refused[:_MOST_TOLD])}{more}",
+                    fix="keep what the last revision promised, or set another compatibility first",
+                    code=409,
+                )
+            return schema.committed(definition, datetime.now(UTC))
+
+        return await self._change(name, change)
+
+    async def check(self, work: Callable[[], T]) -> T:
+        """Run work on a definition in a thread, a few at a time: it can take seconds (see `MOST_WORK`)."""
+        async with self._checking:
+            return await asyncio.to_thread(work)
+
+    async def roll_back(self, name: str, number: int) -> Schema:
+        """Put an earlier revision in force again, as a new one; whether it is compatible is not asked."""
+        found, _ = await self._change(name, lambda schema: schema.rolled_back(number, datetime.now(UTC)))
+        return found
+
+    async def change(
+        self, name: str, *, compatibility: Compatibility | None = None, topics: tuple[RealmTopic, ...] | None = None
+    ) -> Schema:
+        """Another compatibility, or other topics."""
+        check_topics(topics or ())
+
+        def changed(schema: Schema) -> Schema:
+            return dataclasses.replace(
+                schema,
+                compatibility=compatibility or schema.compatibility,
+                realms_topics=schema.realms_topics if topics is None else topics,
+            )
+
+        return (await self._change(name, changed))[0]
+
+    async def delete_revision(self, name: str, number: int) -> Schema:
+        """Forget a revision that is not in force."""
+        found, _ = await self._change(name, lambda schema: schema.without(number))
+        return found
+
+    async def delete(self, name: str) -> None:
+        """Forget a schema with all its revisions; its topics take any object from now on."""
+        _, revision = await self._read(name)
+        await self._remove(_schema_key(name), revision)
+
+    async def topic(self, realm: str, topic: str) -> Topic:
+        """A topic that was declared or seen; `UnknownTopic` if it was not."""
+        return (await self._read_topic(realm, topic))[0]
+
+    async def declare(self, topic: Topic) -> tuple[Topic, bool]:
+        """Declare a topic; False if it is declared so already. One that is declared is changed."""
+        check_place(topic.realm, topic.topic)
+        check_halves(topic.description, "description")
+        for _ in range(_ATTEMPTS):
+            try:
+                found, revision = await self._read_topic(topic.realm, topic.topic)
+            except UnknownTopic:
+                with contextlib.suppress(AlreadyExists):
+                    await self._create(topic.key, TOPIC.dump(topic.to_json()))
+                    return topic, True
+                continue
+            wanted = dataclasses.replace(topic, since=found.since)
+            if found == wanted:
+                return found, False
+            with contextlib.suppress(WrongRevision):
+                await self._update(topic.key, TOPIC.dump(wanted.to_json()), revision)
+                return wanted, not found.declared
+        raise _busy(f"the topic {topic.label}")
+
+    async def forget_topic(self, realm: str, topic: str) -> None:
+        """Forget a topic; the next event that is accepted for it makes it known again."""
+        _, revision = await self._read_topic(realm, topic)
+        await self._remove(topic_key(realm, topic), revision)
+
+    async def see(self, topics: Iterable[tuple[str, str]]) -> None:
+        """Events were accepted for these topics."""
+        now = datetime.now(UTC)
+        for realm, name in topics:
+            topic = Topic(realm=realm, topic=name, since=now)
+            with contextlib.suppress(AlreadyExists):
+                await self._create(topic.key, TOPIC.dump(topic.to_json()))
+
+    async def _change(self, name: str, change: Callable[[Schema], Schema]) -> tuple[Schema, bool]:
+        for _ in range(_ATTEMPTS):
+            schema, revision = await self._read(name)
+            changed = await self.check(partial(change, schema))
+            if changed == schema:
+                return schema, False
+            with contextlib.suppress(WrongRevision):  # somebody else was quicker: look again
+                await self._update(_schema_key(name), SCHEMA.dump(check_size(changed).to_json()), revision)
+                return changed, True
+        raise _busy(f"schema {name!r}")
+
+    async def _read(self, name: str) -> tuple[Schema, int]:
+        check_schema_name(name)
+        try:
+            entry = await (await self.bucket()).get(_schema_key(name))
+        except UnknownKey:
+            raise no_schema(name) from None
+        return SCHEMA.read(entry.value, Schema.from_json, f"schema {name!r}"), entry.revision
+
+    async def _read_topic(self, realm: str, topic: str) -> tuple[Topic, int]:
+        try:
+            entry = await (await self.bucket()).get(topic_key(realm, topic))
+        except UnknownKey:
+            raise UnknownTopic(f"no topic {realm}:{topic}", fix="`purveyor topic list` lists them") from None
+        return TOPIC.read(entry.value, Topic.from_json, f"topic {realm}:{topic}"), entry.revision
+
+    async def _create(self, key: str, data: bytes) -> None:
+        self._heard(key, await (await self.bucket()).create(key, data), data)
+
+    async def _update(self, key: str, data: bytes, revision: int) -> None:
+        self._heard(key, await (await self.bucket()).update(key, data, revision), data)
+
+    async def _remove(self, key: str, revision: int) -> None:
+        await (await self.bucket()).delete(key, revision=revision)
+        self._heard(key, revision + 1, None)  # a later write has a later revision, whatever came between
+
+
+def revision_problems(schema: Schema, definition: Json) -> tuple[str, ...]:
+    """Why a definition could not be its next revision; empty if it could. InvalidInput if it is none at all."""
+    compiled(schema.type, schema.encoding, definition)
+    return incompatible(schema.type, schema.compatibility, schema.newest.definition, definition)
+
+
+def no_schema(name: str) -> UnknownSchema:
+    """The error about a schema that is not there, or not to be seen."""
+    return UnknownSchema(f"no schema {name!r}", fix="`purveyor schema list` lists them")
+
+
+def _schema_key(name: str) -> str:
+    return f"schema.{check_schema_name(name)}"
+
+
+def _busy(what: str) -> Unavailable:
+    return Unavailable(f"{what} is changed by others as well", fix="try again")

@@ -1,0 +1,144 @@
+"""Making the archive of classes that `startup` uses: a query like ours, without a server, run once per machine.
+
+python -m purveyor.spark.class_archive        # takes about a minute
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from purveyor.model.errors import SetupError
+from purveyor.spark.fast_start import collector, quick_start, user_cache
+from purveyor.spark.java import find_java
+from purveyor.spark.session import session
+
+_ROWS = 10
+_SECONDS = 600
+
+
+class _Reading(DataSourceReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return {"n": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        del start, limit
+        return {"n": 1}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def partitions(self, *_: object) -> list[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        del partition
+        yield pa.record_batch({"key": pa.array(range(_ROWS), pa.int64()), "data": pa.array([b"{}"] * _ROWS)})
+
+
+class _Writing(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, *_: object) -> None:
+        pass
+
+    def abort(self, *_: object) -> None:
+        pass
+
+
+class _Training(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "training"
+
+    def schema(self) -> str:
+        return "key bigint, data binary"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        del schema
+        return _Reading()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        del schema
+        return _Reading()
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        del schema, overwrite
+        return _Writing()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        del schema, overwrite
+        return _Writing()
+
+
+def run(spark: SparkSession, scratch: Path) -> None:
+    """What a pipeline does: batch and stream through a Python source and sink, a shuffle, JSON, Parquet."""
+    spark.dataSource.register(_Training)
+    batch = spark.read.format("training").load()
+    parsed = batch.selectExpr("key", "from_json(cast(data as string), 'a string') as object")
+    parsed.groupBy("key").count().write.parquet(str(scratch / "table"))
+    spark.read.parquet(str(scratch / "table")).collect()
+    batch.write.format("training").mode("append").save()
+    stream = spark.readStream.format("training").load().repartition(2, "key")
+    writing = stream.writeStream.format("training").option("checkpointLocation", str(scratch / "checkpoint"))
+    writing.trigger(availableNow=True).start().awaitTermination()
+
+
+def train(archive: Path, cache: Path) -> None:
+    """Run, and return when the JVM has written its archive."""
+    options = {"spark.driver.extraJavaOptions": f"{collector()} -XX:ArchiveClassesAtExit={archive}".strip()}
+    spark = session("training", master="local[2]", options=options, cache=cache)
+    with tempfile.TemporaryDirectory() as scratch:
+        run(spark, Path(scratch))
+    java: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr]  # noqa: SLF001 - no public way to its process
+    spark.stop()
+    java.stdin.close()  # the JVM leaves when its standard input ends, and writes the archive on its way out
+    java.wait()
+
+
+def warm_up(cache: Path | None = None) -> Path:
+    """Make the archive: a training run in another process. Sessions that start later use it."""
+    cache = cache or user_cache()
+    quick = quick_start(find_java(cache), cache)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        draft = Path(scratch) / "classes.jsa"
+        command = [sys.executable, "-m", "purveyor.spark.class_archive", str(draft), str(cache)]
+        # Which classes are loaded is what counts: no time to optimise them.
+        options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -XX:TieredStopAtLevel=1"
+        environment = {**os.environ, "SPARK_SUBMIT_OPTS": options.strip()}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=environment)
+        if done.returncode or not draft.is_file():
+            last = "\n".join(done.stderr.strip().splitlines()[-5:])
+            raise SetupError(f"the archive of Spark's classes was not made: {last}", fix="Spark works without it")
+        draft.replace(quick.archive)
+    return quick.archive
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        train(*map(Path, sys.argv[1:]))
+    else:
+        print(f"made {warm_up()}")  # noqa: T201 - a command

@@ -1,0 +1,102 @@
+"""A subscription that is made on the command line can be consumed over HTTP: it gets its password there too."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from purveyor.delivery.credentials import Credentials
+from purveyor.delivery.password_hashing import Hasher
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream.address import Address
+from purveyor.queues.client import connect
+from tests.app.conftest import Cli
+
+TOPIC = ("--topic", "udm:users/user")
+
+
+def opens(address: Address, name: str, *passwords: str) -> list[bool]:
+    """Which of the passwords the API would take."""
+
+    async def check() -> list[bool]:
+        hasher = Hasher()
+        async with connect(address) as queues:
+            known = Credentials(queues, hasher)
+            found = [await known.check_password(name, password) is not None for password in passwords]
+        hasher.close()
+        return found
+
+    return asyncio.run(check())
+
+
+def test_from_a_file_or_standard_input(cli: Cli, address: Address, unique: str) -> None:
+    Path("secret").write_text("from the file\nnot this\n")
+    add = ("subscription", "add", unique, *TOPIC, "--password-file")
+    assert "Added" in cli(*add, "secret").ok().out
+    assert "Unchanged" in cli(*add, "secret").ok().out
+    cli(*add, "-", stdin=b"another\n").refused("with another password")
+    assert opens(address, unique, "from the file", "not this", "another") == [True, False, False]
+    shown = cli("subscription", "show", unique, "--json").ok().out
+    assert "from the file" not in shown
+
+
+def test_a_generated_one_is_shown_once(cli: Cli, address: Address, unique: str) -> None:
+    said = cli("subscription", "add", unique, *TOPIC, "--generate-password").ok().out
+    first = said.split()[-1]
+    assert opens(address, unique, first) == [True]
+    told = cli("subscription", "password", unique, "--generate-password", "--keep", "1h", "--json").ok().json
+    assert opens(address, unique, first, told["password"]) == [True, True]
+    cli("subscription", "password", unique, "--password-file", "-", stdin=b"third\n").ok()
+    assert opens(address, unique, first, told["password"], "third") == [False, False, True]
+    cli("subscription", "delete", unique, "--yes").ok()
+    assert opens(address, unique, "third") == [False]
+
+
+def test_tokens_end_with_the_last_password_unless_they_are_kept(cli: Cli, address: Address, unique: str) -> None:
+    cli("subscription", "add", unique, *TOPIC, "--generate-password").ok()
+
+    async def work(known: Credentials, incarnation: str, text: str | None) -> str | None:
+        if text is None:
+            return (await known.add_token(unique, incarnation))[1]
+        return None if await known.check_token(text) is None else text
+
+    def call(text: str | None = None) -> str | None:
+        async def connected() -> str | None:
+            hasher = Hasher()
+            async with connect(address) as queues:
+                found = await Subscriptions(queues).get(unique)
+                result = await work(Credentials(queues, hasher), found.incarnation, text)
+            hasher.close()
+            return result
+
+        return asyncio.run(connected())
+
+    token = call()
+    change = ("subscription", "password", unique, "--generate-password")
+    cli(*change, "--keep-tokens").ok()
+    assert call(token) == token
+    cli(*change, "--keep", "1h").ok()
+    assert call(token) == token
+    cli(*change).ok()
+    assert call(token) is None
+
+
+def test_one_without_a_password_is_given_one_later(cli: Cli, address: Address, unique: str) -> None:
+    cli("subscription", "add", unique, *TOPIC).ok()
+    assert opens(address, unique, "") == [False]
+    cli("subscription", "add", unique, *TOPIC, "--password-file", "-", stdin=b"pw").ok()
+    assert opens(address, unique, "pw") == [True]
+
+
+def test_mistakes_are_told_before_anything_is_made(cli: Cli, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = ("subscription", "add", unique, *TOPIC)
+    cli(*add, "--password-file", "none").refused("none", "--password-file")
+    cli(*add, "--password-file", "-").refused("empty")
+    cli(*add, "--ask-password").refused("no terminal")
+    cli(*add, "--ask-password", "--generate-password").refused("more than one way")
+    cli("subscription", "password", unique).refused("no password")
+    cli("subscription", "show", unique).refused("no subscription")
+    cli("subscription", "password", unique, "--generate-password").refused("no subscription")
+    cli("subscription", "add", "admin", *TOPIC).refused("that of a login")
+    monkeypatch.setenv("PURVEYOR_EVENTS_USERNAME", unique)
+    cli(*add, "--generate-password").refused("that of a login")

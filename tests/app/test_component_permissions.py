@@ -1,0 +1,282 @@
+"""Each component works under its own NATS user, and is refused, with a clear error, what is not its work."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from purveyor.delivery.credentials import BUCKET as CREDENTIALS_BUCKET
+from purveyor.delivery.credentials import Credentials
+from purveyor.delivery.dead_letters.service import Choice, DeadLetters
+from purveyor.delivery.lease_rules import Kind
+from purveyor.delivery.password_hashing import Hasher
+from purveyor.delivery.pull import Pull
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream import ServerOptions, Target, append_once, publish_many, read_range
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import outgoing
+from purveyor.jetstream.config import ConsumerConfig
+from purveyor.jetstream.direct_get import Wanted, read_page
+from purveyor.jetstream.headers import POSITION
+from purveyor.jetstream.maintenance import BUCKET as MIGRATIONS_BUCKET
+from purveyor.jetstream.server import EmbeddedServer, running
+from purveyor.model.control_events import JOB_SUBJECT
+from purveyor.model.errors import PermissionDenied
+from purveyor.model.event import Event
+from purveyor.model.registration import DispatchState
+from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, PREFILL, incoming, internal_queues
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.permissions import (
+    API,
+    CREDENTIALS,
+    IMPORTS,
+    INTAKE,
+    MIGRATIONS,
+    PIPELINE,
+    components,
+    subscription_user,
+)
+from purveyor.queues.registry import ACKNOWLEDGED, read_subscriptions, update_dispatch
+from purveyor.queues.subscriptions import make_queue_again
+from purveyor.sources.http_events import EventIntake, Incoming
+from purveyor.sources.ldif.import_ledger import BUCKET as IMPORTS_BUCKET
+from purveyor.sources.schemas.cache import Book
+from purveyor.sources.schemas.schema import Topic
+from tests.conftest import FAST
+from tests.delivery.conftest import definition
+from tests.sources.ldif.ldif_text import people
+from tests.sources.ldif.queue import import_file
+
+EVENT = Event.decode(
+    b'{"publisher_name": "t", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "users/user",'
+    b' "body": {"old": {}, "new": {"uuid": "u-1"}}}'
+)
+INCOMING = incoming().stream
+Asked = Callable[[Queues], Awaitable[object]]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """One server with the users of all components, and of two subscriptions."""
+    users = (*components(), subscription_user("ox"), subscription_user("other"))
+    options = ServerOptions(sync=FAST.sync, users=users)
+    with EmbeddedServer(tmp_path / "nats", options) as started:
+        yield started
+
+
+@pytest.fixture
+def as_user(server: EmbeddedServer) -> Callable[[str], Address]:
+    def address(user: str) -> Address:
+        found = running(server.directory, user)
+        assert found is not None
+        return found
+
+    return address
+
+
+@asynccontextmanager
+async def connected(address: Address) -> AsyncIterator[Queues]:
+    async with connect(address, patience_seconds=300) as queues:
+        yield queues
+
+
+async def refused(queues: Queues, *asked: Asked) -> None:
+    """Each is denied, and none of them is waited for until patience ends."""
+    for each in asked:
+        with pytest.raises(PermissionDenied):
+            await asyncio.wait_for(_done(each(queues)), 120)
+
+
+def listens(subject: str, queues: Queues) -> Awaitable[object]:
+    return queues.connection.subscribe(subject, confirm=True)
+
+
+async def _done(work: Awaitable[object]) -> object:
+    return await work
+
+
+def row(position: int, data: bytes) -> pa.Table:
+    headers = pa.array([[(POSITION, [str(position)])]], pa.map_(pa.string(), pa.list_(pa.string())))
+    return pa.table({"position": [position], "msg_id": [f"p{position}"], "headers": headers, "data": [data]})
+
+
+def target(name: str, incarnation: str) -> Target:
+    """As dispatch makes it."""
+    return Target(
+        subject=f"{name}.main",
+        stream=f"stream:{name}",
+        floor=0,
+        floor_subject=f"$KV.{ACKNOWLEDGED}.{name}",
+        floor_stream=f"KV_{ACKNOWLEDGED}",
+        floor_tag=incarnation,
+    )
+
+
+def test_the_buckets_are_those_of_their_owners() -> None:
+    assert (CREDENTIALS, IMPORTS, MIGRATIONS) == (CREDENTIALS_BUCKET, IMPORTS_BUCKET, MIGRATIONS_BUCKET)
+
+
+async def test_intake_imports_and_does_nothing_else(as_user: Callable[[str], Address], tmp_path: Path) -> None:
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(5, "components") + b"dn: broken\nno colon here\n\n")
+    address = as_user(INTAKE)
+    async with connected(address) as queues:
+        tally = await import_file(queues, file, "components")
+        assert (tally.added, tally.broken) == (5, 1)
+        await refused(
+            queues,
+            lambda it: it.publish("incoming", b"{}", msg_id="x"),
+            lambda it: it.streams.get(INCOMING, 1),
+            lambda it: it.streams.purge(LDIF.stream),
+            lambda it: it.streams.remove(LDIF.stream),
+            lambda it: it.consumers.remove(LDIF.stream, "transformer"),
+            lambda it: it.bucket(CREDENTIALS),
+            lambda it: it.connection.subscribe("ldif.>", confirm=True),
+            lambda it: it.connection.subscribe("_INBOX.>", confirm=True),
+        )
+    with pytest.raises(PermissionDenied, match="incoming"):
+        publish_many(address, outgoing([("incoming", b"{}", None, "1")]))
+
+
+def accepted(identity: str) -> Incoming:
+    return Incoming(EVENT, identity, EVENT.encode())
+
+
+async def test_the_api_serves_subscriptions_and_reads_no_internal_queue(as_user: Callable[[str], Address]) -> None:
+    async with connected(as_user(API)) as queues, Pull(queues) as pull:
+        record, _ = await Subscriptions(queues).add(definition("served", prefill=False))
+        intake = EventIntake(queues)
+        assert (await intake.store(accepted("e-1"), "events")).sequence > 0
+        assert (await intake.store_all([accepted("e-2"), accepted("e-3")], "events")).stored == 2
+        hasher = Hasher()
+        credentials = Credentials(queues, hasher)
+        assert await credentials.set_first("served", record.incarnation, "secret")
+        assert await credentials.check_password("served", "secret")
+        hasher.close()
+        book = Book(queues)
+        async with book.followed():
+            topic = Topic(realm="udm", topic="users/user", since=datetime.now(UTC), declared=True)
+            await book.schemas.declare(topic)
+            assert (await book.schemas.list()).topics == {topic.key: topic}
+
+        [outcome] = append_once(as_user(PIPELINE), [(target("served", record.incarnation), row(9, b'{"n": 1}'))])
+        assert (outcome.stored, outcome.refused) == (1, None)
+        [message] = await pull.lease("served", timeout=60)
+        await pull.acknowledge("served", message.sequence)
+        await refused(
+            queues,
+            lambda it: it.streams.get(INCOMING, 1),
+            lambda it: read_page(it, INCOMING, Wanted(subject="incoming")),
+            lambda it: it.streams.remove(INCOMING),
+            lambda it: it.streams.purge("KV_credentials"),
+            lambda it: it.publish("incoming.ldif", b"{}", msg_id="x"),
+            lambda it: it.publish("served.main", b"{}", msg_id="x"),
+            lambda it: it.bucket(IMPORTS),
+            *(partial(listens, subject) for subject in ("incoming.*", "_INBOX.*", "*.*", ">", "$JS.>", "$KV.>")),
+        )
+        await Subscriptions(queues).delete("served")
+        intake.close()
+
+
+async def test_the_pipeline_writes_queues_and_sees_no_password(as_user: Callable[[str], Address]) -> None:
+    address = as_user(PIPELINE)
+    async with connected(as_user(API)) as api:
+        record, _ = await Subscriptions(api).add(definition("piped", prefill=True))
+    found = read_subscriptions(address).subscriptions["piped"]
+    update_dispatch(address, "piped", DispatchState(incarnation=record.incarnation, next=3), found.dispatch_revision)
+    async with connected(address) as queues:
+        for queue in internal_queues():
+            (await queues.ensure(queue)).require_ready()
+        await queues.streams.remove("stream:piped")
+        make_queue_again(address, "piped", record.incarnation)
+        [outcome] = append_once(address, [(target("piped", record.incarnation), row(4, b"{}"))])
+        assert (outcome.stored, outcome.refused) == (1, None)
+        assert sum(batch.num_rows for batch in read_range(address, "stream:piped", 1, 10)) == 1
+        [job] = await queues.fetch(PREFILL.stream, "prefill", 1, wait_seconds=60)
+        await job.ack(confirm=True)
+        await queues.publish("prefill-failures", b"{}", msg_id="f-1")
+        await queues.publish(JOB_SUBJECT, b"{}", msg_id="j-1")  # a catch-up that the dispatcher asks for
+        await refused(
+            queues,
+            lambda it: it.bucket(CREDENTIALS),
+            lambda it: it.streams.get_last("KV_credentials", "$KV.credentials.>"),
+            lambda it: it.consumers.add("KV_credentials", ConsumerConfig(durable_name="c")),
+            lambda it: it.publish("incoming", b"{}", msg_id="x"),
+            lambda it: it.streams.purge(INCOMING),
+            lambda it: it.streams.remove("KV_subscriptions"),
+            lambda it: it.connection.subscribe("piped.main", confirm=True),
+        )
+
+
+async def test_a_component_of_one_subscription_cannot_read_another_ones_queue(
+    as_user: Callable[[str], Address],
+) -> None:
+    async with connected(as_user(API)) as api:
+        incarnations = {
+            name: (await Subscriptions(api).add(definition(name)))[0].incarnation for name in ("ox", "other")
+        }
+    work = [(target(name, incarnations[name]), row(4, name.encode())) for name in incarnations]
+    assert [outcome.stored for outcome in append_once(as_user(PIPELINE), work)] == [1, 1]
+    address = as_user("subscription-ox")
+    async with connected(address) as queues, Pull(queues) as pull:
+        [message] = await pull.lease("ox", timeout=60)
+        assert message.data == b"ox"
+        with pytest.raises(PermissionDenied, match="stream:other"):
+            await pull.lease("other", timeout=60)
+        await pull.acknowledge("ox", message.sequence)
+        assert await pull.lease("ox", timeout=0) == []
+        await refused(
+            queues,
+            lambda it: it.streams.info("stream:other"),
+            lambda it: it.streams.get("stream:other", 1),
+            lambda it: it.streams.get_last("stream:other", "other.main"),
+            lambda it: read_page(it, "stream:other", Wanted(subject="other.main")),
+            lambda it: it.streams.delete_message("stream:other", 1),
+            lambda it: it.streams.purge("stream:other"),
+            lambda it: it.consumers.add("stream:other", ConsumerConfig(durable_name="thief")),
+            lambda it: it.consumers.add("stream:ox", ConsumerConfig(durable_name="c", deliver_subject="other.main")),
+            lambda it: it.fetch("stream:other", "thief"),
+            lambda it: it.streams.get_last("KV_credentials", "$KV.credentials.>"),
+            lambda it: it.publish("other.main", b"{}", msg_id="x"),
+            lambda it: it.publish(f"$KV.{ACKNOWLEDGED}.other", b"{}", msg_id="x"),
+            *(
+                partial(listens, subject)
+                for subject in ("other.*", "other.main", "*.main", "ox.>", ">", "$JS.>", "$KV.>")
+            ),
+            *(partial(listens, subject) for subject in ("_INBOX.>", "_INBOX.*", "_INBOX.subscription-other.>")),
+        )
+    with pytest.raises(PermissionDenied, match="stream:other"):
+        list(read_range(address, "stream:other", 1, 10))
+    async with connected(as_user("subscription-other")) as queues, Pull(queues) as pull:
+        assert [each.data for each in await pull.lease("other", timeout=60)] == [b"other"]
+
+
+async def test_a_rejected_message_is_parked_under_the_name_of_its_subscription(
+    as_user: Callable[[str], Address],
+) -> None:
+    async with connected(as_user(PIPELINE)) as pipeline:
+        (await pipeline.ensure(DEAD_LETTERS)).require_ready()
+    async with connected(as_user(API)) as api:
+        record, _ = await Subscriptions(api).add(definition("ox"))
+    append_once(as_user(PIPELINE), [(target("ox", record.incarnation), row(50, b"{}"))])
+    async with connected(as_user("subscription-ox")) as queues, Pull(queues) as pull:
+        [message] = await pull.lease("ox", timeout=60)
+        await pull.reject("ox", message.sequence, "no good")
+        await refused(
+            queues,
+            lambda it: it.publish("dead-letters.subscription-other", b"{}", msg_id="x"),
+            lambda it: read_page(it, DEAD_LETTERS.stream, Wanted(subject="dead-letters.>")),
+            lambda it: it.streams.get(DEAD_LETTERS.stream, 1),
+            lambda it: it.streams.delete_message(DEAD_LETTERS.stream, 1),
+            lambda it: it.publish("ox.retry", b"{}", msg_id="x"),
+        )
+        async with connected(as_user(API)) as api, DeadLetters(api) as letters:
+            assert (await letters.retry(Choice(subscription="ox"))).done == 1
+        [message] = await pull.lease("ox", timeout=60)
+        assert (message.position, message.kind) == (50, Kind.RETRY)
+        await pull.acknowledge("ox", message.sequence)

@@ -1,0 +1,116 @@
+"""A full data directory under a running `purveyor up`: clear errors, nothing lost, and all parts go on with room."""
+
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.up_program import Up
+from tests.small_disk import SmallDisk, small_file_system
+from tests.waiting import wait_until
+
+SIZE = "400m"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_file_system(tmp_path / "disk", SIZE) as small:
+        yield small
+
+
+@pytest.fixture
+def up(disk: SmallDisk) -> Iterator[Up]:
+    program = Up(disk.path / "data", "--master", "local[2]")
+    yield program
+    program.close()
+
+
+class Publisher:
+    """Publishes numbered events; a number that is refused is sent again."""
+
+    def __init__(self, client: httpx.Client, auth: tuple[str, str]) -> None:
+        self._client, self._auth = client, auth
+        self.accepted: list[int] = []
+        self.refused: list[httpx.Response] = []
+
+    def publish(self) -> bool:
+        number = len(self.accepted)
+        event = {"publisher_name": "t", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "users/user"}
+        body = {"old": {}, "new": {"uuid": f"u-{number}", "number": number, "note": "x" * 100_000}}
+        sent = self._client.post(
+            "/v1/messages", json={**event, "body": body}, auth=self._auth, headers={"Idempotency-Key": str(number)}
+        )
+        if sent.status_code == 202:
+            self.accepted.append(number)
+            return True
+        self.refused.append(sent)
+        return False
+
+
+class Consumer(threading.Thread):
+    """Pulls and acknowledges over HTTP until it is stopped; notes each number it acknowledged."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._url = url
+        self.stopped = threading.Event()
+        self.acknowledged: list[int] = []
+        self.statuses: set[int] = set()
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=60, auth=("ox", "oxpw")) as client:
+            while not self.stopped.is_set():
+                got = client.get("/v1/subscriptions/ox/messages/next?timeout=2")
+                self.statuses.add(got.status_code)
+                if got.status_code == 200 and got.json() is not None:
+                    self._acknowledge(client, got.json())
+                elif got.status_code != 200:
+                    time.sleep(0.2)
+
+    def _acknowledge(self, client: httpx.Client, message: dict[str, Any]) -> None:
+        done = f"/v1/subscriptions/ox/messages/{message['sequence_number']}/status"
+        while not self.stopped.is_set():
+            answer = client.patch(done, json={"status": "ok"})
+            self.statuses.add(answer.status_code)
+            if answer.status_code == 200:
+                self.acknowledged.append(message["body"]["new"]["number"])
+                return
+            time.sleep(0.2)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.first
+def test_a_full_disk_refuses_events_loses_none_and_all_parts_go_on_when_there_is_room(up: Up, disk: SmallDisk) -> None:
+    api = up.says("ready", "API")
+    up.says("up", "everything")
+    passwords = tomllib.loads(Path(api["passwords"]).read_text())
+    with httpx.Client(base_url=api["url"], timeout=60) as client:
+        wanted = {"name": "ox", "realms_topics": [{"realm": "udm", "topic": "users/user"}], "password": "oxpw"}
+        added = client.post("/v1/subscriptions", json=wanted, auth=("admin", passwords["admin_password"]))
+        assert added.status_code == 201
+        publisher = Publisher(client, ("events", passwords["events_password"]))
+        consumer = Consumer(api["url"])
+        consumer.start()
+        for _ in range(20):
+            assert publisher.publish()
+        disk.fill()
+        wait_until(lambda: not publisher.publish(), seconds=240)
+        up.says("full", "NATS")
+        disk.clear()
+        wait_until(publisher.publish, seconds=240)
+        for _ in range(20):
+            wait_until(publisher.publish, seconds=240)
+        wait_until(lambda: len(consumer.acknowledged) >= len(publisher.accepted), seconds=240)
+        consumer.stopped.set()
+        consumer.join(60)
+    assert consumer.acknowledged == publisher.accepted
+    assert {each.status_code for each in publisher.refused} == {503}
+    assert all(each.headers["Retry-After"] and "disk" in each.json()["fix"] for each in publisher.refused)
+    assert consumer.statuses <= {200, 503}
+    assert "room again" in {each["event"] for each in up.news if each["part"] == "NATS"}
+    assert up.stop() == 0

@@ -1,0 +1,81 @@
+"""Connections: encrypted and verified, made to the address that was judged, used again, and never in excess."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from purveyor.delivery.push.http_pool import Sender
+from purveyor.delivery.push.retry_decision import Outcome
+from purveyor.model.push_config import Endpoint
+from tests.certificates import self_signed
+from tests.delivery.push.conftest import LOCAL, Site
+
+
+async def post(sender: Sender, endpoint: Endpoint, seconds: float = 5) -> Outcome:
+    answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    head = f"POST {endpoint.path} HTTP/1.1\r\nhost: {endpoint.authority}\r\ncontent-length: 2\r\n\r\nhi"
+    sender.host(endpoint).post(head.encode(), seconds, answer.set_result)
+    return await answer
+
+
+async def test_over_tls_the_name_is_verified_though_the_address_is_connected_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = self_signed(tmp_path, "shop", "DNS:localhost")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"hi")
+        writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        named, numbered = (Endpoint.parse(f"https://{host}:{port}/") for host in ("localhost", "127.0.0.1"))
+        stranger = Sender(LOCAL)
+        assert "TLS" in ((await post(stranger, numbered)).error or "")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        sender = Sender(LOCAL)
+        monkeypatch.setattr("purveyor.delivery.push.egress_policy._literal", lambda _: LOCAL[0].network_address)
+        assert (await post(sender, named)).status == 204
+        refused = await post(sender, numbered)
+        assert "TLS" in (refused.error or "")
+        assert refused.sent
+        for each in (stranger, sender):
+            await each.close()
+
+
+async def test_a_connection_is_used_again_and_one_that_was_closed_meanwhile_is_replaced(site: Site) -> None:
+    sender = Sender(LOCAL)
+    endpoint = Endpoint.parse(site.url("/ok?for=sender"))
+    for _ in range(3):
+        assert (await post(sender, endpoint)).status == 204
+    host = sender.host(endpoint)
+    assert len(host._links) == 1
+    closing = Endpoint.parse(site.url("/drop?for=sender"))
+    assert sender.host(closing) is host
+    for _ in range(3):  # each time the connection that is kept is closed by the other side
+        assert (await post(sender, closing)).status == 204
+        assert (await post(sender, endpoint)).status == 204
+    await sender.close()
+
+
+async def test_a_request_that_found_no_room_was_not_sent(site: Site) -> None:
+    sender = Sender(LOCAL, per_host=1)
+    slow = Endpoint.parse(site.url("/slow/1?for=crowd"))
+    first, second = await asyncio.gather(post(sender, slow, 30), post(sender, slow, 0.1))
+    assert first.status == 204
+    assert (second.status, second.sent) == (None, False)
+    await sender.close()
+
+
+async def test_nobody_there_is_told_in_words() -> None:
+    sender = Sender(LOCAL)
+    for url, word in (("http://127.0.0.1:9/", "no connection"), ("http://no-such-name.invalid/", "cannot be resolved")):
+        outcome = await post(sender, Endpoint.parse(url))
+        assert word in (outcome.error or "")
+        assert outcome.sent
+    await sender.close()

@@ -1,0 +1,43 @@
+"""What a worker tells of why it cannot push: it is known as soon as there is a server to tell it to."""
+
+import asyncio
+
+from purveyor.delivery.push.push_problems import Troubles, troubles_of
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream.address import Address
+from purveyor.model.delivery_policy import Delivery
+from purveyor.model.push_config import Push
+from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.queues.client import connect
+from tests.proxy import TcpProxy
+from tests.waiting import until
+
+
+async def test_what_is_told_and_taken_back_while_the_server_is_away_counts_when_it_is_there(
+    address: Address, tcp_proxy: TcpProxy, unique: str
+) -> None:
+    async with (
+        connect(address) as queues,
+        connect(tcp_proxy.address(address), patience_seconds=0.3) as of_worker,
+    ):
+        topics, push = (RealmTopic("shop", unique),), Push(endpoints=("https://example.com/in",))
+        subscriptions = Subscriptions(queues)
+        await subscriptions.add(
+            Subscription(name=unique, realms_topics=topics, delivery=Delivery.PUSH, push=push, order_by=None)
+        )
+        found = await subscriptions.get(unique)
+        troubles = Troubles(of_worker)
+
+        async def told(expected: list[str]) -> bool:
+            return [each.reason for each in (await troubles_of(queues, [found])).values()] == expected
+
+        troubles.tell(unique, found.incarnation, "no secret")
+        await until(lambda: told(["no secret"]))
+        for reason, expected in (("another reason", ["another reason"]), ("", [])):
+            tcp_proxy.refuse()
+            troubles.tell(unique, found.incarnation, reason)
+            await asyncio.sleep(1)  # longer than it is patient
+            assert not await told(expected)
+            tcp_proxy.restore()
+            await until(lambda expected=expected: told(expected))  # type: ignore[misc]
+        await troubles.close()

@@ -1,0 +1,85 @@
+"""A message that cannot be sent is a dead letter with its reason: the others before and behind it are delivered."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from purveyor.delivery.push.push_worker import Worker
+from purveyor.model.delivery_policy import OrderBy
+from purveyor.model.push_config import AfterDeadLetter, PushFormat
+from tests.delivery import rubbish
+from tests.delivery.push.conftest import Desk, Told
+
+Work = Callable[..., Awaitable[Worker]]
+FORMS = [*PushFormat]
+CANNOT = {
+    PushFormat.PUBSUB: {"a number that is none"},  # JSON can name half of a pair
+    PushFormat.RAW: {"half in an attribute name", "half in the realm", "half in the key", "attributes of other kinds"},
+    PushFormat.CLOUDEVENTS: {"half in the realm", "half in the topic", "half in the key", "attributes of other kinds"},
+}
+"""Some that each form cannot carry."""
+
+
+@pytest.mark.parametrize("order_by", [None, OrderBy.KEY, OrderBy.POSITION], ids=["any", "key", "position"])
+@pytest.mark.parametrize("form", FORMS, ids=[form.value for form in FORMS])
+async def test_rubbish_is_sent_or_parked_and_holds_up_nothing(
+    desk: Desk, work: Work, told: Told, form: PushFormat, order_by: OrderBy | None
+) -> None:
+    await desk.add("/ok", format=form, order_by=order_by)
+    subject = f"{desk.name}.main"
+    await desk.write(*({} for _ in range(5)))
+    for body, lines in rubbish.ALL.values():
+        await rubbish.put(desk.queues, subject, body, lines)
+        await desk.write({})
+    await work()
+    await desk.drained()
+    good = len(rubbish.ALL) + 5
+    assert dict.fromkeys(range(1, good + 1), 1) == Counter(n for n in desk.acked() if n in range(1, good + 1))
+    letters = await desk.letters()
+    assert len(desk.seen()) + len(letters) == good + len(rubbish.ALL)
+    assert all(f"as {form.value}" in each.reason for each in letters)
+    found = {name for name, (body, _) in rubbish.ALL.items() if body in {each.data for each in letters}}
+    assert found >= CANNOT[form]
+    assert not [each for each in told if each[1] == "failed"]
+
+
+@pytest.mark.parametrize("form", [PushFormat.RAW, PushFormat.CLOUDEVENTS])
+async def test_headers_end_where_they_should(desk: Desk, work: Work, form: PushFormat) -> None:
+    """A line break in a value must not begin a header, or a request, of its own."""
+    await desk.add("/ok", format=form)
+    for name in ("line breaks in attributes", "line breaks everywhere", "not latin-1"):
+        await rubbish.put(desk.queues, f"{desk.name}.main", rubbish.BODIES[name])
+    await rubbish.put(desk.queues, f"{desk.name}.main", b"{}", rubbish.HEADERS["an id with a line break"])
+    await work()
+    await desk.drained()
+    assert len(desk.seen()) == 4
+    assert not [name for each in desk.seen() for name in each["headers"] if "evil" in name]
+
+
+async def test_what_was_answered_before_a_message_that_cannot_be_sent_is_acknowledged(
+    desk: Desk, work: Work, told: Told
+) -> None:
+    await desk.add("/slow/0.3", format=PushFormat.RAW)
+    await desk.write({}, {}, {})
+    await rubbish.put(desk.queues, f"{desk.name}.main", rubbish.BODIES["half in an attribute name"])
+    await desk.write({}, {}, {})
+    await work()
+    await desk.drained()
+    assert sorted(desk.acked()) == [1, 2, 3, 4, 5, 6]
+    (letter,) = await desk.letters()
+    assert r"it cannot be sent as raw: '\ud800' holds half of a surrogate pair" in letter.reason
+    assert letter.attempts == 1
+
+
+async def test_a_key_is_parked_with_a_message_that_cannot_be_sent(desk: Desk, work: Work) -> None:
+    policy = AfterDeadLetter.PARK_KEY
+    await desk.add("/ok", format=PushFormat.RAW, order_by=OrderBy.KEY, after_dead_letter=policy)
+    await rubbish.put(desk.queues, f"{desk.name}.main", rubbish.BODIES["half in an attribute name"])
+    await desk.write({"uuid": "u-1"}, {"uuid": "u-2"})
+    await work()
+    await desk.drained()
+    assert [each["key"] for each in desk.seen()] == ["u-2"]
+    first, second = await desk.letters()
+    assert "half of a surrogate pair" in first.reason
+    assert "parked with an earlier message about 'u-1'" in second.reason

@@ -1,0 +1,241 @@
+"""Evaluate alert rules over invented series, as `promtool test rules` does: the part of PromQL that our rules use.
+
+The grammar is that of Prometheus (`promql-parser`); what it means is written here. A rule that uses more of the
+language fails with `no rule for ...`, and this module learns it then. The format of the cases is promtool's own, so
+that a machine with Prometheus runs the same file: `promtool test rules alerts.yml`, beside a copy of rules.yml.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import promql_parser as promql
+
+Labels = frozenset[tuple[str, str]]
+Vector = dict[Labels, float]
+LOOKBACK_SECONDS = 300.0
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    ">": lambda a, b: a > b,
+    "<": lambda a, b: a < b,
+    ">=": lambda a, b: a >= b,
+    "<=": lambda a, b: a <= b,
+}
+_COMPUTE: dict[str, Callable[[float, float], float]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+}
+_TOGETHER: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "sum": sum}
+_RUN = re.compile(r"(_|-?[0-9.]+)(?:([+-][0-9.]+)?x([0-9]+))?$")
+_PLACE = re.compile(r"\{\{\s*(\S+?)\s*(?:\|\s*(.+?)\s*)?\}\}")
+
+
+@dataclass(frozen=True)
+class Series:
+    """A metric with its labels, and its samples by second."""
+
+    name: str
+    labels: Labels
+    samples: tuple[tuple[float, float], ...]
+
+    def between(self, after: float, until: float) -> list[tuple[float, float]]:
+        return [(at, value) for at, value in self.samples if after < at <= until]
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One that fires."""
+
+    labels: Labels
+    annotations: Labels
+
+
+def seconds(text: str) -> float:
+    """A duration in the spelling of Prometheus."""
+    units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    return sum(float(count) * units[unit] for count, unit in re.findall(r"([0-9]+)(ms|s|m|h|d)", text))
+
+
+def read_series(given: dict[str, str], interval: float) -> Series:
+    """A series of a case: `values` are numbers, gaps (`_`) and runs (`5+0x3` is four times 5)."""
+    selector = promql.parse(given["series"])
+    assert isinstance(selector, promql.VectorSelector)
+    assert selector.name is not None
+    values: list[float | None] = []
+    for word in given["values"].split():
+        match = _RUN.match(word)
+        assert match, f"no rule for {word!r}"
+        begin, step, count = match[1], float(match[2] or 0), int(match[3] or 0)
+        if begin == "_":
+            values += [None] * max(1, count)
+        else:
+            values += [float(begin) + step * number for number in range(count + 1)]
+    samples = tuple((number * interval, value) for number, value in enumerate(values) if value is not None)
+    labels = frozenset((each.name, each.value) for each in selector.matchers.matchers)
+    return Series(selector.name, labels, samples)
+
+
+class Store:
+    """The series of a case, which queries are asked of."""
+
+    def __init__(self, series: list[Series]) -> None:
+        self._series = series
+
+    def ask(self, node: promql.Expr, at: float) -> Vector | float:
+        """What a query gives at a time: a vector, or a number."""
+        match node:
+            case promql.NumberLiteral():
+                return node.val
+            case promql.ParenExpr():
+                return self.ask(node.expr, at)
+            case promql.VectorSelector():
+                now = at - (node.offset.total_seconds() if node.offset is not None else 0)
+                found = {each.labels: each.between(now - LOOKBACK_SECONDS, now) for each in self._matching(node)}
+                return {labels: samples[-1][1] for labels, samples in found.items() if samples}
+            case promql.Call() if node.func.name in ("rate", "increase"):
+                return self._growth(node, at)
+            case promql.AggregateExpr():
+                return self._together(node, at)
+            case promql.BinaryExpr():
+                assert node.modifier is None or node.modifier.matching is None, f"no rule for the modifier of {node}"
+                return _both(str(node.op), self.ask(node.lhs, at), self.ask(node.rhs, at))
+            case _:
+                raise AssertionError(f"no rule for {type(node).__name__}: {node}")
+
+    def _matching(self, selector: promql.VectorSelector) -> Iterator[Series]:
+        for each in self._series:
+            labels = dict(each.labels)
+            if each.name == selector.name and all(_fits(m, labels) for m in selector.matchers.matchers):
+                yield each
+
+    def _growth(self, node: promql.Call, at: float) -> Vector:
+        (given,) = node.args
+        assert isinstance(given, promql.MatrixSelector)
+        length = given.range.total_seconds()
+        found = {}
+        for each in self._matching(given.vector_selector):
+            grown = _extrapolated(each.between(at - length, at), at - length, at)
+            if grown is not None:
+                found[each.labels] = grown / (length if node.func.name == "rate" else 1)
+        return found
+
+    def _together(self, node: promql.AggregateExpr, at: float) -> Vector:
+        modifier = node.modifier
+        assert modifier is not None
+        assert modifier.type == promql.AggModifierType.By
+        inner = self.ask(node.expr, at)
+        assert isinstance(inner, dict)
+        groups: dict[Labels, list[float]] = {}
+        for labels, value in inner.items():
+            kept = frozenset((name, text) for name, text in labels if name in modifier.labels)
+            groups.setdefault(kept, []).append(value)
+        return {labels: _TOGETHER[str(node.op)](values) for labels, values in groups.items()}
+
+
+def _fits(matcher: promql.Matcher, labels: dict[str, str]) -> bool:
+    value = labels.get(matcher.name, "")
+    if matcher.op in (promql.MatchOp.Re, promql.MatchOp.NotRe):
+        same = re.fullmatch(matcher.value, value) is not None
+    else:
+        same = value == matcher.value
+    return same is (matcher.op in (promql.MatchOp.Re, promql.MatchOp.Equal))
+
+
+def _extrapolated(samples: list[tuple[float, float]], begin: float, end: float) -> float | None:
+    """The increase of a counter in a range, to whose ends Prometheus extrapolates."""
+    if len(samples) < 2:
+        return None
+    (first_at, first), (last_at, _) = samples[0], samples[-1]
+    steps = [(before[1], after[1]) for before, after in pairwise(samples)]
+    grown = sum(after - before if after >= before else after for before, after in steps)  # less: it began anew
+    known = last_at - first_at
+    average = known / (len(samples) - 1)
+    before_first, after_last = first_at - begin, end - last_at
+    if grown > 0 and first >= 0:
+        before_first = min(before_first, known * first / grown)  # it was never below zero
+    covered = known + sum(gap if gap < 1.1 * average else average / 2 for gap in (before_first, after_last))
+    return grown * covered / known
+
+
+def _both(word: str, left: Vector | float, right: Vector | float) -> Vector | float:
+    """An operator between two results. A comparison keeps what it holds for, with its value on the left."""
+    if word == "or":
+        assert isinstance(left, dict)
+        assert isinstance(right, dict)
+        return {**right, **left}
+    if isinstance(left, float | int) and isinstance(right, float | int):
+        return _COMPUTE[word](left, right)
+    if isinstance(left, float | int):
+        assert isinstance(right, dict)
+        pairs = {labels: (left, value) for labels, value in right.items()}
+    elif isinstance(right, float | int):
+        pairs = {labels: (value, right) for labels, value in left.items()}
+    else:
+        pairs = {labels: (left[labels], right[labels]) for labels in left.keys() & right.keys()}
+    if word in _COMPARE:
+        return {labels: a for labels, (a, b) in pairs.items() if _COMPARE[word](a, b)}
+    return {labels: _COMPUTE[word](a, b) for labels, (a, b) in pairs.items()}
+
+
+def firing(rule: dict[str, Any], store: Store, at: float, every: float) -> list[Alert]:
+    """The alerts of a rule that fire at a time, evaluated at regular times from the beginning on."""
+    query, patience = promql.parse(rule["expr"]), seconds(rule.get("for", "0s"))
+    since: dict[Labels, float] = {}
+    active: Vector = {}
+    for number in range(int(at // every) + 1):
+        now = number * every
+        found = store.ask(query, now)
+        assert isinstance(found, dict)
+        active = found
+        since = {labels: since.get(labels, now) for labels in active}
+    fired = [(labels, value) for labels, value in active.items() if at - since[labels] >= patience]
+    return [
+        Alert(
+            frozenset({**dict(labels), **rule["labels"]}.items()),
+            frozenset((name, _fill(text, dict(labels), value)) for name, text in rule["annotations"].items()),
+        )
+        for labels, value in fired
+    ]
+
+
+def _fill(text: str, labels: dict[str, str], value: float) -> str:
+    def put(match: re.Match[str]) -> str:
+        word, way = match[1], match[2]
+        if word.startswith("$labels."):
+            return labels.get(word.removeprefix("$labels."), "")
+        assert word == "$value", f"no rule for {word}"
+        if way is None:
+            return f"{value:g}"
+        if way == "humanize":
+            return _humanized(value)
+        if way == "humanizeDuration":
+            return _as_duration(value)
+        assert way == 'printf "%.0f"', f"no rule for {way}"
+        return f"{value:.0f}"
+
+    return _PLACE.sub(put, text)
+
+
+def _humanized(value: float) -> str:
+    prefixes = iter(("", "k", "M", "G"))
+    prefix = next(prefixes)
+    while abs(value) >= 1000:
+        value, prefix = value / 1000, next(prefixes)
+    return f"{value:.4g}{prefix}"
+
+
+def _as_duration(value: float) -> str:
+    assert value >= 1, "no rule for parts of a second"
+    minutes, rest = divmod(int(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    words = ([f"{days}d"] if days else []) + ([f"{hours}h"] if days or hours else [])
+    words += [f"{minutes}m"] if days or hours or minutes else []
+    return " ".join([*words, f"{rest}s"])
+
+
+__all__ = ["Alert", "Series", "Store", "firing", "read_series", "seconds"]

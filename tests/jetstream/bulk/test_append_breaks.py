@@ -1,0 +1,164 @@
+"""Appending through cuts, dead servers and rivals: each row once, in order, and the caller only waits."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from purveyor.jetstream.bulk import AppendOptions, Outcome, RefusalKind, Target, append_once
+from purveyor.jetstream.bulk.net.pool import close_idle
+from purveyor.model.errors import ServerUnavailable
+from tests.jetstream.bulk.servers import Proxy, Server, linked, make_stream, serving, state
+from tests.jetstream.bulk.test_append import (
+    BATCHED,
+    CHAINED,
+    make,
+    one,
+    portion_by_portion,
+    stored,
+    table,
+    write_in,
+)
+from tests.jetstream.bulk.test_breaks import come_back
+from tests.waiting import wait_until
+
+COUNT = 6000
+
+
+@pytest.fixture(autouse=True)
+def _no_idle_links() -> None:
+    close_idle()
+
+
+@pytest.fixture(params=[CHAINED, BATCHED], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    chosen: str = request.param
+    write_in(chosen, monkeypatch)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("direction", "part"),
+    [("up", 0.001), ("up", 0.02), ("up", 0.5), ("up", 0.99), ("down", 0.1), ("down", 0.5), ("down", 0.9)],
+)
+def test_a_cut_while_appending(server: Server, name: str, way: str, direction: str, part: float) -> None:
+    """Up, a frame is cut in the middle; down, the answer is lost for what was stored. Ids are soon forgotten."""
+    target = make(server.address, name, duplicate_window=100_000_000)
+    with Proxy(server.port) as proxy:
+        up, down = (COUNT * 105, COUNT // 4) if way == CHAINED else (COUNT * 165, 700)
+        if direction == "up":
+            proxy.cut_after_up = 400 + int(up * part)
+        else:
+            proxy.cut_after_down = 600 + int(down * part)
+        outcome = one(append_once(proxy.address, [(target, table(range(1, COUNT + 1), ids=way == CHAINED))]))
+        assert proxy.cuts == 1
+    assert outcome.stored + outcome.skipped == COUNT
+    assert outcome.refused is None
+    assert stored(server.address, name) == list(range(1, COUNT + 1))
+
+
+def test_an_outage_is_waited_for_and_no_target_is_forgotten(server: Server, name: str) -> None:
+    targets = [make(server.address, f"{name}-{number}") for number in range(10)]
+    work = [(target, table(range(1, 1501))) for target in targets]
+    with Proxy(server.port, stay_down=True) as proxy:
+        proxy.cut_after_up = 1_000_000
+        thread = threading.Thread(target=come_back, args=(proxy,))
+        thread.start()
+        outcomes = append_once(proxy.address, work)
+        thread.join()
+    assert [(outcome.target, outcome.last_position) for outcome in outcomes] == [(target, 1500) for target in targets]
+    for target in targets:
+        assert stored(server.address, target.stream) == list(range(1, 1501))
+
+
+def test_an_outage_beyond_the_patience_is_an_error_and_the_next_call_goes_on(server: Server, name: str) -> None:
+    target = make(server.address, name)
+    given = table(range(1, COUNT + 1))
+    with Proxy(server.port, stay_down=True) as proxy:
+        proxy.cut_after_up = 500_000
+        with pytest.raises(ServerUnavailable, match=r"gave up after 0\.3 s.*messages are stored"):
+            append_once(proxy.address, [(target, given)], AppendOptions(patience_seconds=0.3))
+    outcome = one(append_once(server.address, [(target, given)]))
+    assert outcome.stored + outcome.skipped == COUNT
+    assert outcome.stored < COUNT
+    assert stored(server.address, name) == list(range(1, COUNT + 1))
+
+
+def test_two_writers_and_a_server_that_is_killed_store_each_row_once(tmp_path: Path, way: str) -> None:
+    """The same rows in two threads, cut into other batches, while the server dies twice."""
+    with serving(tmp_path, "max_payload: 9000000\n") as server:
+        targets = [make(server.address, f"S{number}", duplicate_window=100_000_000) for number in range(3)]
+        given = table(range(1, COUNT + 1), ids=way == CHAINED)
+        lock = threading.Lock()
+        kills = [COUNT, COUNT // 2]
+
+        def die(done: int) -> None:
+            with lock:
+                if kills and done > kills[-1]:
+                    kills.pop()
+                    server.stop(kill=True)
+                    server.start()
+
+        def write(seed: int) -> list[Outcome]:
+            sizes = random.Random(seed)
+            options = AppendOptions(batch_rows=sizes.randint(200, 1000), on_progress=die)
+            return append_once(server.address, [(target, given) for target in targets], options)
+
+        with ThreadPoolExecutor(2) as threads:
+            results = list(threads.map(write, (1, 2)))
+        assert not kills
+        for mine, theirs in zip(*results, strict=True):
+            assert (mine.refused, theirs.refused) == (None, None)
+            assert (mine.last_position, theirs.last_position) == (COUNT, COUNT)
+        for target in targets:
+            assert stored(server.address, target.stream) == list(range(1, COUNT + 1))
+
+
+def test_a_stream_that_is_deleted_in_the_middle_is_told(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    portion_by_portion(monkeypatch, 999)
+    target = make(server.address, name)
+
+    def delete(done: int) -> None:
+        if done == 1000:
+            with linked(server.address) as link:
+                link.api(f"STREAM.DELETE.{name}")
+
+    refused = one(
+        append_once(server.address, [(target, table(range(1, 3001)))], AppendOptions(on_progress=delete))
+    ).refused
+    assert refused is not None
+    assert (refused.position, refused.kind) == (1001, RefusalKind.MISSING_STREAM)
+
+
+def test_a_listener_that_never_answers_is_given_up(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live connection is not enough, and one silent target does not stop the others."""
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer.SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._TURN_SECONDS", 0.05)
+    good = make(server.address, name)
+    make_stream(server.address, f"{name}-deaf", ["elsewhere." + name], allow_atomic=True)
+    deaf = Target(subject=f"{name}-deaf", stream=f"{name}-deaf")
+    with linked(server.address) as listener:
+        listener.subscribe(deaf.subject)
+        listener.request("$JS.API.INFO")
+        for given in (table([4, 5]), table(range(4, 104))):
+            outcomes = append_once(server.address, [(deaf, given), (good, given)], AppendOptions(patience_seconds=2.0))
+            assert outcomes[1].last_position == given.num_rows + 3
+    refused = outcomes[0].refused
+    assert refused is not None
+    assert (refused.position, refused.kind) == (4, RefusalKind.OTHER)
+    assert "no answer" in refused.reason
+
+
+def test_a_server_on_its_way_is_waited_for(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        target = make(server.address, "S")
+        server.stop()
+        later = threading.Thread(target=server.start)
+        later.start()
+        assert one(append_once(server.address, [(target, table(range(1, 2001)))])).stored == 2000
+        later.join()
+        wait_until(lambda: state(server.address, "S")["messages"] == 2000)

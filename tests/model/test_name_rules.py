@@ -1,0 +1,85 @@
+"""Names, subjects and headers are judged before anything is sent."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purveyor.model.errors import InvalidHeader, InvalidName, InvalidSubject
+from purveyor.model.name_rules import (
+    check_bucket,
+    check_header,
+    check_key,
+    check_name,
+    check_subject,
+    check_subscription_name,
+    subject_matches,
+)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "a*", "a>", "a/b", "a\\b", "a\tb", "a\x00", "x" * 256])
+def test_a_stream_name_the_server_would_choke_on_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["ORDERS", "stream:incoming", "durable_name:incoming", "a-b_c", "Bestellungen-ü"])
+def test_a_good_stream_name_is_kept(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["foo.bar", "a/b", "", "x" * 65, "ü", "a b"])
+def test_a_subscription_name_is_letters_digits_dash_underscore(name: str) -> None:
+    with pytest.raises(InvalidName):
+        check_subscription_name(name)
+
+
+def test_a_subscription_cannot_take_the_name_of_an_internal_queue() -> None:
+    with pytest.raises(InvalidName, match="reserved"):
+        check_subscription_name("incoming", {"incoming"})
+
+
+@pytest.mark.parametrize("subject", ["", ".a", "a.", "a..b", "a b", "a\r\nb", "a.*", ">", "a.>.b"])
+def test_a_message_needs_one_exact_subject(subject: str) -> None:
+    with pytest.raises(InvalidSubject):
+        check_subject(subject)
+
+
+@pytest.mark.parametrize("subject", ["a.*", ">", "a.>", "*.b"])
+def test_wildcards_are_welcome_where_a_filter_is_meant(subject: str) -> None:
+    assert check_subject(subject, wildcards=True) == subject
+
+
+def test_the_tail_wildcard_must_be_last() -> None:
+    with pytest.raises(InvalidSubject, match="last"):
+        check_subject("a.>.b", wildcards=True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("", "x"), ("a b", "x"), ("a:b", "x"), ("a", "x\r\ny"), ("ü", "x")])
+def test_a_header_that_would_break_the_protocol_is_refused(name: str, value: str) -> None:
+    with pytest.raises(InvalidHeader):
+        check_header(name, value)
+
+
+def test_buckets_and_keys_have_their_own_alphabets() -> None:
+    assert check_bucket("leases_1") == "leases_1"
+    assert check_key("a/b=c.d") == "a/b=c.d"
+    for bad in ("a.b", "", "a b"):
+        with pytest.raises(InvalidName):
+            check_bucket(bad)
+    for bad in (".a", "a.", "a..b", "a b", "*"):
+        with pytest.raises(InvalidName):
+            check_key(bad)
+
+
+TOKENS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4)
+
+
+@given(TOKENS, st.data())
+def test_a_pattern_made_from_a_subject_matches_it(tokens: list[str], data: st.DataObject) -> None:
+    subject = ".".join(tokens)
+    pattern = [data.draw(st.sampled_from([token, "*"])) for token in tokens]
+    assert subject_matches(".".join(pattern), subject)
+    cut = data.draw(st.integers(0, len(tokens) - 1))
+    assert subject_matches(".".join([*pattern[:cut], ">"]), subject)
+    assert not subject_matches(".".join([*pattern, "a"]), subject)
+    assert not subject_matches(".".join([*pattern, ">"]), subject)

@@ -1,0 +1,259 @@
+"""From messages to events and dead letters, message by message."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from purveyor.model.errors import DataLost, InvalidName, Unavailable
+from purveyor.model.event import Event
+from purveyor.pipeline.transform import directory_rules, load_mapping
+from purveyor.pipeline.transform.directory_rules import Entry
+from purveyor.pipeline.transform.dn import Name, name
+from purveyor.pipeline.transform.mapping import Mapped, Mapping, Unmatched
+from purveyor.pipeline.transform.record_transform import Message, Output, Rules, transform
+from purveyor.queues.dead_letters.letter import DeadLetter
+from tests.pipeline.transform.memory import MemoryStore, body, modify, person
+
+ADA = "uid=ada,dc=e"
+MOMENT = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+class Line:
+    """Messages one after the other, from sequence 1 on."""
+
+    def __init__(self, max_payload: int = 1 << 20) -> None:
+        self.store = MemoryStore()
+        self.rules = Rules(load_mapping(), max_payload)
+        self.sequence = 0
+
+    def outputs(self, data: bytes, headers: dict[str, tuple[str, ...]] | None = None) -> list[Output]:
+        self.sequence += 1
+        message = Message(self.sequence, MOMENT, "ldif.people", headers or {}, data)
+        return list(transform(self.store, self.rules, message))
+
+    def events(self, data: bytes) -> list[Event]:
+        outputs = self.outputs(data)
+        assert not any(output.parked for output in outputs)
+        return [Event.decode(output.data) for output in outputs]
+
+    def letter(self, data: bytes) -> str:
+        (output,) = self.outputs(data)
+        assert output.parked
+        assert output.data == data
+        return DeadLetter.from_message(output.headers, output.data).reason
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def test_an_event_tells_old_and_new_key_and_time(line: Line) -> None:
+    (created,) = line.events(body(ADA, "content", attributes=person("ada")))
+    assert (created.publisher_name, created.ts, created.realm, created.topic) == ("ldif", MOMENT, "udm", "users/user")
+    assert created.old == {}
+    assert created.new == {"dn": ADA, "uuid": created.key, "uid": "ada"}
+    (changed,) = line.events(modify(ADA, ("add", "sn", ["Lovelace"])))
+    assert changed.key == created.key
+    assert changed.old == created.new
+    assert changed.new == {**created.new, "sn": "Lovelace"}
+    (gone,) = line.events(body(ADA, "delete"))
+    assert (gone.old, gone.new) == (changed.new, {})
+
+
+def test_a_made_identity_depends_on_the_message_alone(line: Line) -> None:
+    (one,) = line.events(body(ADA, "content", attributes=person("ada")))
+    (same,) = Line().events(body(ADA, "content", attributes=person("ada")))
+    (other,) = line.events(body("uid=bob,dc=e", "content", attributes=person("bob")))
+    assert one.key == same.key != other.key
+
+
+def test_what_subscribers_cannot_see_is_no_event(line: Line) -> None:
+    line.events(body(ADA, "content", attributes=person("ada")))
+    assert line.events(modify(ADA, ("replace", "userPassword", ["new"]), ("add", "modifiersName", ["x"]))) == []
+    assert line.events(body(ADA, "content", attributes=person("ada"))) == []
+
+
+def test_another_topic_is_a_deletion_there_and_a_creation_here(line: Line) -> None:
+    line.events(body(ADA, "content", attributes=person("ada")))
+    gone, created = line.events(modify(ADA, ("replace", "objectClass", ["device"])))
+    assert (gone.topic, gone.new, created.topic, created.old) == ("users/user", {}, "computers/device", {})
+    assert gone.key == created.key
+
+
+def test_another_entry_uuid_is_a_deletion_and_a_creation(line: Line) -> None:
+    line.events(body(ADA, "content", attributes=person("ada", entryUUID=["u1"])))
+    gone, created = line.events(body(ADA, "content", attributes=person("ada", entryUUID=["u2"])))
+    assert (gone.key, gone.new, created.key, created.old) == ("u1", {}, "u2", {})
+
+
+def test_an_entry_that_no_rule_matches_is_parked_and_known(line: Line) -> None:
+    reason = line.letter(body(ADA, "content", attributes={"objectClass": ["sudoRole", "top"]}))
+    assert reason == "no rule matches the object classes sudorole, top"
+    (created,) = line.events(modify(ADA, ("add", "objectClass", ["inetOrgPerson"])))
+    assert created.old == {}
+    event, letter = line.outputs(modify(ADA, ("delete", "objectClass", ["inetOrgPerson"])))
+    assert Event.decode(event.data).new == {}
+    assert letter.parked
+    assert letter.position == event.position + 1
+    assert line.events(body(ADA, "delete")) == []
+
+
+def test_a_value_that_does_not_fit_is_parked_and_the_rest_goes_on(line: Line) -> None:
+    event, letter = line.outputs(body(ADA, "content", attributes=person("ada", uidNumber=["many"])))
+    assert "uidNumber" not in Event.decode(event.data).new
+    assert letter.headers["Purveyor-Reason"] == ("a value of uidNumber is no int",)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b"[" * 100_000,
+        b'{"dn": 7, "change": "delete"}',
+        b'{"dn": "", "change": "delete"}',
+        b'{"dn": "cn=a", "change": "explode"}',
+        b'{"dn": "no name", "change": "delete"}',
+        b'{"dn": "cn=a", "change": "add"}',
+        b'{"dn": "cn=a", "change": "add", "attributes": {"cn": "a"}}',
+        b'{"dn": "cn=a", "change": "add", "attributes": {"cn": [7]}}',
+        b'{"dn": "cn=a", "change": "add", "attributes": {"cn": [{"base64": "?"}]}}',
+        b'{"dn": "cn=a", "change": "add", "attributes": {"cn": [{"base64": 7}]}}',
+        b'{"dn": "cn=a", "change": "modify"}',
+        b'{"dn": "cn=a", "change": "modify", "modifications": [7]}',
+        b'{"dn": "cn=a", "change": "modify", "modifications": [{"op": "eat", "attribute": "cn"}]}',
+        b'{"dn": "cn=a", "change": "modrdn"}',
+        b'{"dn": "cn=a", "change": "modrdn", "new_rdn": "cn=b", "delete_old_rdn": 7}',
+        b'{"dn": "cn=a", "change": "modrdn", "new_rdn": "cn=b", "delete_old_rdn": true, "new_superior": 7}',
+    ],
+)
+def test_what_is_no_record_is_parked_as_it_is(line: Line, data: bytes) -> None:
+    assert line.letter(data)
+
+
+def test_a_message_that_the_rules_fail_on_is_parked_and_those_behind_it_go_on(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.events(body("ou=a,dc=e", "content", attributes={"objectClass": ["organizationalUnit"], "ou": ["a"]}))
+    line.events(body("uid=eve,ou=a,dc=e", "content", attributes=person("eve")))
+    before = dict(line.store.entries)
+
+    def fails(text: str) -> Name:
+        if "eve" in text:
+            raise KeyError("not expected")
+        return name(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory_rules, "name", fails)
+        renamed = body("ou=a,dc=e", "modrdn", new_rdn="ou=b", delete_old_rdn=True)
+        assert line.letter(renamed) == "the transform fails on it: KeyError: 'not expected'"
+    assert line.store.entries == before, "nothing of it has happened"
+    assert line.events(body(ADA, "content", attributes=person("ada")))
+
+
+def test_a_message_that_the_mapping_fails_on_leaves_the_directory_as_it_was(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it gives its events when it is put back."""
+    line.events(body("ou=a,dc=e", "content", attributes={"objectClass": ["organizationalUnit"], "ou": ["a"]}))
+    line.events(body("uid=eve,ou=a,dc=e", "content", attributes=person("eve")))
+    before = dict(line.store.entries)
+    renamed = body("ou=a,dc=e", "modrdn", new_rdn="ou=b", delete_old_rdn=True)
+    map_entry = Mapping.map
+
+    def fails(mapping: Mapping, entry: Entry) -> Mapped | Unmatched:
+        if entry.dn.startswith("uid=eve,ou=b"):
+            raise InvalidName("not expected")
+        return map_entry(mapping, entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mapping, "map", fails)
+        assert line.letter(renamed) == "the transform fails on it: not expected"
+        assert line.store.entries == before
+        assert line.letter(body("uid=eve,ou=b,dc=e", "content", attributes=person("eve")))
+        assert line.store.entries == before
+    assert len(line.events(renamed)) == 2
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), DataLost("gone"), MemoryError(), OSError("disk")])
+def test_an_outage_in_the_rules_is_no_fault_of_the_message(
+    line: Line, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(_: Mapping, __: Entry) -> Mapped:
+        raise error
+
+    monkeypatch.setattr(Mapping, "map", fails)
+    with pytest.raises(type(error)):
+        line.outputs(body(ADA, "content", attributes=person("ada")))
+
+
+def test_an_error_of_the_store_is_no_fault_of_the_message(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_: str) -> None:
+        raise Unavailable("the state cannot be used")
+
+    monkeypatch.setattr(line.store, "get", away)
+    with pytest.raises(Unavailable):
+        line.outputs(body(ADA, "content", attributes=person("ada")))
+
+
+def test_a_dead_letter_tells_where_it_came_from(line: Line) -> None:
+    (output,) = line.outputs(b"x", {"Nats-Msg-Id": ("abc",)})
+    letter = DeadLetter.from_message(output.headers, output.data)
+    assert (letter.origin, letter.subject, letter.position) == ("transform", "ldif.people", 1)
+    assert letter.headers == {"Nats-Msg-Id": ("abc",)}
+
+
+def test_positions_and_ids_repeat_with_the_message_and_never_else(line: Line) -> None:
+    first = line.outputs(body("dc=e", "content", attributes={"objectClass": ["domain"], "dc": ["e"]}))
+    more = line.outputs(body(ADA, "content", attributes=person("ada")))
+    both = line.outputs(body("dc=e", "delete"))
+    outputs = [*first, *more, *both]
+    assert [output.position for output in outputs] == [1 << 20, 2 << 20, 3 << 20, (3 << 20) + 1]
+    assert len({output.msg_id for output in outputs}) == 4
+    again = Line().outputs(body("dc=e", "content", attributes={"objectClass": ["domain"], "dc": ["e"]}))
+    assert again == first
+
+
+def test_an_event_or_a_letter_too_large_for_a_message_is_parked_cut(line: Line) -> None:
+    line = Line(max_payload=4096)
+    big: dict[str, Any] = person("ada", description=["x" * 2000])
+    (created,) = line.events(body(ADA, "content", attributes=big))
+    assert created.new["description"] == ["x" * 2000]
+    (letter,) = line.outputs(modify(ADA, ("add", "sn", ["y"])))
+    assert "an event of" in letter.headers["Purveyor-Reason"][0]
+    (cut,) = line.outputs(b"z" * 10_000)
+    assert 0 < len(cut.data) < 4096
+
+
+@pytest.mark.parametrize(
+    ("identity", "reason"),
+    [
+        ("u" * 1025, "key is 1025 bytes long"),
+        ("a\nb", "key holds the control character"),
+        ("\ud800", "holds half of a surrogate pair"),
+    ],
+)
+def test_an_entry_whose_event_is_beyond_the_limits_is_parked_and_others_go_on(
+    line: Line, identity: str, reason: str
+) -> None:
+    assert reason in line.letter(body(ADA, "content", attributes=person("ada", entryUUID=[identity])))
+    assert line.events(body("uid=bob,dc=e", "content", attributes=person("bob")))
+    assert reason in line.letter(body(ADA, "delete"))
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"uidNumber": ["9" * 400]}, "body.new.uidNumber is a number beyond the range of a double"),
+        ({"uidNumber": ["9" * 5000]}, "uidNumber is no int"),
+        ({"sn": ["\udfff"]}, "body.new.sn holds half of a surrogate pair"),
+    ],
+)
+def test_a_value_beyond_the_limits_is_parked(line: Line, values: dict[str, list[str]], reason: str) -> None:
+    *_, letter = line.outputs(body(ADA, "content", attributes=person("ada", **values)))
+    assert letter.parked
+    assert reason in letter.headers["Purveyor-Reason"][0]

@@ -1,0 +1,394 @@
+"""Each record goes into the queue once and in order, whatever happens to the file, the import or the server."""
+
+import asyncio
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purveyor.jetstream import PublishReport, ServerOptions, publish_many
+from purveyor.jetstream.address import Address
+from purveyor.model.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
+from purveyor.queues.catalogue import LDIF
+from purveyor.queues.client import Queues, connect
+from purveyor.sources.ldif.import_ledger import Ledger
+from purveyor.sources.ldif.importer import Importer, Listener
+from purveyor.sources.ldif.inputs import Input, Mark, find_inputs
+from purveyor.sources.ldif.queue_store import QueueStore, Stored
+from purveyor.sources.ldif.record_ids import BLOCK, Block, Chain
+from purveyor.sources.ldif.records import Broken
+from purveyor.sources.ldif.stream_parser import read
+from tests.conftest import OwnServer
+from tests.proxy import TcpProxy
+from tests.scale import pick
+from tests.sources.ldif.ldif_text import people, person
+from tests.sources.ldif.queue import expected, import_file, names, parked, stored
+from tests.waiting import until
+
+MANY = 2 * BLOCK + BLOCK // 2
+
+
+async def test_a_file_goes_in_once_and_in_order(queues: Queues, address: Address, unique: str, tmp_path: Path) -> None:
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(MANY, unique))
+    first = await import_file(queues, file, unique)
+    assert (first.added, first.known, first.broken, first.records) == (MANY, 0, 0, MANY)
+    assert first.position == (await queues.streams.get_last(LDIF.stream, f"ldif.{unique}")).sequence
+    again = await import_file(queues, file.rename(tmp_path / "other.ldif"), unique)
+    assert (again.added, again.known, again.position) == (0, MANY, None)
+    assert names(address, unique) == expected(MANY, unique)
+
+
+async def test_a_file_that_has_grown_goes_on_where_it_ended(
+    queues: Queues, address: Address, unique: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "people.ldif"
+    total = 0
+    for more in (3, 1, BLOCK - 4, BLOCK + 7, 0, 5):
+        with file.open("ab") as end:
+            end.write(people(more, unique, first=total + 1))
+        tally = await import_file(queues, file, unique)
+        assert (tally.added, tally.known) == (more, total)
+        total += more
+    assert names(address, unique) == expected(total, unique)
+
+
+async def test_a_beginning_of_what_was_imported_adds_nothing(
+    queues: Queues, address: Address, unique: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(MANY, unique))
+    await import_file(queues, file, unique)
+    for count in (1, BLOCK - 1, BLOCK, BLOCK + 3):
+        file.write_bytes(people(count, unique))
+        assert (await import_file(queues, file, unique)).added == 0
+    file.write_bytes(people(BLOCK + 3, unique) + person(1, f"{unique}-else"))
+    assert (await import_file(queues, file, unique)).added == 1, "another continuation is another record"
+    assert names(address, unique) == [*expected(MANY, unique), f"uid=u1,ou={unique}-else"]
+
+
+async def test_the_ledger_remembers_for_longer_than_the_server(own_server: OwnServer, tmp_path: Path) -> None:
+    """Deduplication by the server is over after 100 ms here."""
+    server = own_server()
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(20))
+    async with connect(server.address) as queues:
+        await QueueStore.open(queues)
+        await queues.streams.update(LDIF.stream, {"duplicate_window": 100_000_000})
+        await import_file(queues, file, "people")
+
+        async def forgotten() -> bool:
+            return not (await queues.publish("ldif.probe", msg_id="probe")).duplicate
+
+        assert await forgotten()
+        await until(forgotten)
+        file.write_bytes(people(25))
+        assert (await import_file(queues, file, "people")).added == 5
+        assert names(server.address, "people") == expected(25, "people")
+
+        # Stored and not noted, as after a crash between the two: seen from the newest message of the source.
+        await queues.streams.remove("KV_imports")
+        tally = await import_file(queues, file, "people")
+        assert (tally.added, tally.known) == (0, 25)
+
+
+async def test_a_crash_before_the_note_is_repaired_by_the_ids(
+    queues: Queues, address: Address, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crash(Exception):
+        pass
+
+    async def crash(*_: object) -> None:
+        raise Crash
+
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(BLOCK + 10, unique) + b"rubbish\n\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "note", crash)
+        with pytest.raises(Crash):
+            await import_file(queues, file, unique)
+    # Under another source the newest message tells nothing: here it is the server that recognises the ids.
+    tally = await Importer(await QueueStore.open(queues)).run(find_inputs(str(file), source=f"{unique}-2"))
+    assert (tally.added, tally.known, tally.broken) == (10, BLOCK, 1)
+    assert names(address, unique) == expected(BLOCK, unique)
+    assert names(address, f"{unique}-2") == expected(10, unique, first=BLOCK + 1)
+
+
+async def test_broken_records_are_parked_with_line_and_reason_and_the_rest_goes_on(
+    queues: Queues, address: Address, unique: str, tmp_path: Path
+) -> None:
+    told: list[Broken] = []
+    file = tmp_path / "people.ldif"
+    file.write_bytes(person(1, unique) + b"dn: cn=bad\r\ncn:: !\r\n\r\n" + b"rubbish\xff\0\n\n" * 2 + person(2, unique))
+    importer = Importer(
+        await QueueStore.open(queues), listener=Listener(on_broken=lambda _, broken: told.append(broken))
+    )
+    tally = await importer.run(find_inputs(str(file), source=unique))
+    assert (tally.added, tally.broken) == (2, 3)
+    assert names(address, unique) == expected(2, unique)
+    letters = parked(address, unique)
+    assert [letter.details["line"] for letter in letters] == [6, 9, 11] == [broken.line for broken in told]
+    assert [letter.data for letter in letters] == [b"dn: cn=bad\r\ncn:: !", *[b"rubbish\xff\0"] * 2]
+    assert "base64" in letters[0].reason
+    assert (await import_file(queues, file, unique)).known == 5
+    assert len(parked(address, unique)) == 3
+
+
+async def test_a_record_that_no_message_can_hold_is_parked_cut(own_server: OwnServer, tmp_path: Path) -> None:
+    server = own_server(ServerOptions(sync="2m", max_payload=20_000))
+    file = tmp_path / "people.ldif"
+    # The second grows above the limit as JSON only, the third is above it as it is.
+    texts = [b"dn: cn=%d\ncn: " % number + b"\x01" * size for number, size in ((1, 1000), (2, 5000), (3, 90_000))]
+    file.write_bytes(b"\n\n".join(texts) + b"\n\n" + person(4))
+    async with connect(server.address) as queues:
+        tally = await import_file(queues, file, "people")
+        assert (tally.added, tally.broken) == (2, 2)
+        assert [record["dn"] for record in stored(server.address, "people")] == ["cn=1", "uid=u4,ou=people"]
+        small, large = parked(server.address, "people")
+        assert "the server takes 20000" in small.reason
+        assert small.data == texts[1]
+        assert "larger than 20000" in large.reason
+        assert texts[2].startswith(large.data)
+        assert large.details["bytes"] == len(texts[2])
+        assert large.details["cut_from_bytes"] == 20_000
+        assert (await import_file(queues, file, "people")).known == 4
+
+
+async def test_two_imports_of_one_file_at_once(queues: Queues, address: Address, unique: str, tmp_path: Path) -> None:
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(3 * BLOCK, unique))
+    tallies = await asyncio.gather(*(import_file(queues, file, unique) for _ in range(3)))
+    assert sum(tally.added for tally in tallies) == 3 * BLOCK
+    assert names(address, unique) == expected(3 * BLOCK, unique)
+    assert (await import_file(queues, file, unique)).added == 0
+
+
+async def test_notes_made_at_the_same_time_are_all_kept(queues: Queues, unique: str) -> None:
+    ledger = await Ledger.open(queues, replicas=1)
+    chain = Chain()
+    links = [chain.append(item) for item in read([people(10, unique)])]
+    ids = [link.id for link in links]
+    await asyncio.gather(*(ledger.note(Block(ids), [link]) for link in links))
+    assert [await ledger.known(Block(ids[:count])) for count in range(1, 11)] == list(range(1, 11))
+
+
+async def test_large_records_do_not_wait_for_a_block_to_fill(
+    queues: Queues, address: Address, unique: str, tmp_path: Path
+) -> None:
+    """Memory is bounded by bytes, not only by the number of records; and the block is known as one all the same."""
+    photo = b"x" * (1 << 20)
+    file = tmp_path / "photos.ldif"
+    file.write_bytes(
+        b"".join(b"dn: uid=u%d,ou=%s\njpegPhoto: %s\n\n" % (n, unique.encode(), photo) for n in range(1, 21))
+    )
+    waited: list[int] = []
+
+    class Counting(QueueStore):
+        async def put(self, block: Block, subject: str) -> Stored:
+            waited.append(block.waiting_bytes)
+            return await super().put(block, subject)
+
+    store = await Counting.open(queues)
+    assert (await Importer(store).run(find_inputs(str(file), source=unique))).added == 20
+    assert len(waited) == 3
+    assert max(waited) < 10 << 20
+    assert names(address, unique) == expected(20, unique)
+    assert (await import_file(queues, file, unique)).known == 20
+
+
+@pytest.mark.chaos
+async def test_a_server_that_goes_away_is_waited_for(address: Address, unique: str, tmp_path: Path) -> None:
+    count, outage = pick(8, 40) * BLOCK, pick(1.0, 30.0)
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(count, unique))
+    with TcpProxy(*address.hosts()[0]) as proxy:
+        async with connect(proxy.address(address), patience_seconds=2) as queues:
+            store = await QueueStore.open(queues, wait_for_ever=True)
+            importer = Importer(store)
+            running = asyncio.ensure_future(importer.run(find_inputs(str(file), source=unique)))
+            for share in (count // 4, count // 2):
+                await until(partial(_has_added, importer, share))
+                proxy.refuse()
+                threading.Timer(outage, proxy.restore).start()
+                await until(lambda: proxy.open > 0)
+            tally = await running
+    assert tally.added + tally.known == count
+    assert names(address, unique) == expected(count, unique)
+
+
+async def test_without_patience_a_lost_server_is_an_error_and_the_next_import_goes_on(
+    address: Address, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(4 * BLOCK, unique))
+    with TcpProxy(*address.hosts()[0]) as proxy:
+        async with connect(proxy.address(address), patience_seconds=0.2) as queues:
+            store = await QueueStore.open(queues)
+            monkeypatch.setattr(store, "_patience_seconds", 0.2)
+            put = store.put
+
+            async def cut(*given: object) -> object:
+                result = await put(*given)  # type: ignore[arg-type]
+                proxy.refuse()
+                return result
+
+            monkeypatch.setattr(store, "put", cut)
+            importer = Importer(store)
+            with pytest.raises(ServerUnavailable):
+                await importer.run(find_inputs(str(file), source=unique))
+            assert importer.tally.added == BLOCK
+    async with connect(address) as queues:
+        assert (await import_file(queues, file, unique)).added == 3 * BLOCK
+    assert names(address, unique) == expected(4 * BLOCK, unique)
+
+
+@pytest.mark.parametrize("reached", [True, False], ids=["stored", "not stored"])
+async def test_an_unknown_outcome_is_settled_by_the_newest_message(
+    queues: Queues, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: bool
+) -> None:
+    """As after an outage that outlasts the deduplication window while a batch is being stored."""
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(5, unique))
+    await import_file(queues, file, unique)
+    failures = [OutcomeUnknown("away for long")]
+
+    def publish(*given: Any) -> PublishReport:
+        report = publish_many(*given) if reached or not failures else None
+        if failures:
+            raise failures.pop()
+        assert report is not None
+        return report
+
+    monkeypatch.setattr("purveyor.sources.ldif.queue_store.publish_many", publish)
+    file.write_bytes(people(9, unique))
+    tally = await import_file(queues, file, unique)
+    assert (tally.added, tally.known) == (4, 5)
+    assert tally.position == (await queues.streams.get_last(LDIF.stream, f"ldif.{unique}")).sequence
+    assert names(queues.address, unique) == expected(9, unique)
+
+
+async def test_an_outcome_that_cannot_be_known_is_said_to_be_unknown(
+    queues: Queues, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish(*_: object) -> None:
+        raise OutcomeUnknown("away for long")
+
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(5, unique))
+    monkeypatch.setattr("purveyor.sources.ldif.queue_store.publish_many", publish)
+    with pytest.raises(OutcomeUnknown):
+        await import_file(queues, file, unique)
+
+
+async def test_a_directory_is_read_in_the_order_of_names(
+    queues: Queues, address: Address, unique: str, tmp_path: Path
+) -> None:
+    for number in (3, 1, 2):
+        (tmp_path / f"{number}.ldif").write_bytes(person(number, unique))
+    (tmp_path / "0.txt").write_bytes(person(9, unique))
+    (tmp_path / "4.ldif").mkdir()
+    tally = await import_file(queues, tmp_path, unique)
+    assert (tally.files, tally.added) == (3, 3)
+    assert names(address, unique) == expected(3, unique)
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\0\0", b"a line\n\n" * 300], ids=["binary", "text"])
+async def test_what_is_not_ldif_at_all_is_refused_whole(
+    queues: Queues, address: Address, unique: str, tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "photo.ldif"
+    file.write_bytes(content)
+    with pytest.raises(InvalidInput, match="does not look like LDIF"):
+        await import_file(queues, file, unique)
+    assert parked(address, unique) == []
+
+
+def _has_added(importer: Importer, count: int) -> bool:
+    return importer.tally.added + importer.tally.known >= count
+
+
+class Following:
+    """An import that follows a file."""
+
+    def __init__(self, store: QueueStore, file: Path, source: str) -> None:
+        self.marks: list[Mark] = []
+        self.file = file
+        listener = Listener(on_mark=self._mark)
+        self.importer = Importer(store, follow=True, listener=listener)
+        self._running = asyncio.ensure_future(self.importer.run(find_inputs(str(file), source=source)))
+
+    def _mark(self, _given: Input, mark: Mark) -> None:
+        self.marks.append(mark)
+
+    def append(self, text: bytes) -> None:
+        with self.file.open("ab") as end:
+            end.write(text)
+
+    async def added(self, count: int) -> None:
+        await until(lambda: self.importer.tally.added + self.importer.tally.broken >= count or self._running.done())
+
+    async def stop(self) -> None:
+        self.importer.stop()
+        await self._running
+
+
+async def test_a_growing_file_is_followed_record_by_record(
+    queues: Queues, address: Address, unique: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "log.ldif"
+    file.write_bytes(people(2, unique))
+    following = Following(await QueueStore.open(queues), file, unique)
+    await following.added(2)
+    following.append(person(3, unique)[:-1])  # complete but for its empty line: it could still go on
+    following.append(b"mail: x\n\n" + person(4, unique)[:30])
+    await following.added(3)
+    assert following.importer.tally.added == 3
+    following.append(person(4, unique)[30:] + people(BLOCK, unique, first=5))
+    await following.added(4 + BLOCK)
+    following.append(person(0, "half")[:-1])
+    await following.stop()
+    records = stored(address, unique)
+    assert [record["dn"] for record in records] == expected(4 + BLOCK, unique)
+    assert records[2]["attributes"]["mail"] == ["x"]
+    assert (await import_file(queues, file, unique)).added == 1
+
+
+async def test_a_followed_file_may_be_rotated_or_cut(
+    queues: Queues, address: Address, unique: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "log.ldif"
+    file.write_bytes(people(2, unique))
+    following = Following(await QueueStore.open(queues), file, unique)
+    await following.added(2)
+    following.append(person(3, unique).rstrip())
+    file.rename(tmp_path / "log.ldif.1")
+    file.write_bytes(people(2, unique, first=4))
+    await following.added(5)
+    assert following.marks == [Mark.ROTATED]
+    following.append(b"dn: cn=half\n")
+    file.write_bytes(b"")
+    await until(lambda: len(following.marks) == 2)
+    following.append(person(6, unique))
+    before = following.importer.tally.broken
+    await following.added(6 + before)
+    assert following.marks == [Mark.ROTATED, Mark.CUT]
+    await following.stop()
+    assert names(address, unique) == expected(6, unique)
+
+
+async def test_stopping_leaves_what_was_not_sent_for_the_next_time(
+    queues: Queues, address: Address, unique: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(6 * BLOCK, unique))
+    importer = Importer(await QueueStore.open(queues))
+    running = asyncio.ensure_future(importer.run(find_inputs(str(file), source=unique)))
+    await until(lambda: importer.tally.added > 0)
+    importer.stop()
+    tally = await running
+    assert tally.stopped
+    assert 0 < tally.added < 6 * BLOCK
+    assert (await import_file(queues, file, unique)).known == tally.added
+    assert names(address, unique) == expected(6 * BLOCK, unique)

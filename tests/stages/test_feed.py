@@ -1,0 +1,256 @@
+"""A stage that a subscription feeds goes on after any outage of the broker, and after an older store is put back."""
+
+import shutil
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from purveyor.app.subscription_source import SubscriptionSource
+from purveyor.delivery.pull import Pull
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.headers import POSITION
+from purveyor.model.delivery_policy import Delivery, OrderBy
+from purveyor.model.event import Event
+from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.queues.client import Queues, connect
+from purveyor.stages import Context, Retry, SqlStore, Stages
+from purveyor.stages.source import Incoming
+from purveyor.stages.sql_store import now_ms
+from tests.conftest import OwnServer
+from tests.proxy import TcpProxy
+from tests.stages.conftest import QUICK
+from tests.stages.test_stage import effects
+from tests.stages.test_subscription import event
+from tests.waiting import until
+
+PATIENCE_SECONDS = 0.5
+
+
+class WatchedSource(SubscriptionSource):
+    """Counts the answers that came to an end, in success or not."""
+
+    answers = 0
+
+    async def done(self, messages: Sequence[Incoming]) -> None:
+        try:
+            await super().done(messages)
+        finally:
+            self.answers += len(messages)
+
+    async def later(self, message: Incoming, delay: timedelta) -> None:
+        try:
+            await super().later(message, delay)
+        finally:
+            self.answers += 1
+
+
+async def add(queues: Queues, name: str, delivery: Delivery = Delivery.ORDERED) -> None:
+    order_by = OrderBy.POSITION if delivery is Delivery.ORDERED else None
+    interest = (RealmTopic("udm", "users/user"),)
+    await Subscriptions(queues).add(
+        Subscription(name=name, realms_topics=interest, delivery=delivery, order_by=order_by)
+    )
+
+
+async def publish(queues: Queues, name: str, numbers: Sequence[int], first_position: int = 2) -> None:
+    for position, number in enumerate(numbers, first_position):
+        await queues.publish(f"{name}.main", event(number, f"user-{number % 2}"), headers={POSITION: str(position)})
+
+
+async def is_empty(queues: Queues, name: str) -> bool:
+    return (await queues.streams.info(f"stream:{name}")).state.messages == 0
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+@pytest.mark.parametrize("retry", ["in order", "parallel"])
+async def test_it_goes_on_after_an_outage_that_is_longer_than_its_patience(  # noqa: PLR0917 - fixtures
+    address: Address, queues: Queues, database: str, unique: str, tcp_proxy: TcpProxy, retry: str, exactly_once: bool
+) -> None:
+    name = unique[-24:]
+    await add(queues, name, Delivery.ORDERED if retry == "in order" else Delivery.PARALLEL)
+    await publish(queues, name, range(6))
+    calls: list[int] = []
+    async with connect(tcp_proxy.address(address), patience_seconds=PATIENCE_SECONDS) as behind:
+        stages = Stages(behind, store=SqlStore(database), app="test", timing=QUICK)
+        source = WatchedSource(behind, name, lease=timedelta(seconds=2))
+        accounts = stages.terminator(f"{name}.accounts", message=Event, source=source)
+        again = Retry.in_order() if retry == "in order" else Retry.parallel()
+
+        @accounts.last_stage(exactly_once=exactly_once, retry=again)
+        async def provision(ctx: Context[None], message: Event, db: AsyncSession) -> None:
+            number: Any = message.new["number"]
+            await db.execute(text("INSERT INTO effects (number) VALUES (:n)"), {"n": number})
+            calls.append(number)
+            if number == 3 and calls.count(3) == 1:
+                tcp_proxy.refuse()
+
+        async with stages:
+            await until(lambda: tcp_proxy.open == 0 and 3 in calls)
+            answered = source.answers
+            await until(lambda: source.answers > answered)
+            tcp_proxy.restore()
+            await until(lambda: is_empty(queues, name))
+            await publish(queues, name, range(6, 9), 100)
+            await until(lambda: is_empty(queues, name))
+        await source.close()
+    assert await effects(database) == list(range(9))
+    assert sorted(calls) == list(range(9))
+
+
+async def test_an_answer_that_gets_lost_in_an_outage_is_repeated_and_the_rest_goes_on(  # noqa: PLR0917 - fixtures
+    address: Address,
+    queues: Queues,
+    database: str,
+    unique: str,
+    tcp_proxy: TcpProxy,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`later`, of a message that failed, and a long poll that breaks."""
+    name = unique[-24:]
+    await add(queues, name, Delivery.PARALLEL)
+    await publish(queues, name, range(4))
+    calls: list[int] = []
+    async with connect(tcp_proxy.address(address), patience_seconds=PATIENCE_SECONDS) as behind:
+        stages = Stages(behind, store=SqlStore(database), app="test", timing=QUICK)
+        source = WatchedSource(behind, name, lease=timedelta(seconds=2))
+        accounts = stages.terminator(f"{name}.accounts", message=Event, source=source)
+
+        @accounts.last_stage(exactly_once=True, retry=Retry.parallel(first_delay=timedelta(milliseconds=10)))
+        async def provision(ctx: Context[None], message: Event, db: AsyncSession) -> None:
+            number: Any = message.new["number"]
+            calls.append(number)
+            await db.execute(text("INSERT INTO effects (number) VALUES (:n)"), {"n": number})
+            if number == 2 and calls.count(2) == 1:
+                tcp_proxy.refuse()
+                raise ValueError("not yet")
+
+        async with stages:
+            await until(lambda: tcp_proxy.open == 0 and 2 in calls)
+            answered = source.answers
+            await until(lambda: source.answers > answered)
+            tcp_proxy.restore()
+            await until(lambda: is_empty(queues, name))
+            caplog.clear()
+            tcp_proxy.refuse()  # now nothing is out, and it waits for more
+            await until(lambda: caplog.records)  # until it has lost its patience, and says so
+            tcp_proxy.restore()
+            await publish(queues, name, range(4, 6), 100)
+            await until(lambda: is_empty(queues, name))
+        await source.close()
+    assert await effects(database) == list(range(6))
+
+
+async def test_an_event_in_the_place_of_one_that_was_handled_before_an_outage_is_not_acknowledged_for_it(
+    own_server: OwnServer, database: str, tmp_path: Path, unique: str
+) -> None:
+    """An older store is put back while the acknowledgement of an event is not confirmed."""
+    name = unique[-24:]
+    directory, older = tmp_path / "nats", tmp_path / "older"
+    server = own_server(directory=directory)
+    async with connect(server.address) as queues:
+        await add(queues, name, Delivery.PARALLEL)
+    server.stop()
+    shutil.copytree(directory, older)
+    server = own_server(directory=directory)  # it takes its last port again
+    calls: list[int] = []
+    with TcpProxy(*server.address.hosts()[0]) as proxy:
+        async with connect(proxy.address(server.address), patience_seconds=PATIENCE_SECONDS) as behind:
+            stages = Stages(behind, store=SqlStore(database), app="test", timing=QUICK)
+            source = WatchedSource(behind, name, instance="a", lease=timedelta(seconds=1))
+            accounts = stages.terminator(f"{name}.accounts", message=Event, source=source)
+
+            @accounts.last_stage(exactly_once=True)
+            async def provision(ctx: Context[None], message: Event) -> None:
+                number: Any = message.new["number"]
+                if number == 0:
+                    proxy.refuse()
+                calls.append(number)
+
+            async with stages:
+                async with connect(server.address) as queues:
+                    await publish(queues, name, [0])
+                    await until(lambda: source.answers)  # its acknowledgement has failed
+                server.stop()
+                shutil.rmtree(directory)
+                shutil.copytree(older, directory)
+                server = own_server(directory=directory)
+                async with connect(server.address) as queues, Pull(queues) as other:
+                    await publish(queues, name, [1])
+                    [taken] = await other.lease(name, "b", lease_seconds=1)  # handed out, and given up
+                    assert taken.sequence == 1
+                    proxy.restore()
+                    await until(lambda: is_empty(queues, name))
+            await source.close()
+    assert calls == [0, 1]
+
+
+async def test_new_events_are_processed_after_an_older_store_of_the_broker_is_put_back(
+    own_server: OwnServer, database: str, tmp_path: Path, unique: str
+) -> None:
+    name = unique[-24:]
+    directory, older = tmp_path / "nats", tmp_path / "older"
+
+    async def run(address: Address, numbers: Sequence[int], first_position: int) -> None:
+        async with connect(address) as queues:
+            await publish(queues, name, numbers, first_position)
+            stages = Stages(queues, store=SqlStore(database), app="test", timing=QUICK)
+            source = SubscriptionSource(queues, name)
+            declare(stages, name, source)
+            async with stages:
+                await until(lambda: is_empty(queues, name))
+            await source.close()
+
+    server = own_server(directory=directory)
+    async with connect(server.address) as queues:
+        await add(queues, name)
+    await run(server.address, range(3), 2)
+    async with connect(server.address) as queues:
+        await publish(queues, name, [3], 5)  # in the older store it waits, and will have been processed
+    server.stop()
+    shutil.copytree(directory, older)
+    server = own_server(directory=directory)
+    await run(server.address, range(4, 7), 6)
+    server.stop()
+    shutil.rmtree(directory)
+    shutil.copytree(older, directory)
+    server = own_server(directory=directory)
+    await run(server.address, range(14, 17), 6)  # other events at the same sequences and positions
+    assert await effects(database) == [*range(7), *range(14, 17)]
+
+
+async def test_what_an_older_version_has_processed_is_known(queues: Queues, database: str, unique: str) -> None:
+    """It knew a message by its sequence and position alone: its rows stand for messages stored before them."""
+    name = unique[-24:]
+    await add(queues, name)
+    await publish(queues, name, range(4))
+    stages = Stages(queues, store=SqlStore(database), app="test", timing=QUICK)
+    source = SubscriptionSource(queues, name)
+    declare(stages, name, source)
+    hour = 3_600_000
+    await stages.store.open()
+    async with stages.store.engine.begin() as connection:
+        for sequence, done_ms in ((1, now_ms()), (2, now_ms() - hour), (3, now_ms() - 60_000)):
+            await connection.exec_driver_sql(
+                "INSERT INTO purveyor_inbox (stage, message_id, sequence, done_ms) "
+                f"VALUES ('{name}.accounts.0', '{name}:{sequence}:{sequence + 1}', {sequence}, {done_ms})"
+            )
+    async with stages:
+        await until(lambda: is_empty(queues, name))
+    await source.close()
+    # Message 1 was processed; so was 3, by a clock that is a minute behind. The row of 2 is of an earlier message.
+    assert await effects(database) == [1, 3]
+
+
+def declare(stages: Stages, name: str, source: SubscriptionSource) -> None:
+    accounts = stages.terminator(f"{name}.accounts", message=Event, source=source)
+
+    @accounts.last_stage(exactly_once=True, retry=Retry.in_order())
+    async def provision(ctx: Context[None], message: Event, db: AsyncSession) -> None:
+        number: Any = message.new["number"]
+        await db.execute(text("INSERT INTO effects (number) VALUES (:n)"), {"n": number})
