@@ -66,7 +66,7 @@ ELSEWHERE = {
     "control event": "pipeline/dispatch/test_upgrade.py::test_where_a_control_event_is_not_understood",
     "job": "pipeline/prefill/test_worker.py::test_a_job_of_a_newer_program_waits_for_an_upgrade",
     "dispatch state": "pipeline/dispatch/test_upgrade.py::test_a_dispatch_state_that_is_not_understood",
-    "archive": "pipeline/archive/test_write.py::test_an_archive_of_a_newer_program_is_left_as_it_is",
+    "archive": "pipeline/archive/test_writer.py::test_an_archive_of_a_newer_program_is_left_as_it_is",
     "offset in the checkpoint": "pipeline/dispatch/test_upgrade.py::test_a_checkpoint_of_a_newer_program",
     "note of the synced batch": "spark/test_checkpoint_files.py::test_a_note_of_a_newer_version_stops_the_part",
     "list of parked keys": "delivery/push/test_upgrade.py::test_parked_keys_that_are_not_understood",

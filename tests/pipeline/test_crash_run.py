@@ -27,6 +27,7 @@ from purveyor.model.subscription import Filter, RealmTopic, Subscription
 from purveyor.pipeline.archive.layout import archived_until
 from purveyor.pipeline.archive.reader import ArchiveSource
 from purveyor.pipeline.audit.audit import audit
+from purveyor.queues.permissions import components
 from tests.app.conftest import PROGRAM, invoke
 from tests.conftest import OwnServer
 from tests.pipeline.directory import Directory
@@ -42,7 +43,7 @@ KILLS = pick(3, 24)
 PATIENCE_SECONDS = 900.0
 """Not a promise: a busy machine takes its time."""
 ONE_SECOND = 1_000_000_000
-SAFE = ServerOptions(sync="always", restart=RestartPolicy(max_deaths=1000, max_pause_seconds=0.2))
+SAFE = ServerOptions(sync="always", restart=RestartPolicy(max_deaths=1000, max_pause_seconds=0.2), users=components())
 
 USERS = RealmTopic("udm", "users/user")
 WIDE = Subscription(name="wide", realms_topics=(RealmTopic("udm", ".*"), RealmTopic("shop", "orders/.*")))
