@@ -40,7 +40,7 @@ test: setup ## all tests, in parallel, against real servers
 check: lint ## everything that must hold before a change lands
 	@$(MAKE) --no-print-directory --jobs 2 types $(CLASSES)
 	@$(MAKE) --no-print-directory contracts test
-	@$(BIN)/python -m scripts.pythons --newest --core --workers $(WORKERS)
+	@$(BIN)/python -m scripts.pythons --newest --workers $(WORKERS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -51,6 +51,7 @@ types: $(READY)
 
 contracts: $(READY)
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.check_source
 
 bench: setup ## the benchmarks; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

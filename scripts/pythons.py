@@ -1,7 +1,7 @@
 """Run the tests on each supported Python that this machine has: those on PATH, and those of pyenv.
 
-Each has a virtual environment of its own (`.venv-3.13`) with the locked dependencies; the one that runs this script
-uses its own. Without an option the part without Spark runs on all of them.
+Each interpreter has its own virtual environment (`.venv-3.13`) with the locked dependencies. Without an option the
+script runs the tests that need no Spark on all of them.
 """
 
 import argparse
@@ -19,12 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PROJECT = ROOT / "pyproject.toml"
 LOCKED = ROOT / "requirements" / "dev.txt"
-CORE = ("tests/model", "tests/queues", "tests/delivery", "tests/client", "tests/intake")
-"""What is quick, and uses most of what differs between versions: sockets, TLS, asyncio, processes."""
 EXAMPLES = """examples:
   python -m scripts.pythons                         the part without Spark, on each interpreter
   python -m scripts.pythons --all --only 3.13       the whole suite on one of them
-  python -m scripts.pythons --newest --core         what `make check` runs
+  python -m scripts.pythons --newest                what `make check` runs
   python -m scripts.pythons -- -x tests/stages      arguments for pytest
 """
 Version = tuple[int, int]
@@ -123,7 +121,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", metavar="VERSION", help="one version, such as 3.13")
     parser.add_argument("--newest", action="store_true", help="only the newest that is not the one running this script")
-    parser.add_argument("--core", action="store_true", help=f"only {' '.join(CORE)}, without crash tests")
     parser.add_argument("--all", action="store_true", help="with Spark")
     parser.add_argument("--list", action="store_true", help="say which there are, and run nothing")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="pytest workers (default 2)")
@@ -135,9 +132,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def pytest_arguments(given: argparse.Namespace) -> list[str]:
     """What pytest is asked to run."""
-    marks = [*([] if given.all else ["not spark"]), *(["not chaos"] if given.core else [])]
-    chosen = ["-m", " and ".join(marks)] if marks else []
-    return ["-n", str(given.workers), "--dist", "worksteal", *chosen, *(CORE if given.core else ()), *given.arguments]
+    chosen = [] if given.all else ["-m", "not spark"]
+    return ["-n", str(given.workers), "--dist", "worksteal", *chosen, *given.arguments]
 
 
 def choose(found: list[Interpreter], given: argparse.Namespace) -> list[Interpreter]:

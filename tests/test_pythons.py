@@ -44,7 +44,7 @@ def test_a_machine_with_one_python_has_nothing_more_to_run(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
-    assert pythons.main(["--newest", "--core"]) == 0
+    assert pythons.main(["--newest"]) == 0
     assert capsys.readouterr().out.startswith("== no other Python of 3.11, ")
     assert pythons.main(["--only", "3.99"]) == 1
 
@@ -54,7 +54,6 @@ def test_a_machine_with_one_python_has_nothing_more_to_run(
     [
         ([], ["-n", "2", "--dist", "worksteal", "-m", "not spark"]),
         (["--all", "--", "-x"], ["-n", "2", "--dist", "worksteal", "-x"]),
-        (["--core"], ["-n", "2", "--dist", "worksteal", "-m", "not spark and not chaos", *pythons.CORE]),
     ],
 )
 def test_what_runs(argv: list[str], expected: list[str]) -> None:
