@@ -51,7 +51,6 @@ types: $(READY)
 
 contracts: $(READY)
 	$(BIN)/lint-imports
-	$(BIN)/python -m scripts.check_source
 
 bench: setup ## the benchmarks; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

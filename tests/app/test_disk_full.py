@@ -1,15 +1,20 @@
 """A full data directory under a running `purveyor up`: clear errors, nothing lost, and all parts go on with room."""
 
+import base64
+import http.server
+import json
 import threading
 import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
 
+from tests.app.conftest import invoke
 from tests.app.up_program import Up
 from tests.small_disk import SmallDisk, small_file_system
 from tests.waiting import wait_until
@@ -25,7 +30,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def up(disk: SmallDisk) -> Iterator[Up]:
-    program = Up(disk.path / "data", "--master", "local[2]")
+    program = Up(disk.path / "data", "--master", "local[2]", environment={"PURVEYOR_PUSH_ALLOW": "127.0.0.1"})
     yield program
     program.close()
 
@@ -60,6 +65,7 @@ class Consumer(threading.Thread):
         self._url = url
         self.stopped = threading.Event()
         self.acknowledged: list[int] = []
+        self.names: set[str] = set()
         self.statuses: set[int] = set()
 
     def run(self) -> None:
@@ -78,19 +84,56 @@ class Consumer(threading.Thread):
             answer = client.patch(done, json={"status": "ok"})
             self.statuses.add(answer.status_code)
             if answer.status_code == 200:
-                self.acknowledged.append(message["body"]["new"]["number"])
+                new = message["body"]["new"]
+                if "number" in new:
+                    self.acknowledged.append(new["number"])
+                self.names.add(str(new.get("dn")))
                 return
             time.sleep(0.2)
 
 
-@pytest.mark.timeout(600)
+class PushEndpoint:
+    """An endpoint that accepts each push and remembers the numbers of the events."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        numbers = self.numbers
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                event = json.loads(base64.b64decode(sent["message"]["data"]))
+                numbers.add(event["body"]["new"].get("number", -1))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                """Print nothing."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.timeout(1200)
 @pytest.mark.first
 def test_a_full_disk_refuses_events_loses_none_and_all_parts_go_on_when_there_is_room(up: Up, disk: SmallDisk) -> None:
     api = up.says("ready", "API")
     up.says("up", "everything")
     passwords = tomllib.loads(Path(api["passwords"]).read_text())
-    with httpx.Client(base_url=api["url"], timeout=60) as client:
-        wanted = {"name": "ox", "realms_topics": [{"realm": "udm", "topic": "users/user"}], "password": "oxpw"}
+    with ExitStack() as stack, httpx.Client(base_url=api["url"], timeout=60) as client:
+        wanted: dict[str, Any] = {
+            "name": "ox",
+            "realms_topics": [{"realm": "udm", "topic": "users/user"}],
+            "password": "oxpw",
+        }
         added = client.post("/v1/subscriptions", json=wanted, auth=("admin", passwords["admin_password"]))
         assert added.status_code == 201
         publisher = Publisher(client, ("events", passwords["events_password"]))
@@ -98,6 +141,11 @@ def test_a_full_disk_refuses_events_loses_none_and_all_parts_go_on_when_there_is
         consumer.start()
         for _ in range(20):
             assert publisher.publish()
+        endpoint = stack.enter_context(PushEndpoint())
+        admin = ("admin", passwords["admin_password"])
+        pushed = {**wanted, "name": "chat", "delivery": "push", "push": {"endpoint": endpoint.url}}
+        assert client.post("/v1/subscriptions", json=pushed, auth=admin).status_code == 201
+        assert publisher.publish()
         disk.fill()
         wait_until(lambda: not publisher.publish(), seconds=240)
         up.says("full", "NATS")
@@ -106,6 +154,22 @@ def test_a_full_disk_refuses_events_loses_none_and_all_parts_go_on_when_there_is
         for _ in range(20):
             wait_until(publisher.publish, seconds=240)
         wait_until(lambda: len(consumer.acknowledged) >= len(publisher.accepted), seconds=240)
+        # Push, archive, transform and prefill continue too.
+        wait_until(lambda: endpoint.numbers >= set(publisher.accepted[20:]), seconds=240)
+        ldif = disk.path / "people.ldif"
+        ldif.write_text("dn: uid=ada,dc=example\nobjectClass: inetOrgPerson\nuid: ada\ncn: Ada\nsn: Lovelace\n")
+        assert invoke("--data-dir", str(disk.path / "data"), "import", str(ldif)).code == 0
+        wait_until(lambda: "uid=ada,dc=example" in consumer.names, seconds=240)
+        late = {**wanted, "name": "late", "request_prefill": True}
+        assert client.post("/v1/subscriptions", json=late, auth=admin).status_code == 201
+
+        def prefilled() -> bool:
+            found = client.get("/v1/subscriptions/late", auth=("late", "oxpw"))
+            return bool(found.json()["prefill_queue_status"] == "done")
+
+        wait_until(prefilled, seconds=240)
+        first = client.get("/v1/subscriptions/late/messages/next?timeout=60", auth=("late", "oxpw")).json()
+        assert first["body"]["new"]["uuid"] == "u-0"
         consumer.stopped.set()
         consumer.join(60)
     assert consumer.acknowledged == publisher.accepted

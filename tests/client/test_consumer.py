@@ -168,7 +168,7 @@ async def test_batches_are_acknowledged_at_once_or_in_part(parallel: Subscribed)
 
 async def test_a_lease_is_extended_while_a_handler_works(parallel: Subscribed) -> None:
     parallel.fill(1)
-    async with parallel.consumer(lease_seconds=3) as consumer, parallel.consumer(wait_seconds=4.5) as other:
+    async with parallel.consumer(lease_seconds=6) as consumer, parallel.consumer(wait_seconds=9) as other:
         message = await anext(aiter(consumer))
         assert await other._fetch(1) == []  # it waited for longer than the lease
         assert not message.lost
@@ -307,7 +307,7 @@ async def test_an_api_or_a_server_that_was_away_is_waited_for(own_server: OwnSer
     async def handle(message: Message) -> None:
         seen.append(number(message))
 
-    with RunningApi(lambda: server.address, patience_seconds=0.2) as api, TcpProxy(*_host(api.url)) as proxy:
+    with RunningApi(lambda: server.address, patience_seconds=2) as api, TcpProxy(*_host(api.url)) as proxy:
         await asyncio.to_thread(api.when_ready)
         subscribe(api, api.client("admin", "admin-secret"), "ox")
         url = f"http://127.0.0.1:{proxy.port}"

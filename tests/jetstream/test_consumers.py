@@ -114,9 +114,9 @@ async def test_nak_brings_it_back_at_once_or_later(queues: Queues, unique: str) 
 
 async def test_in_progress_keeps_it_ours(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 1)
-    await queues.consumers.add(unique, ConsumerConfig(durable_name="C", ack_wait=timedelta(seconds=3)))
+    await queues.consumers.add(unique, ConsumerConfig(durable_name="C", ack_wait=timedelta(seconds=6)))
     message = await next_one(queues, unique, "C")
-    for _ in range(4):  # longer than the wait, in steps that are much shorter
+    for _ in range(8):  # longer than the wait, in steps that are much shorter
         await message.in_progress(confirm=True)
         assert await queues.fetch(unique, "C", wait_seconds=0.8) == []
     await message.ack(confirm=True)
@@ -163,7 +163,7 @@ async def test_max_deliver_and_backoff_bound_the_attempts(queues: Queues, unique
 
 async def test_an_ephemeral_consumer_vanishes(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 1)
-    info = await queues.consumers.add(unique, ConsumerConfig(inactive_threshold=timedelta(seconds=0.2)))
+    info = await queues.consumers.add(unique, ConsumerConfig(inactive_threshold=timedelta(seconds=2)))
     assert info.name in [consumer.name for consumer in await queues.consumers.list(unique)]
 
     async def gone() -> bool:

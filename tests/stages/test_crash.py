@@ -106,7 +106,7 @@ async def test_killed_at_each_point_every_message_is_done_once_or_a_dead_letter(
 
     try:
         await until(lambda: _exists(queues, unique))
-        async with asyncio.timeout(pick(100, 1200)):
+        async with asyncio.timeout(pick(280, 1200)):
             while running.deaths < wanted:
                 await feed(4)
                 running.tend()

@@ -23,7 +23,7 @@ from tests.app.http.conftest import PASSWORD, RunningApi, event, wanted
 from tests.certificates import self_signed
 from tests.waiting import wait_until
 
-SECONDS = 0.5
+SECONDS = 2.0
 QUICK = ConnectionLimits(header_seconds=SECONDS, body_seconds=SECONDS, linger_seconds=SECONDS)
 LOGIN = "authorization: Basic " + base64.b64encode(b"events:events-secret").decode()
 

@@ -27,7 +27,7 @@ SYNCED = ServerOptions(sync="always")
 def test_a_server_that_restarts_under_load_costs_no_more_than_503(own_server: OwnServer, tmp_path: Path) -> None:
     directory = tmp_path / "store"
     server = own_server(SYNCED, directory=directory)
-    with RunningApi(lambda: server.address, patience_seconds=0.5) as api:
+    with RunningApi(lambda: server.address, patience_seconds=2) as api:
         api.when_ready()
         admin = api.client("admin", "admin-secret")
         over = threading.Event()

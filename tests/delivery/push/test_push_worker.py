@@ -84,7 +84,7 @@ async def test_an_answer_counts_by_its_status_however_it_ends(desk: Desk, work: 
 async def test_anything_else_is_tried_again_and_then_a_dead_letter(
     desk: Desk, work: Work, path: str, words: str
 ) -> None:
-    await desk.add(path, retry=TWICE, ack_deadline_seconds=0.2 if "within" in words else 60)
+    await desk.add(path, retry=TWICE, ack_deadline_seconds=1 if "within" in words else 60)
     await desk.write({})
     await work()
     await desk.drained()

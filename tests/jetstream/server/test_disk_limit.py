@@ -57,7 +57,7 @@ def test_the_size_of_a_directory_is_that_of_its_files(tmp_path: Path) -> None:
 
 async def publish_until_refused(server: EmbeddedServer, stored: list[int]) -> PurveyorError:
     """Publish numbered messages of 64 KiB; add the number of each that the server confirmed."""
-    async with connect(server.address, patience_seconds=1) as queues:
+    async with connect(server.address, patience_seconds=5) as queues:
         for number in range(len(stored), 100_000):
             try:
                 await queues.publish("S", b"%08d" % number + b"x" * 65_536, msg_id=str(number))

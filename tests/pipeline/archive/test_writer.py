@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def letters(archive: Archive) -> list[dict[str, list[str]]]:
 
 
 @pytest.fixture
-def dead_letters(archive: Archive) -> None:
+def dead_letters(archive: Archive) -> Iterator[None]:
     """The queue of dead letters is there, empty."""
 
     async def ensure() -> None:
@@ -236,6 +237,8 @@ def dead_letters(archive: Archive) -> None:
 
     asyncio.run(ensure())
     archive.broker.purge(DEAD_LETTERS.stream)
+    yield
+    archive.broker.update(DEAD_LETTERS.stream, duplicate_window=120_000_000_000)
 
 
 def test_a_message_that_the_archive_fails_on_is_archived_as_it_came(

@@ -13,6 +13,8 @@ from tests.pipeline.dispatch.world import World
 
 PUBLISHERS = 8
 EACH = 25
+LEASE_SECONDS = 5
+"""Longer than a slow machine takes to acknowledge the messages of one lease."""
 ALL = {(f"p-{publisher}", number) for publisher in range(PUBLISHERS) for number in range(EACH)}
 TOPICS = [{"realm": "shop", "topic": "orders/.*"}]
 
@@ -57,7 +59,9 @@ def work(client: httpx.Client, name: str, instance: str) -> list[tuple[str, int]
     done: list[tuple[str, int]] = []
     headers = {"X-Consumer-Instance": instance}
     path = f"/v1/subscriptions/{name}/messages"
-    while messages := client.post(f"{path}/lease", json={"max": 7, "timeout": 2}, headers=headers).json()["messages"]:
+    while messages := client.post(
+        f"{path}/lease", json={"max": 7, "timeout": 2 * LEASE_SECONDS}, headers=headers
+    ).json()["messages"]:
         for message in messages:
             answer = client.patch(f"{path}/{message['sequence_number']}/status", json={"status": "ok"}, headers=headers)
             assert answer.status_code == 200
@@ -68,7 +72,7 @@ def work(client: httpx.Client, name: str, instance: str) -> list[tuple[str, int]
 def test_fan_in_fan_out_and_load_balanced(world: World, api: RunningApi) -> None:
     admin = api.client("admin", "admin-secret")
     first, second = (subscribe(api, admin, name, realms_topics=TOPICS) for name in ("first", "second"))
-    shared = subscribe(api, admin, "shared", realms_topics=TOPICS, delivery="parallel", lease_seconds=1)
+    shared = subscribe(api, admin, "shared", realms_topics=TOPICS, delivery="parallel", lease_seconds=LEASE_SECONDS)
     publishers = [api.client("events", "events-secret") for _ in range(PUBLISHERS)]
     world.start()
     with ThreadPoolExecutor(PUBLISHERS) as threads:

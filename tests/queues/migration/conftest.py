@@ -30,7 +30,7 @@ def declared(name: str, retention: Retention = Retention.INTEREST, *readers: str
         retention=retention,
         writer="test",
         readers=tuple(
-            Reader(durable=reader, who="test", ack_wait=timedelta(seconds=2)) for reader in readers or ("reader",)
+            Reader(durable=reader, who="test", ack_wait=timedelta(seconds=5)) for reader in readers or ("reader",)
         ),
     )
 
@@ -49,7 +49,7 @@ async def make_old(
     )
     if durable is not None:
         await queues.consumers.add(
-            stream, ConsumerConfig(durable_name=durable, ack_wait=timedelta(seconds=2), max_ack_pending=1)
+            stream, ConsumerConfig(durable_name=durable, ack_wait=timedelta(seconds=5), max_ack_pending=1)
         )
     return stream
 

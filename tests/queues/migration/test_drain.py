@@ -176,7 +176,7 @@ async def test_publishers_wait_no_longer_than_their_patience(address: Address, q
     stream = await make_old(queues, unique)
     await publish(queues, unique, 1, 1)
     await queues.ensure(declared(unique), migrate=True)
-    async with connect(address, patience_seconds=0.3) as hasty:
+    async with connect(address, patience_seconds=2) as hasty:
         with pytest.raises(QueueMigrating):
             await hasty.publish(unique, b"2")
     assert (await queues.streams.info(stream)).state.messages == 1

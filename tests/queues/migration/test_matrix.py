@@ -23,7 +23,7 @@ from tests.waiting import until
 
 BACKLOG, ALL = 12, 20
 POISON = 3
-ACK_WAIT = timedelta(seconds=1)
+ACK_WAIT = timedelta(seconds=5)
 AT_ONCE = 6
 
 

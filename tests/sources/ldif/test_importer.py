@@ -224,7 +224,7 @@ async def test_without_patience_a_lost_server_is_an_error_and_the_next_import_go
     file = tmp_path / "people.ldif"
     file.write_bytes(people(4 * BLOCK, unique))
     with TcpProxy(*address.hosts()[0]) as proxy:
-        async with connect(proxy.address(address), patience_seconds=0.2) as queues:
+        async with connect(proxy.address(address), patience_seconds=2) as queues:
             store = await QueueStore.open(queues)
             monkeypatch.setattr(store, "_patience_seconds", 0.2)
             put = store.put
