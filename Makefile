@@ -51,6 +51,7 @@ types: $(READY)
 
 contracts: $(READY)
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.check_source
 
 bench: setup ## the benchmarks; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks

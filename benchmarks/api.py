@@ -1,7 +1,7 @@
-"""The HTTP API beside the way of the older system (`peer_api`), on the same server in the same run.
+"""Compare the HTTP API with that of the older system (`peer_api`), on the same server in the same run.
 
-Both serve in a process of their own and are asked by the same client, which keeps its connections and costs little.
-Each rate is the best of several rounds in which both take turns.
+Each API runs in its own process. The same client calls both; it keeps its connections and costs little. Each rate is
+the best of several rounds in which both take turns.
 """
 
 import asyncio
@@ -26,47 +26,49 @@ import fastavro
 import uvloop
 
 from benchmarks import peer_api
-from benchmarks.http_line import HttpLine
+from benchmarks.http_client import HttpConnection
 from benchmarks.report import Row, Section
 from purveyor.jetstream import publish_many
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import outgoing
 
-SIZE: Final = 800
-CONSUMERS: Final = 20
-POLLS: Final = 500
-_SECONDS: Final = 2.0
-_ROUNDS: Final = 5
-_BATCH: Final = 100
-_BULK: Final = 1000
-_SECRET: Final = "bench-secret"
+MESSAGE_BYTES: Final = 800
+CONSUMER_COUNT: Final = 20
+LONG_POLL_COUNT: Final = 500
+_ROUND_SECONDS: Final = 2.0
+_ROUND_COUNT: Final = 5
+_LEASE_SIZE: Final = 100
+_POST_SIZE: Final = 1000
+_PASSWORD: Final = "bench-secret"
 _OK: Final = b'{"status": "ok"}'
-_WAIT_SECONDS: Final = 60
+_READY_TIMEOUT_SECONDS: Final = 60
 
 
 def run(address: Address) -> list[Section]:
-    """All figures of the API."""
+    """Measure the API and return the report."""
     with tempfile.TemporaryDirectory() as directory:
-        url = _url(address)
-        ours_port, peer_port = _free_port(), _free_port()
+        url = nats_url(address)
+        ours_port, peer_port = free_port(), free_port()
         settings = {
             "PURVEYOR_NATS_URL": url,
             "PURVEYOR_DATA_DIR": directory,
-            **{f"PURVEYOR_{who}_PASSWORD": _SECRET for who in ("ADMIN", "EVENTS", "PREFILL")},
+            **{f"PURVEYOR_{who}_PASSWORD": _PASSWORD for who in ("ADMIN", "EVENTS", "PREFILL")},
         }
         serve = ("-c", "from purveyor.app.cli import main; main()", "serve", "api", "--port", str(ours_port))
         with (
-            _process(serve, settings) as ours,
-            _process(("-m", "benchmarks.peer_api", str(peer_port)), {"NATS_URL": url}),
+            start_process(serve, settings) as ours,
+            start_process(("-m", "benchmarks.peer_api", str(peer_port)), {"NATS_URL": url}),
         ):
-            bench = Bench(address, f"http://127.0.0.1:{ours_port}", f"http://127.0.0.1:{peer_port}", ours.pid)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the client is not what is measured
+            bench = BenchSetup(address, f"http://127.0.0.1:{ours_port}", f"http://127.0.0.1:{peer_port}", ours.pid)
+            with asyncio.Runner(
+                loop_factory=uvloop.new_event_loop
+            ) as runner:  # a fast client: the benchmark measures the server
                 return runner.run(_measure(bench))
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """Where everything is."""
+class BenchSetup:
+    """The addresses of the servers, and the process of the API."""
 
     address: Address
     ours: str
@@ -75,52 +77,58 @@ class Bench:
 
 
 @dataclass(slots=True)
-class Times:
-    """How long the requests took, in seconds, and how many went wrong."""
+class RequestTimes:
+    """The durations of requests in seconds, and the number of errors."""
 
     seconds: list[float] = field(default_factory=list)
     errors: int = 0
 
     def at(self, share: float) -> float:
-        """A percentile, in milliseconds."""
+        """Return a percentile in milliseconds."""
         found = sorted(self.seconds)
         return 1000 * found[min(int(len(found) * share), len(found) - 1)]
 
 
-async def _measure(bench: Bench) -> list[Section]:
-    names = [f"bench-{number}" for number in range(CONSUMERS)]
+async def _measure(bench: BenchSetup) -> list[Section]:
+    names = [f"bench-{number}" for number in range(CONSUMER_COUNT)]
     async with _session() as session:
-        await _until_ready(session, f"{bench.ours}/readyz")
-        await _until_ready(session, f"{bench.peer}/openapi.json")
-        await peer_api.prepare(_url(bench.address), names)
+        await _wait_until_ready(session, f"{bench.ours}/readyz")
+        await _wait_until_ready(session, f"{bench.peer}/openapi.json")
+        await peer_api.prepare(nats_url(bench.address), names)
         for name in names:
             await _subscribe(session, bench, name)
-        peers, ours, leased = await _pulls(session, bench, names)
+        peers, ours, leased = await _measure_pulls(session, bench, names)
         print("api: long polls", flush=True)
-        idle = await _idle_polls(bench, names[0])
+        idle = await _measure_long_polls(bench, names[0])
         print("api: posts", flush=True)
-        one_by_one, in_bulk = await _posts(session, bench)
+        one_by_one, in_bulk = await _measure_posts(session, bench)
         print("api: posts with schemas", flush=True)
-        checked = await _checked_posts(session, bench)
+        checked = await _measure_validated_posts(session, bench)
     rows = [
         Row("next + ok, 1 consumer / one at a time", ours[1].rate, peers[1].rate, at_least=10),
-        Row(f"lease of {_BATCH} + one ok, 1 consumer / one at a time", leased, peers[1].rate, at_least=100),
+        Row(f"lease of {_LEASE_SIZE} + one ok, 1 consumer / one at a time", leased, peers[1].rate, at_least=100),
         Row(
-            f"next + ok, {CONSUMERS} consumers / one at a time",
-            ours[CONSUMERS].rate,
-            peers[CONSUMERS].rate,
+            f"next + ok, {CONSUMER_COUNT} consumers / one at a time",
+            ours[CONSUMER_COUNT].rate,
+            peers[CONSUMER_COUNT].rate,
             at_least=10,
         ),
         Row(
-            f"{CONSUMERS} consumers: p99 / p50 of a request",
-            ours[CONSUMERS].times.at(0.99),
-            ours[CONSUMERS].times.at(0.5),
+            f"{CONSUMER_COUNT} consumers: p99 / p50 of a request",
+            ours[CONSUMER_COUNT].times.at(0.99),
+            ours[CONSUMER_COUNT].times.at(0.5),
             "ms",
             at_most=20,
-            note=f"{ours[CONSUMERS].times.errors} errors",
+            note=f"{ours[CONSUMER_COUNT].times.errors} errors",
         ),
-        Row(f"memory with {POLLS} long polls, last round / first", idle.during[-1], idle.during[0], "MB", at_most=1.05),
-        Row(f"memory after {POLLS} long polls / before", idle.after, idle.before, "MB"),
+        Row(
+            f"memory with {LONG_POLL_COUNT} long polls, last round / first",
+            idle.during[-1],
+            idle.during[0],
+            "MB",
+            at_most=1.05,
+        ),
+        Row(f"memory after {LONG_POLL_COUNT} long polls / before", idle.after, idle.before, "MB"),
         Row("POST of 1,000 at once / one by one", in_bulk, one_by_one, "events/s"),
         *(
             Row(f"POST of 1,000 at once with {words} / without a schema", rate, checked[""], "events/s")
@@ -129,81 +137,84 @@ async def _measure(bench: Bench) -> list[Section]:
         ),
     ]
     words = (
-        f"Messages of {SIZE} bytes; next + ok is one GET and one PATCH. The peer makes two connections per request and "
-        f"gives one message at a time; it checks no password. Best of {_ROUNDS} rounds in which both take turns."
+        f"Messages of {MESSAGE_BYTES} bytes; next + ok is one GET and one PATCH. The peer makes two connections per "
+        "request and gives one message at a time; it checks no password. "
+        f"Best of {_ROUND_COUNT} rounds in which both take turns."
     )
     return [Section("HTTP API", words, rows)]
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
-    """What a round reached."""
+class PullResult:
+    """The rate and the request times of a round."""
 
     rate: float
-    times: Times
+    times: RequestTimes
 
 
-async def _pulls(
-    session: aiohttp.ClientSession, bench: Bench, names: Sequence[str]
-) -> tuple[dict[int, Pulled], dict[int, Pulled], float]:
-    peers: dict[int, Pulled] = {}
-    ours: dict[int, Pulled] = {}
+async def _measure_pulls(
+    session: aiohttp.ClientSession, bench: BenchSetup, names: Sequence[str]
+) -> tuple[dict[int, PullResult], dict[int, PullResult], float]:
+    peers: dict[int, PullResult] = {}
+    ours: dict[int, PullResult] = {}
     leased = 0.0
-    for turn in range(_ROUNDS):
-        for consumers in (1, CONSUMERS):
+    for turn in range(_ROUND_COUNT):
+        for consumers in (1, CONSUMER_COUNT):
             few = names[:consumers]
             await asyncio.to_thread(_fill, bench.address, few, max(400, 6000 // consumers), peer_api.stream_of)
-            _best(peers, consumers, await _pull(bench.peer, few))
+            _keep_best(peers, consumers, await _pull_round(bench.peer, few))
             await asyncio.to_thread(_fill, bench.address, few, max(2000, 20_000 // consumers), _subject)
-            _best(ours, consumers, await _pull(bench.ours, few))
+            _keep_best(ours, consumers, await _pull_round(bench.ours, few))
             print(
-                f"api: round {turn + 1} of {_ROUNDS}, {consumers} consumers: {ours[consumers].rate:,.0f}/s, "
+                f"api: round {turn + 1} of {_ROUND_COUNT}, {consumers} consumers: {ours[consumers].rate:,.0f}/s, "
                 f"peer {peers[consumers].rate:,.0f}/s",
                 flush=True,
             )
         await asyncio.to_thread(_fill, bench.address, names[:1], 60_000, _subject)
         leased = max(leased, await _lease(session, bench, names[0]))
-        print(f"api: round {turn + 1} of {_ROUNDS}, leases: {leased:,.0f}/s", flush=True)
+        print(f"api: round {turn + 1} of {_ROUND_COUNT}, leases: {leased:,.0f}/s", flush=True)
     return peers, ours, leased
 
 
-def _best(found: dict[int, Pulled], consumers: int, pulled: Pulled) -> None:
+def _keep_best(found: dict[int, PullResult], consumers: int, pulled: PullResult) -> None:
     if consumers not in found or pulled.rate > found[consumers].rate:
         found[consumers] = pulled
 
 
-async def _pull(base: str, names: Sequence[str]) -> Pulled:
-    """GET next, PATCH ok, by one consumer for each subscription, for some seconds."""
-    times = Times()
+async def _pull_round(base: str, names: Sequence[str]) -> PullResult:
+    """Run one consumer for each subscription for some seconds: GET next, PATCH ok."""
+    times = RequestTimes()
     done = 0
     end = 0.0
-    lines = [await HttpLine.to(base) for _ in names]
+    lines = [await HttpConnection.open(base) for _ in names]
 
-    async def consume(line: HttpLine, name: str) -> None:
+    async def consume(connection: HttpConnection, name: str) -> None:
         nonlocal done
         path, headers = f"/v1/subscriptions/{name}/messages", _login(name)
         while True:
-            message = await _timed(times, line.ask("GET", f"{path}/next?timeout=5", headers))
+            message = await _time_request(times, connection.request("GET", f"{path}/next?timeout=5", headers))
             if message is None:
                 raise RuntimeError(f"{name} ran out of messages")
-            await _timed(times, line.ask("PATCH", f"{path}/{message['sequence_number']}/status", headers, _OK))
+            await _time_request(
+                times, connection.request("PATCH", f"{path}/{message['sequence_number']}/status", headers, _OK)
+            )
             done += 1
             if time.perf_counter() >= end:
                 return
 
     # Once around unmeasured: the first login of each is checked with argon2, the first message opens its desk.
     await asyncio.gather(*map(consume, lines, names))
-    times, done = Times(), 0
+    times, done = RequestTimes(), 0
     began = time.perf_counter()
-    end = began + _SECONDS
+    end = began + _ROUND_SECONDS
     await asyncio.gather(*map(consume, lines, names))
     rate = done / (time.perf_counter() - began)
-    for line in lines:
-        line.close()
-    return Pulled(rate, times)
+    for connection in lines:
+        connection.close()
+    return PullResult(rate, times)
 
 
-async def _timed(times: Times, asking: Awaitable[tuple[int, bytes]]) -> Any:
+async def _time_request(times: RequestTimes, asking: Awaitable[tuple[int, bytes]]) -> Any:
     began = time.perf_counter()
     status, body = await asking
     times.errors += status >= 400
@@ -211,11 +222,11 @@ async def _timed(times: Times, asking: Awaitable[tuple[int, bytes]]) -> Any:
     return json.loads(body)
 
 
-async def _lease(session: aiohttp.ClientSession, bench: Bench, name: str) -> float:
+async def _lease(session: aiohttp.ClientSession, bench: BenchSetup, name: str) -> float:
     url, headers = f"{bench.ours}/v1/subscriptions/{name}/messages", _login(name)
     done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < _SECONDS:
-        async with session.post(f"{url}/lease", json={"max": _BATCH, "timeout": 5}, headers=headers) as answer:
+    while time.perf_counter() - began < _ROUND_SECONDS:
+        async with session.post(f"{url}/lease", json={"max": _LEASE_SIZE, "timeout": 5}, headers=headers) as answer:
             messages = (await answer.json())["messages"]
         body = {"status": "ok", "up_to": messages[-1]["sequence_number"]}
         async with session.patch(f"{url}/status", json=body, headers=headers) as told:
@@ -224,16 +235,16 @@ async def _lease(session: aiohttp.ClientSession, bench: Bench, name: str) -> flo
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
-    """Memory of the API, in MB."""
+class MemoryUse:
+    """The memory of the API in MB, before, during and after long polls."""
 
     before: float
     during: tuple[float, ...]
     after: float
 
 
-async def _idle_polls(bench: Bench, name: str) -> Idle:
-    """Long polls that nothing comes for, several rounds of them."""
+async def _measure_long_polls(bench: BenchSetup, name: str) -> MemoryUse:
+    """Measure memory during several rounds of long polls without messages."""
     headers = _login(name)
     async with _session() as session:
         while True:  # what is left of the other measurements
@@ -251,18 +262,18 @@ async def _idle_polls(bench: Bench, name: str) -> Idle:
             async with session.get(f"{url}/next?timeout=3", headers=mine) as answer:
                 assert await answer.json() is None
 
-        before = _memory(bench.pid)
+        before = memory_mb(bench.pid)
         during = []
         for _ in range(5):
-            polls = [asyncio.create_task(poll(number)) for number in range(POLLS)]
+            polls = [asyncio.create_task(poll(number)) for number in range(LONG_POLL_COUNT)]
             await asyncio.sleep(2.5)
-            during.append(_memory(bench.pid))
+            during.append(memory_mb(bench.pid))
             await asyncio.gather(*polls)
-    return Idle(before, tuple(during), _memory(bench.pid))
+    return MemoryUse(before, tuple(during), memory_mb(bench.pid))
 
 
-async def _posts(session: aiohttp.ClientSession, bench: Bench) -> tuple[float, float]:
-    """Events one after the other by one publisher, and in arrays; the best round of each."""
+async def _measure_posts(session: aiohttp.ClientSession, bench: BenchSetup) -> tuple[float, float]:
+    """Return the rates of single events and of arrays, each from the best round."""
     url = f"{bench.ours}/v1/messages"
 
     async def one() -> int:
@@ -270,22 +281,22 @@ async def _posts(session: aiohttp.ClientSession, bench: Bench) -> tuple[float, f
             assert answer.status == 202
         return 1
 
-    many_events = [_event(number) for number in range(_BULK)]
+    many_events = [_event(number) for number in range(_POST_SIZE)]
 
     async def many() -> int:
         async with session.post(url, json=many_events, headers=_login("events")) as answer:
             assert answer.status == 202
-        return _BULK
+        return _POST_SIZE
 
     one_by_one = in_bulk = 0.0
-    for _ in range(_ROUNDS):
-        one_by_one = max(one_by_one, await _rate(one))
-        in_bulk = max(in_bulk, await _rate(many))
+    for _ in range(_ROUND_COUNT):
+        one_by_one = max(one_by_one, await _measure_rate(one))
+        in_bulk = max(in_bulk, await _measure_rate(many))
     return one_by_one, in_bulk
 
 
-async def _checked_posts(session: aiohttp.ClientSession, bench: Bench) -> dict[str, float]:
-    """Events in arrays, by the schema of their topic; without one under the empty name. All take turns."""
+async def _measure_validated_posts(session: aiohttp.ClientSession, bench: BenchSetup) -> dict[str, float]:
+    """Return the rates of arrays by schema; the empty name is without a schema. All take turns."""
     names = ("uuid", "username", "description")
     record = {"type": "record", "name": "User", "fields": [{"name": name, "type": "string"} for name in names]}
     text = {"type": "string", "maxLength": 1000}
@@ -296,7 +307,7 @@ async def _checked_posts(session: aiohttp.ClientSession, bench: Bench) -> dict[s
         "Avro": avro,
         "binary Avro": {**avro, "encoding": "binary"},
     }
-    bodies = {"": [_event(number) for number in range(_BULK)]}
+    bodies = {"": [_event(number) for number in range(_POST_SIZE)]}
     for number, (words, schema) in enumerate(schemas.items()):
         topic = f"checked-{number}"
         body = {"name": topic, "realms_topics": [{"realm": "udm", "topic": topic}], **schema}
@@ -312,24 +323,24 @@ async def _checked_posts(session: aiohttp.ClientSession, bench: Bench) -> dict[s
     async def many(words: str) -> int:
         async with session.post(f"{bench.ours}/v1/messages", data=texts[words], headers=_login("events")) as answer:
             assert answer.status == 202, await answer.text()
-        return _BULK
+        return _POST_SIZE
 
     texts = {words: json.dumps(each).encode() for words, each in bodies.items()}
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUND_COUNT):
         for words in bodies:
-            rates[words] = max(rates[words], await _rate(partial(many, words)))
+            rates[words] = max(rates[words], await _measure_rate(partial(many, words)))
     return rates
 
 
-async def _rate(way: Callable[[], Awaitable[int]]) -> float:
+async def _measure_rate(way: Callable[[], Awaitable[int]]) -> float:
     done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < _SECONDS:
+    while time.perf_counter() - began < _ROUND_SECONDS:
         done += await way()
     return done / (time.perf_counter() - began)
 
 
 def _login(name: str) -> dict[str, str]:
-    login = base64.b64encode(f"{name}:{_SECRET}".encode()).decode()
+    login = base64.b64encode(f"{name}:{_PASSWORD}".encode()).decode()
     return {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
 
 
@@ -337,7 +348,7 @@ def _event(number: int) -> dict[str, Any]:
     new = {"uuid": f"{number:032x}", "username": f"user{number}", "description": ""}
     event = {"publisher_name": "bench", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "bench"}
     told: dict[str, Any] = {**event, "body": {"old": {}, "new": new}}
-    new["description"] = "x" * (SIZE - len(json.dumps(told)))
+    new["description"] = "x" * (MESSAGE_BYTES - len(json.dumps(told)))
     return told
 
 
@@ -349,7 +360,7 @@ _filled: dict[str, int] = {}
 
 
 def _fill(address: Address, names: Sequence[str], count: int, subject_of: Callable[[str], str]) -> None:
-    """What dispatch would write: so many messages into each queue."""
+    """Write `count` messages to each queue, as the dispatcher would."""
     for name in names:
         subject = subject_of(name)
         first = _filled.get(subject, 1)
@@ -361,8 +372,8 @@ def _fill(address: Address, names: Sequence[str], count: int, subject_of: Callab
         publish_many(address, outgoing(messages))
 
 
-async def _subscribe(session: aiohttp.ClientSession, bench: Bench, name: str) -> None:
-    body = {"name": name, "realms_topics": [{"realm": "udm", "topic": "none"}], "password": _SECRET}
+async def _subscribe(session: aiohttp.ClientSession, bench: BenchSetup, name: str) -> None:
+    body = {"name": name, "realms_topics": [{"realm": "udm", "topic": "none"}], "password": _PASSWORD}
     async with session.post(f"{bench.ours}/v1/subscriptions", json=body, headers=_login("admin")) as answer:
         assert answer.status == 201, await answer.text()
 
@@ -378,8 +389,8 @@ async def _session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def _until_ready(session: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(_WAIT_SECONDS):
+async def _wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:
+    async with asyncio.timeout(_READY_TIMEOUT_SECONDS):
         while True:
             try:
                 async with session.get(url) as answer:
@@ -391,27 +402,27 @@ async def _until_ready(session: aiohttp.ClientSession, url: str) -> None:
 
 
 @contextmanager
-def _process(arguments: Sequence[str], environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+def start_process(arguments: Sequence[str], environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen([sys.executable, *arguments], env=os.environ | environment, stdout=subprocess.DEVNULL)
     try:
         yield process
     finally:
         process.terminate()
-        process.wait(_WAIT_SECONDS)
+        process.wait(_READY_TIMEOUT_SECONDS)
 
 
-def _memory(pid: int) -> float:
+def memory_mb(pid: int) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
 
 
-def _url(address: Address) -> str:
+def nats_url(address: Address) -> str:
     host, port = address.hosts()[0]
     return f"nats://{address.user}:{address.password}@{host}:{port}"

@@ -1,4 +1,4 @@
-"""The bulk path beside nats-py and beside the bare socket, on the same server in the same run."""
+"""Compare the bulk path with nats-py and with a bare socket, on the same server in the same run."""
 
 import asyncio
 import gc
@@ -24,20 +24,20 @@ ROUNDS = 3
 
 
 def run(address: Address, *, messages: int = 1_000_000) -> list[Section]:
-    """All comparisons of the bulk path."""
-    bench = _Bench(address, messages)
+    """Run all comparisons of the bulk path."""
+    benchmark = _BulkBenchmark(address, messages)
     try:
-        return [bench.section()]
+        return [benchmark.section()]
     finally:
-        bench.streams.clear()
+        benchmark.streams.clear()
 
 
-class _Bench:
+class _BulkBenchmark:
     def __init__(self, address: Address, messages: int) -> None:
         self.address = address
         self.messages = messages
         self.published = messages // 3
-        self.few = messages // 30  # nats-py is slow enough to be measured with fewer
+        self.nats_py_messages = messages // 30  # nats-py is slower: fewer messages are enough
         self.streams = Streams(address)
         self.plain, self.stream = self.streams.fresh(), self.streams.fresh()
 
@@ -53,7 +53,7 @@ class _Bench:
                 "nats-py publish_async": self._nats_publish,
                 "publish_many, atomic": lambda: self._publish(PublishMode.ATOMIC),
                 "read_range": lambda: self._read(self.plain, Route.CONSUMER),
-                "nats-py fetch": lambda: asyncio.run(peers.nats_fetch(self.address, self.plain, self.few)),
+                "nats-py fetch": lambda: asyncio.run(peers.nats_fetch(self.address, self.plain, self.nats_py_messages)),
                 "socket": lambda: peers.socket_unparsed(self.address, self.plain, self.messages),
                 "read_range, ids": lambda: self._read(self.stream, Route.CONSUMER),
                 "socket, ids": lambda: peers.socket_unparsed(self.address, self.stream, self.messages),
@@ -68,14 +68,19 @@ class _Bench:
             Row("read_range / bytes off the socket, unparsed", best["read_range"], socket, at_least=0.7),
             Row("read_range, messages with ids / bytes off the socket", best["read_range, ids"], best["socket, ids"]),
             Row("read_range by direct get / bytes off the socket", best["read_range, direct get"], socket),
-            Row("memory grown by / all that was read", self._growth() / 1e6, self.messages * peers.SIZE / 1e6, "MB"),
+            Row(
+                "memory grown by / all that was read",
+                self._memory_growth_bytes() / 1e6,
+                self.messages * peers.SIZE / 1e6,
+                "MB",
+            ),
         ]
-        words = (
+        description = (
             f"{self.messages:,} messages of {peers.SIZE} bytes, all columns read, one process, best of {ROUNDS} rounds "
-            "in which all take turns. The aims for reading are held against messages without headers; those with ids "
-            "stand beside them."
+            "in which all take turns. The targets for reading apply to messages without headers; messages with ids are "
+            "measured as well."
         )
-        return Section("The bulk path", words, rows)
+        return Section("The bulk path", description, rows)
 
     def _publish(self, mode: PublishMode) -> float:
         name = self.streams.fresh(allow_atomic=True)
@@ -89,7 +94,7 @@ class _Bench:
 
     def _nats_publish(self) -> float:
         name = self.streams.fresh()
-        rate = asyncio.run(peers.nats_publish(self.address, name, self.few))
+        rate = asyncio.run(peers.nats_publish(self.address, name, self.nats_py_messages))
         self.streams.remove(name)
         return rate
 
@@ -100,17 +105,17 @@ class _Bench:
         assert rows == self.messages + 1
         return rows / seconds
 
-    def _growth(self) -> float:
-        """By how many bytes this process grows at most while it reads the whole stream."""
+    def _memory_growth_bytes(self) -> float:
+        """Return the maximum growth of this process in bytes while it reads the whole stream."""
         gc.collect()
-        before = _resident()
+        before = _resident_bytes()
         peak = 0
         done = threading.Event()
 
         def watch() -> None:
             nonlocal peak
             while not done.wait(0.005):
-                peak = max(peak, _resident())
+                peak = max(peak, _resident_bytes())
 
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -120,5 +125,5 @@ class _Bench:
         return float(max(0, peak - before))
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

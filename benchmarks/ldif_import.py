@@ -16,11 +16,10 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions
 from purveyor.queues.client import Queues, connect
 from purveyor.sources.ldif.importer import Importer
-from purveyor.sources.ldif.inputs import CHUNK, find_inputs
+from purveyor.sources.ldif.inputs import CHUNK_BYTES, find_inputs
+from purveyor.sources.ldif.ldif_parser import parse_ldif
 from purveyor.sources.ldif.queue_store import QueueStore
-from purveyor.sources.ldif.record_messages import body
-from purveyor.sources.ldif.records import Record
-from purveyor.sources.ldif.stream_parser import read
+from purveyor.sources.ldif.records import Record, encode_record
 
 RECORDS = 200_000
 ROUNDS = 3
@@ -70,12 +69,12 @@ def _best(ways: dict[str, Callable[[], float]], count: int) -> dict[str, float]:
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:
-    return (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
+    return (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
 
 
 def _parse(data: bytes) -> float:
     begun = time.perf_counter()
-    assert all(isinstance(item, Record) for item in read(_chunks(data)))
+    assert all(isinstance(item, Record) for item in parse_ldif(_chunks(data)))
     return time.perf_counter() - begun
 
 
@@ -112,9 +111,9 @@ async def _one_by_one(address: Address, count: int) -> float:
     data = b"".join(entry(number, tag) for number in range(count))
     async with connect(address) as queues:
         begun = time.perf_counter()
-        for number, item in enumerate(read([data])):
+        for number, item in enumerate(parse_ldif([data])):
             assert isinstance(item, Record)
-            await queues.publish("ldif.people", body(item), msg_id=f"{tag}-{number}")
+            await queues.publish("ldif.people", encode_record(item), msg_id=f"{tag}-{number}")
         return time.perf_counter() - begun
 
 

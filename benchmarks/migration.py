@@ -18,9 +18,9 @@ from purveyor.jetstream.config import ConsumerConfig, Retention, StreamConfig
 from purveyor.jetstream.puller import PullOptions
 from purveyor.queues.catalogue import Queue, Reader
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.migration.events import MigrationOptions
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import QueueStatus
-from purveyor.queues.migration.steps import Options
 
 BACKLOG = 100_000
 ROUNDS = 3
@@ -60,7 +60,7 @@ def _downtime(address: Address, way: Strategy, backlog: int) -> float:
 
 async def _migrate(address: Address, way: Strategy, backlog: int, archives: Path) -> float:
     name = f"bench-{uuid4().hex[:8]}"
-    reader = Reader(durable="reader", who="benchmark", max_ack_pending=2 * _AT_ONCE)
+    reader = Reader(durable="reader", used_by="benchmark", max_ack_pending=2 * _AT_ONCE)
     queue = Queue(
         name=name,
         purpose="benchmark",
@@ -81,9 +81,9 @@ async def _migrate(address: Address, way: Strategy, backlog: int, archives: Path
         stop = asyncio.Event()
         reading = asyncio.create_task(_read(queues, queue.stream)) if way is Strategy.DRAIN else None
         publishing = asyncio.create_task(_publish(writing, name, stop))
-        migrations = queues.migrations.with_options(Options(archives=archives))
+        migrations = queues.migrations.with_options(MigrationOptions(archives=archives))
         if await migrations.begin(queue, strategy=way) is not QueueStatus.READY:
-            await migrations.finish(name)
+            await migrations.wait_until_done(name)
         await asyncio.sleep(0.5)
         stop.set()
         longest = await publishing

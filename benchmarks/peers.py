@@ -16,8 +16,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import publish_many
-from purveyor.jetstream.bulk.net.api_request import ask
-from purveyor.jetstream.bulk.net.pool import Patience, connect
+from purveyor.jetstream.bulk.net.pool import RetryDeadline, connect, request_api
 
 SIZE = 200
 _MARK = b"the-last-message-of-the-benchmark"
@@ -46,7 +45,7 @@ def batches(subject: str, messages: int) -> Iterator[pa.RecordBatch]:
 
 def publish_plain(address: Address, stream: str, messages: int) -> None:
     """Messages of SIZE bytes without any header, as `nats pub` sends them: `publish_many` would give each an id."""
-    link = connect(address, Patience(10))
+    link = connect(address, RetryDeadline(10))
     for start in range(0, messages, _ROWS):
         rows = min(_ROWS, messages - start)
         noise = os.urandom(rows * SIZE)
@@ -107,7 +106,7 @@ async def nats_fetch(address: Address, stream: str, count: int) -> float:
 
 def socket_unparsed(address: Address, stream: str, messages: int) -> float:
     """The same pulls, bytes counted, nothing parsed. All are asked for at once, which only helps this side."""
-    reader = connect(address, Patience(10))
+    reader = connect(address, RetryDeadline(10))
     consumer = f"bench-{uuid4().hex[:8]}"
     config = {
         "name": consumer,
@@ -118,7 +117,7 @@ def socket_unparsed(address: Address, stream: str, messages: int) -> float:
         "num_replicas": 1,
         "inactive_threshold": 30_000_000_000,
     }
-    ask(address, f"CONSUMER.CREATE.{stream}.{consumer}", {"stream_name": stream, "config": config})
+    request_api(address, f"CONSUMER.CREATE.{stream}.{consumer}", {"stream_name": stream, "config": config})
     inbox = f"_INBOX.{uuid4().hex}"
     reader.subscribe(inbox)
     body = json.dumps({"batch": 10_000, "max_bytes": 8 << 20, "expires": 30_000_000_000}).encode()
@@ -139,5 +138,5 @@ def socket_unparsed(address: Address, stream: str, messages: int) -> float:
     assert count > messages * SIZE
     reader.close()
     with suppress(Exception):
-        ask(address, f"CONSUMER.DELETE.{stream}.{consumer}")
+        request_api(address, f"CONSUMER.DELETE.{stream}.{consumer}")
     return (messages + 1) / seconds

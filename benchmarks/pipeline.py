@@ -26,7 +26,7 @@ from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream import EmbeddedServer, ServerOptions, publish_many, read_range
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import ReadOptions
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.pipeline.archive.layout import archived_until
@@ -35,12 +35,13 @@ from purveyor.pipeline.archive.writer import ArchiveSettings, start_archive
 from purveyor.pipeline.dispatch import DispatchSettings, start_dispatch
 from purveyor.pipeline.prefill.worker import PrefillWorker
 from purveyor.queues import connect, internal_queues
-from purveyor.queues.registry import Registry, read_subscriptions
+from purveyor.queues.registry import Registry
+from purveyor.queues.sync_client import read_subscriptions
 from purveyor.spark import session
 from purveyor.spark.offsets import ROWS_PER_PARTITION
 
 Pair = tuple[float, float]
-"""What ours and the peer reached, one after the other."""
+"""The rates of Purveyor and of the peer, measured one after the other."""
 
 SIZE = 800
 TOPICS = 10
@@ -53,22 +54,22 @@ _WARM_SECONDS = 60
 
 
 def dispatch(_address: Address) -> list[Section]:
-    """Dispatch with a backlog. Here as below each measurement has a server of its own: queues have one name each."""
+    """Measure dispatch with a backlog. Each measurement has its own server, because the queues have fixed names."""
     return _with_spark(_dispatch)
 
 
 def growth(_address: Address) -> list[Section]:
-    """Dispatch with ten times of what may grow."""
+    """Measure dispatch with ten times the backlog, archive or subscriptions."""
     return _with_spark(_growth)
 
 
 def latency(_address: Address) -> list[Section]:
-    """Dispatch of a steady trickle."""
+    """Measure the latency of dispatch at a steady rate."""
     return _with_spark(_latency)
 
 
 def prefill(_address: Address) -> list[Section]:
-    """The current state into a new queue."""
+    """Measure the prefill of a new queue."""
     return _with_spark(_prefill)
 
 
@@ -82,16 +83,16 @@ def _with_spark(measure: Callable[[SparkSession], Section]) -> list[Section]:
 
 
 def event(number: int, topic: str) -> bytes:
-    """An event of about SIZE bytes, on an object of its own."""
+    """Return an event of about SIZE bytes about a new object."""
     new = {"uuid": f"{number:032x}", "dn": f"uid=user{number},ou=people,dc=example,dc=com", "username": f"user{number}"}
     body = {"publisher_name": "bench", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": topic}
-    told = {**body, "body": {"old": {}, "new": new}}
-    new["description"] = "x" * max(SIZE - len(json.dumps(told)) - 20, 0)
-    return json.dumps(told).encode()
+    fields = {**body, "body": {"old": {}, "new": new}}
+    new["description"] = "x" * max(SIZE - len(json.dumps(fields)) - 20, 0)
+    return json.dumps(fields).encode()
 
 
 def events(count: int, topics: int = 1, *, first: int = 0) -> Iterator[pa.RecordBatch]:
-    """Events with ids, numbered from the first on, spread over so many topics."""
+    """Yield events with ids, numbered from `first` on, spread over `topics` topics."""
     for start in range(first, first + count, _ROWS):
         numbers = range(start, min(start + _ROWS, first + count))
         yield pa.record_batch(
@@ -120,7 +121,7 @@ class World:
             await Registry.open(queues)
 
     def subscribe(self, topics: Sequence[str], *, prefill: bool = False, prefix: str = "s") -> None:
-        """One subscription for each topic."""
+        """Add one subscription for each topic."""
 
         async def add() -> None:
             async with connect(self.address) as queues:
@@ -133,18 +134,18 @@ class World:
         asyncio.run(add())
 
     def last(self) -> int:
-        """The newest position."""
-        return int(ask(self.address, "STREAM.INFO.stream:incoming")["state"]["last_seq"])
+        """Return the newest position."""
+        return int(request_api(self.address, "STREAM.INFO.stream:incoming")["state"]["last_seq"])
 
     def dispatch(self, most: int = ROWS_PER_PARTITION) -> StreamingQuery:
-        """Start the dispatcher, with batches of at most so many events."""
+        """Start the dispatcher, with batches of at most `most` events."""
         settings = DispatchSettings(
             address=self.address, checkpoint=self.directory / "dispatch", archive=self.archive, max_offsets=most
         )
         return start_dispatch(self.spark, settings)
 
     def archive_all(self) -> None:
-        """Bring all that waits into the archive."""
+        """Archive all events."""
         settings = ArchiveSettings(source=self.archive, checkpoint=self.directory / "archiving", trigger_seconds=0.1)
         query = start_archive(self.spark, settings)
         last = self.last()
@@ -156,7 +157,7 @@ class World:
 
 @contextmanager
 def world(spark: SparkSession) -> Iterator[World]:
-    """A fresh one."""
+    """Start a server with empty queues."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         EmbeddedServer(Path(scratch) / "nats", ServerOptions(sync="2m")) as server,
@@ -170,22 +171,22 @@ def _raise(query: StreamingQuery) -> None:
 
 
 def _wait(query: StreamingQuery, last: int) -> None:
-    """Until the batches have come to a position."""
+    """Wait until the batches have reached a position."""
     while not query.lastProgress or _end(query) < last:
         _raise(query)
         time.sleep(0.05)
 
 
-def _pass(made: World) -> None:
-    """Let the dispatcher come to the end of what is for nobody."""
+def _skip_unmatched(made: World) -> None:
+    """Let the dispatcher pass the events without a subscription."""
     last, query = made.last(), made.dispatch()
     _wait(query, last)
     query.stop()
 
 
 def _drain(made: World, count: int, *, each: int = 1) -> float:
-    """Dispatch all that waits; deliveries per second of the batches behind the first, in which batches grow."""
-    # As large as they become by default; a small backlog is cut into four, so that there are some behind the first.
+    """Dispatch all events; return deliveries per second of the batches behind the first, in which batches grow."""
+    # The default maximum; a small backlog is divided into four, so that there are batches behind the first.
     last, query = made.last(), made.dispatch(ROWS_PER_PARTITION if count >= 200_000 else count // 4)
     _wait(query, last)
     reports = [json.loads(report.json) for report in query.recentProgress]
@@ -204,19 +205,19 @@ def _end(query: StreamingQuery) -> int:
 
 
 def _offset(report: Any, which: str) -> int:
-    """The position at the beginning or the end of a batch."""
+    """Return the position at the beginning or the end of a batch."""
     offset = report["sources"][0][which]
     offset = json.loads(offset) if isinstance(offset, str) else offset
     return int(offset["sequence"]) if offset else 0
 
 
 def _rate(spark: SparkSession, topics: Sequence[str], count: int, spread: int = 1, *, archived: int = 0) -> float:
-    """Deliveries per second with a backlog. The subscriptions come first, and a part of the history may be archived."""
+    """Return deliveries per second with a backlog, published after the subscriptions; archive some events before."""
     with world(spark) as made:
         if archived:
             publish_many(made.address, events(archived))
             made.archive_all()
-            _pass(made)
+            _skip_unmatched(made)
         made.subscribe(topics)
         publish_many(made.address, events(count, spread, first=archived))
         rate = _drain(made, count, each=len(topics) // spread)
@@ -239,9 +240,9 @@ async def _one_at_a_time(address: Address, targets: int, count: int, *, confirme
     began = time.perf_counter()
     for _ in range(count):
         [message] = await subscription.fetch(1)
-        told = json.loads(message.data)
+        found = json.loads(message.data)
         for number in range(targets):
-            if (told["realm"], told["topic"]) == ("udm", "bench/0"):
+            if (found["realm"], found["topic"]) == ("udm", "bench/0"):
                 await jetstream.publish(f"peer-{number}.main", message.data)
         await (message.ack_sync() if confirmed else message.ack())
     seconds = time.perf_counter() - began
@@ -258,7 +259,7 @@ def _peer(spark: SparkSession, targets: int, count: int, *, confirmed: bool = Fa
 
 
 def _dispatch(spark: SparkSession) -> Section:
-    # The JVM goes on compiling for some minutes: a trickle, and rounds enough to see what a process reaches then.
+    # The JVM compiles for some minutes: a steady rate first, and enough rounds to see the rate of a warm process.
     with world(spark) as made:
         made.subscribe(["bench/0"])
         query = made.dispatch()
@@ -288,7 +289,7 @@ def _dispatch(spark: SparkSession) -> Section:
 
 
 def _middle(rounds: Sequence[Pair]) -> Pair:
-    """The round in the middle: the machine changes within minutes, and the best of each side may be minutes apart."""
+    """Return the median round: the machine changes within minutes, and the best of each side may be minutes apart."""
     return sorted(rounds, key=lambda each: each[0] / each[1])[len(rounds) // 2]
 
 
@@ -336,19 +337,19 @@ def _latency(spark: SparkSession) -> Section:
                 stored[dict(row["headers"])["Purveyor-Id"][0]] = row["timestamp"].timestamp()
     found = sorted(1000 * (stored[name] - at) for name, at in sent.items())
     names = sorted({name for part in parts for name in part})
-    told = ", ".join(f"{name} {statistics.median(part.get(name, 0) for part in parts):.0f}" for name in names)
+    durations = ", ".join(f"{name} {statistics.median(part.get(name, 0) for part in parts):.0f}" for name in names)
     floor = statistics.median(part["triggerExecution"] for part in parts)
     rows = [
         Row("from publish to queue, p50 / one micro-batch", found[len(found) // 2], floor, "ms"),
         Row("from publish to queue, p99 / one micro-batch", found[len(found) * 99 // 100], floor, "ms"),
     ]
     words = "At 100 events/s, one subscription, after a minute of the same."
-    words += f" Where a micro-batch spends its time, in ms: {told}."
+    words += f" Where a micro-batch spends its time, in ms: {durations}."
     return Section("Pipeline: latency", words, rows)
 
 
 def _steady(made: World, rate: int, seconds: int) -> dict[str, float]:
-    """Publish at a steady rate; when each was sent."""
+    """Publish at a steady rate; return when each event was sent."""
 
     async def publish() -> dict[str, float]:
         sent: dict[str, float] = {}

@@ -20,21 +20,22 @@ from typing import Final
 import httpx
 import uvloop
 
-from benchmarks.api import _free_port, _memory, _process, _url
+from benchmarks.api import free_port, memory_mb, nats_url, start_process
 from benchmarks.report import Row, Section
 from purveyor.delivery.push.egress_policy import parse_ranges
-from purveyor.delivery.push.endpoint_sender import Health, Lane, Secrets
-from purveyor.delivery.push.http_pool import Sender
-from purveyor.delivery.push.retry_decision import Outcome
-from purveyor.delivery.push.secret_encryption import SecretBox
-from purveyor.delivery.state import Kind
+from purveyor.delivery.push.endpoint_health import EndpointHealth
+from purveyor.delivery.push.endpoint_pool import EndpointSender
+from purveyor.delivery.push.http_pool import HttpPool
+from purveyor.delivery.push.secret_encryption import SecretCipher
+from purveyor.delivery.push.signing import PushSecrets
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.delivery.transitions import Delivered
+from purveyor.delivery.transitions import DeliveredMessage
 from purveyor.jetstream import publish_many
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import outgoing
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.delivery_policy import Delivery
+from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.push_config import Push
 from purveyor.model.registration import Record, RecordState
 from purveyor.model.subscription import RealmTopic, Subscription
@@ -68,17 +69,17 @@ def idle(address: Address) -> list[Section]:
 def _beside_a_worker(
     address: Address, measure: Callable[[Address, str, int], Awaitable[list[Section]]]
 ) -> list[Section]:
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         settings = {
-            "PURVEYOR_NATS_URL": _url(address),
+            "PURVEYOR_NATS_URL": nats_url(address),
             "PURVEYOR_DATA_DIR": directory,
             "PURVEYOR_PUSH_ALLOW": "127.0.0.1",
         }
         serve = ("-c", "from purveyor.app.cli import main; main()", "serve", "push")
         with (
-            _process(("-m", "benchmarks.push_endpoint", str(port)), {}),
-            _process(serve, settings) as worker,
+            start_process(("-m", "benchmarks.push_endpoint", str(port)), {}),
+            start_process(serve, settings) as worker,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             return runner.run(_of(measure(address, f"http://127.0.0.1:{port}", worker.pid)))
@@ -197,34 +198,25 @@ def _sequential(url: str, count: int) -> float:
 async def _client_alone(base: str, count: int) -> float:
     """As many requests under way as push may have, and nothing else to do."""
     push = Push(endpoints=(f"{base}/in",))
-    sender = Sender(parse_ranges(["127.0.0.1"]))
-    lane = Lane(push.targets[0], Health(), sender.host(push.targets[0]))
+    pool = HttpPool(parse_ranges(["127.0.0.1"]))
+    sender = EndpointSender(push.targets[0], EndpointHealth(), pool.host(push.targets[0]))
     with tempfile.TemporaryDirectory() as directory:
-        lane.adopt("fast", push, Secrets.open(push, SecretBox.at(Path(directory))))
-    request = lane.request(_delivered(_event(1)))
-    over = asyncio.get_running_loop().create_future()
-    sent = done = 0
+        sender.configure("fast", push, PushSecrets.decrypt(push, SecretCipher.from_directory(Path(directory))))
+    request = sender.build_request(_delivered(_event(1)))
+    slots = asyncio.Semaphore(_AT_ONCE)
 
-    def back(outcome: Outcome) -> None:
-        nonlocal done
+    async def post() -> None:
+        outcome = await sender.host.post(request, 10.0)
         assert outcome.status == 204, outcome
-        done += 1
-        if done == count:
-            over.set_result(None)
-        elif sent < count:
-            send()
-
-    def send() -> None:
-        nonlocal sent
-        sent += 1
-        lane.host.post(request, 10.0, back)
+        slots.release()
 
     began = time.perf_counter()
-    for _ in range(_AT_ONCE):
-        send()
-    await over
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            await slots.acquire()
+            group.create_task(post())
     rate = count / (time.perf_counter() - began)
-    await sender.close()
+    pool.close()
     return rate
 
 
@@ -262,7 +254,7 @@ class _Idle:
 
 async def _idle(bench: _Bench, pid: int) -> _Idle:
     """Memory and CPU of the worker, with many subscriptions that nothing comes for."""
-    before = _memory(pid)
+    before = memory_mb(pid)
     registry = await bench.subscriptions.registry()
     limit = asyncio.Semaphore(50)
 
@@ -282,8 +274,8 @@ async def _idle(bench: _Bench, pid: int) -> _Idle:
     began, start = _cpu(pid), time.perf_counter()
     await asyncio.sleep(_IDLE_SECONDS)
     share = (_cpu(pid) - began) / (time.perf_counter() - start)
-    print(f"push: {IDLE:,} idle: {_memory(pid):,.0f} MB, {share:.1%} of a core", flush=True)
-    return _Idle(before, _memory(pid), share)
+    print(f"push: {IDLE:,} idle: {memory_mb(pid):,.0f} MB, {share:.1%} of a core", flush=True)
+    return _Idle(before, memory_mb(pid), share)
 
 
 def _cpu(pid: int) -> float:
@@ -306,9 +298,9 @@ def _event(number: int) -> bytes:
     return json.dumps(told).encode()
 
 
-def _delivered(data: bytes) -> Delivered:
-    return Delivered(
-        sequence=1, position=1, kind=Kind.MAIN, data=data, headers={}, num_delivered=1, lease=None, until=None
+def _delivered(data: bytes) -> DeliveredMessage:
+    return DeliveredMessage(
+        sequence=1, position=1, kind=SubjectKind.MAIN, data=data, headers={}, num_delivered=1, lease=None, until=None
     )
 
 

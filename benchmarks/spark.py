@@ -21,34 +21,34 @@ from purveyor.jetstream import StreamConfig, publish_many
 from purveyor.jetstream.address import Address
 from purveyor.queues import connect
 from purveyor.spark import session
-from purveyor.spark.class_archive import warm_up
+from purveyor.spark.class_archive import make_class_archive
 
 ROUNDS = 3
 THROUGHPUT_ROUNDS = 8
-"""The JVM goes on compiling for some minutes: rounds enough to see what a process reaches that is not new."""
+"""The JVM compiles for some minutes: enough rounds to see the rate of a warm process."""
 _SET_BY_SESSIONS = ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_HOME", "SPARK_LAUNCHER_OPTS")
 
 
 def run(address: Address, *, messages: int = 1_000_000) -> list[Section]:
-    """Throughput, in this process."""
+    """Measure throughput, in this process."""
     return [_throughput(address, messages)]
 
 
 def latency(address: Address) -> list[Section]:
-    """Latency and idling, each variant in a process of its own."""
+    """Measure latency and idling, each variant in its own process."""
     _make_archive()
     return [_latency(address)]
 
 
 def start_up(address: Address) -> list[Section]:
-    """From the start of a process to its first batch."""
+    """Measure the time from the start of a process to its first batch."""
     _make_archive()
     return [_start_up(address)]
 
 
 def _make_archive() -> None:
     print("spark: making the archive of classes", flush=True)
-    warm_up()
+    make_class_archive()
 
 
 def _url(address: Address) -> str:
@@ -107,11 +107,11 @@ def _throughput(address: Address, messages: int) -> Section:
     return Section("Spark: throughput", words, rows)
 
 
-def _into(streams: Streams, way: Callable[[str], float]) -> float:
-    """A way that writes, into a stream of its own: the ids in the server's memory go with it."""
+def _into(streams: Streams, write: Callable[[str], float]) -> float:
+    """Run a write into its own stream, and remove the stream with its ids in the server's memory."""
     target = streams.fresh()
     try:
-        return way(target)
+        return write(target)
     finally:
         streams.remove(target)
 
@@ -154,7 +154,7 @@ def _stream(spark: SparkSession, address: Address, names: tuple[str, str], count
 def _memory(
     spark: SparkSession, address: Address, source: str, messages: int
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """MB of this process and of the largest Python worker, after a tenth of the stream and after all of it."""
+    """Return MB of this process and of the largest Python worker, after a tenth of the stream and after all of it."""
     found: list[tuple[float, float]] = []
     for last in (messages // 10, messages):
         read = spark.read.format("jetstream").options(servers=_url(address), stream=source, endingOffsets=str(last))
@@ -187,7 +187,7 @@ def _probe(address: Address, variant: str, what: str) -> dict[str, Any]:
     prefix = f"probe-{uuid4().hex[:8]}"
     asyncio.run(_probe_streams(address, prefix))
     command = [sys.executable, "-m", "benchmarks.spark_probe", variant, what, _url(address), prefix]
-    # As from a shell of one's own: what this process's session has set must not help or hinder either variant.
+    # As from a new shell: the settings of this process's session must not affect either variant.
     own = {name: value for name, value in os.environ.items() if name not in _SET_BY_SESSIONS}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=own)
     line = next((each for each in done.stdout.splitlines() if "RESULT " in each), None)

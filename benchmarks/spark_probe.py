@@ -1,7 +1,7 @@
-"""One Spark process under the stop-watch: how long until the first batch, how long a message takes, what idling costs.
+"""Measures one Spark process: the time to the first batch, the latency of a message, and the cost of idling.
 
-Run by `benchmarks.spark` in a process of its own for each variant; prints one JSON object. `default` is Spark as it
-comes, `tuned` is `purveyor.spark.session`.
+`benchmarks.spark` runs it in its own process for each variant; it prints one JSON object. `default` is Spark with its
+defaults, `tuned` is `purveyor.spark.session`.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def query(spark: Any, url: str, prefix: str) -> Any:
 
 
 class Echo:
-    """Publishes into the query and hears what comes out of it, on a thread with its own loop."""
+    """Publishes into the query and receives its output, on a thread with its own loop."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self.url, self.prefix = url, prefix
@@ -77,23 +77,23 @@ class Echo:
     async def steady(self, rate: int, seconds: int) -> list[float]:
         latencies: list[float] = []
 
-        async def hear() -> None:
+        async def receive() -> None:
             while len(latencies) < rate * seconds:
                 message = await self.listening.next(30)
                 assert message is not None
                 latencies.append(time.perf_counter() - float(message.data))
 
-        hearing = asyncio.create_task(hear())
+        receiving = asyncio.create_task(receive())
         began = time.perf_counter()
         for number in range(rate * seconds):
             await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
             await self.connection.publish(f"{self.prefix}-in", repr(time.perf_counter()).encode())
-        await hearing
+        await receiving
         return latencies
 
 
 def cpu_seconds(pid: int) -> dict[int, float]:
-    """Of a process and all below it, each."""
+    """Return the CPU seconds of a process and of each of its descendants."""
     found: dict[int, float] = {}
     todo = [pid]
     while todo:
@@ -109,7 +109,7 @@ def cpu_seconds(pid: int) -> dict[int, float]:
 
 
 def cores_used(seconds: float) -> float:
-    """By this process and all below it, over some time; a process that ends meanwhile does not count."""
+    """Return the cores that this process and its descendants use, without processes that end in the meantime."""
     before, began = cpu_seconds(os.getpid()), time.perf_counter()
     time.sleep(seconds)
     after = cpu_seconds(os.getpid())
@@ -123,7 +123,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 def where_time_goes(running: Any) -> dict[str, float]:
-    """The mean of each part of a batch, of the last batches with rows."""
+    """Return the mean duration of each part of the last batches with rows."""
     reports = [json.loads(each.json)["durationMs"] for each in running.recentProgress if each.numInputRows]
     return {part: statistics.fmean(each.get(part, 0) for each in reports) for part in reports[-1]}
 

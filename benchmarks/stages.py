@@ -18,10 +18,10 @@ from psycopg import AsyncConnection
 from benchmarks import stages_size
 from benchmarks.report import Row, Section
 from purveyor.jetstream.address import Address
+from purveyor.queues.catalogue import endpoint_queue
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.stage_queues import endpoint_queue
 from purveyor.stages import Context, SqlStore, Stages, Target
-from purveyor.stages.flow import Flow, Outgoing, message
+from purveyor.stages.flow import Flow, Outgoing, flow_message
 from purveyor.stages.relay import Relay
 
 CONCURRENCY = 16
@@ -112,7 +112,7 @@ class _Bench:
                 await queues.ensure(endpoint_queue(name, 1))
             if count:
                 await queues.publish_many(
-                    message(f"{source}-{n}", f"stage.{source}.0", _body(n), Flow(trace=str(n)), None).to_publish()
+                    flow_message(f"{source}-{n}", f"stage.{source}.0", _body(n), Flow(trace=str(n)), None).to_publish()
                     for n in range(count)
                 )
             yield queues, source, sink
@@ -189,9 +189,9 @@ class _Bench:
             stages = Stages(queues, store=SqlStore(self.url), app="bench")
             async with stages:
                 await asyncio.sleep(1)
-                before, began = stages.relay.looks, time.perf_counter()
+                before, began = stages.relay.polls, time.perf_counter()
                 await asyncio.sleep(seconds)
-                return (stages.relay.looks - before) / (time.perf_counter() - began)
+                return (stages.relay.polls - before) / (time.perf_counter() - began)
 
 
 async def _until(queues: Queues, endpoint: str, messages: int) -> None:
@@ -205,4 +205,4 @@ def _body(number: int) -> bytes:
 
 def _rows(sink: str, count: int) -> list[Outgoing]:
     prefix = uuid4().hex
-    return [message(f"{prefix}-{n}", f"stage.{sink}.0", _body(n), Flow(trace=str(n)), None) for n in range(count)]
+    return [flow_message(f"{prefix}-{n}", f"stage.{sink}.0", _body(n), Flow(trace=str(n)), None) for n in range(count)]

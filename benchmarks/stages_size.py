@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from benchmarks.report import Row, Section
 from purveyor.stages import SqlStore
-from purveyor.stages.flow import Flow, message
-from purveyor.stages.statement_protocol import Claim, Portion, Statements
+from purveyor.stages.flow import Flow, flow_message
+from purveyor.stages.sql_statements import Claim, CleanupBatch, Statements
 
 SMALL, LARGE = 10_000, 10_000_000
 _LONG_AGO, _NOW = 1000, 1 << 40
@@ -102,7 +102,7 @@ def _fill(url: str, size: int) -> None:
 
 async def _measure(ask: Statements, connection: AsyncConnection) -> Costs:
     async def turn(number: int) -> None:
-        letter = message(f"new-{number}", _SUBJECT, b"x" * 100, Flow(trace="t"), None)
+        letter = flow_message(f"new-{number}", _SUBJECT, b"x" * 100, Flow(trace="t"), None)
         await ask.put(connection, [letter], _NOW)
         rows = await ask.unsent(connection, 0, await ask.newest(connection), 500)
         await ask.mark_sent(connection, [row.id for row in rows], _NOW)
@@ -110,7 +110,7 @@ async def _measure(ask: Statements, connection: AsyncConnection) -> Costs:
     async def claim(number: int) -> object:
         return await ask.claim(connection, _STAGE, [Claim(f"new-{number}", 1 << 40)], _NOW)
 
-    sent = done = Portion(_NOW, _PORTION)
+    sent = done = CleanupBatch(_NOW, _PORTION)
 
     async def clean_outbox(_: int) -> None:
         nonlocal sent

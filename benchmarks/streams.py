@@ -4,7 +4,7 @@ from typing import Any
 from uuid import uuid4
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
 
 
 class Streams:
@@ -18,13 +18,13 @@ class Streams:
         """A new stream, its only subject its name."""
         name = f"bench-{uuid4().hex[:8]}"
         settings = {"name": name, "subjects": [name], "storage": "file", "allow_direct": True, **config}
-        ask(self._address, f"STREAM.CREATE.{name}", settings)
+        request_api(self._address, f"STREAM.CREATE.{name}", settings)
         self._made.append(name)
         return name
 
     def remove(self, name: str) -> None:
         """Remove one, to give its disk back."""
-        ask(self._address, f"STREAM.DELETE.{name}")
+        request_api(self._address, f"STREAM.DELETE.{name}")
         self._made.remove(name)
 
     def clear(self) -> None:

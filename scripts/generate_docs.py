@@ -47,7 +47,7 @@ def _table(queues: tuple[Queue, ...]) -> str:
     ]
     for queue in queues:
         subjects = ", ".join(f"`{subject}`" for subject in queue.subjects)
-        readers = ", ".join(f"`{reader.durable}`" for reader in queue.readers) or queue.people
+        readers = ", ".join(f"`{reader.durable}`" for reader in queue.readers) or queue.other_readers
         rows.append(
             f"| {queue.name} | {queue.purpose} | {subjects} | {queue.retention.value} | {queue.writer} | {readers} "
             f"| {queue.order.value} |"
@@ -58,7 +58,7 @@ def _table(queues: tuple[Queue, ...]) -> str:
 def _readers(queues: tuple[Queue, ...]) -> str:
     rows = ["| queue | durable | who | ack wait | in flight |", "|---|---|---|---|---|"]
     rows += [
-        f"| {queue.name} | `{reader.durable}` | {reader.who} | {reader.ack_wait.total_seconds():.0f} s "
+        f"| {queue.name} | `{reader.durable}` | {reader.used_by} | {reader.ack_wait.total_seconds():.0f} s "
         f"| {reader.max_ack_pending if reader.max_ack_pending > 0 else 'no limit'} |"
         for queue in queues
         for reader in queue.readers

@@ -10,10 +10,11 @@ from typing import Any
 
 import typer
 
-from purveyor.app.cli.lazy_commands import COMMANDS
+from purveyor.app.cli.main import COMMANDS
 from purveyor.app.cli.main import app as root
-from purveyor.app.http.application import Api, ApiOptions, describe
+from purveyor.app.http.application import ApiOptions, describe
 from purveyor.app.settings import PREFIX, Settings
+from purveyor.app.wiring import build_api
 from purveyor.jetstream.address import Address
 
 CLI_PAGE = Path("docs/reference/cli.md")
@@ -117,7 +118,7 @@ def _said(kind: type) -> dict[str, str]:
 
 def http_page() -> str:
     """Every route with who may call it and what can go wrong."""
-    description = describe(Api(ApiOptions(find_address=lambda: Address.parse("nats://127.0.0.1:1"), logins=())))
+    description = describe(build_api(ApiOptions(find_address=lambda: Address.parse("nats://127.0.0.1:1"), logins=())))
     parts = [
         "# The HTTP API",
         _MADE.format("src/purveyor/app/http/"),

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from purveyor.app.cli.queues_permissions import variable
-from purveyor.app.telemetry.metric_catalogue import LOOKED_UP, figures
-from purveyor.jetstream.server.users import render_users
-from purveyor.model.metric_types import Figure, Histogram
-from purveyor.model.metrics import METERS
-from purveyor.queues.permissions import components
+from purveyor.app.cli.queues import password_variable
+from purveyor.app.telemetry.metric_catalogue import LOOKED_UP, all_metrics
+from purveyor.jetstream.server.config import render_users
+from purveyor.model.metrics import INSTRUMENTS, MetricInfo, Histogram
+from purveyor.queues.permissions import component_users
 
 METRICS_PAGE = Path("docs/reference/metrics.md")
 USERS_FILES = (Path("deploy/nats/users.conf"), Path("deploy/kubernetes/users.conf"))
@@ -24,36 +23,36 @@ queues and subscriptions are told by every API alike: take `max by (queue)` of t
 
 """
 _TITLES = (
-    ("Looked up when Prometheus asks", frozenset(figure.name for figure in LOOKED_UP)),
-    ("Counted by the parts while they work", frozenset(meter.figure.name for meter in METERS)),
+    ("Looked up when Prometheus asks", frozenset(metric.name for metric in LOOKED_UP)),
+    ("Counted by the parts while they work", frozenset(instrument.info.name for instrument in INSTRUMENTS)),
 )
 
 
 def metrics_page() -> str:
     """Every metric by name."""
-    bounds = {meter.figure.name: meter.bounds for meter in METERS if isinstance(meter, Histogram)}
+    bounds = {instrument.info.name: instrument.bounds for instrument in INSTRUMENTS if isinstance(instrument, Histogram)}
     parts = [_HEAD]
     for title, names in _TITLES:
         rows = ["| metric | kind | labels | what it tells |", "|---|---|---|---|"]
-        rows += [_row(figure) for figure in figures() if figure.name in names]
+        rows += [_row(metric) for metric in all_metrics() if metric.name in names]
         parts.append(f"## {title}\n\n" + "\n".join(rows) + "\n\n")
     told = ", ".join(f"{bound:g}" for bound in next(iter(bounds.values())))
     parts.append(f"A histogram has the series `_bucket`, `_sum` and `_count`, with bounds at {told} seconds.\n")
     return "".join(parts)
 
 
-def _row(figure: Figure) -> str:
-    labels = ", ".join(f"`{label}`" for label in figure.labels) or "-"
-    return f"| `{figure.name}` | {figure.kind.value} | {labels} | {figure.help} |"
+def _row(metric: MetricInfo) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
+    return f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.help} |"
 
 
 def users_file() -> str:
     """The users of a NATS server that is not the embedded one: the parts, and one for people that may do everything."""
-    passwords = {each.user: f"${variable(each.user)}" for each in components()}
+    passwords = {each.user: f"${password_variable(each.user)}" for each in component_users()}
     inside = [
         "# for people and the command line: may do everything",
-        f'{{ user: "admin", password: ${variable("admin")} }}',
-        *render_users(components(), passwords).splitlines(),
+        f'{{ user: "admin", password: ${password_variable("admin")} }}',
+        *render_users(component_users(), passwords).splitlines(),
     ]
     lines = "\n".join(f"    {line}" for line in inside)
     head = "# Made by `make docs` from src/purveyor/queues/permissions.py."

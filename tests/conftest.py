@@ -7,7 +7,6 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,8 +14,12 @@ from hypothesis import HealthCheck, settings
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer, ServerEvent, ServerOptions
 from purveyor.queues.client import Queues, connect
-from tests.proxy import TcpProxy
-from tests.scale import LONG
+
+pytest.register_assert_rewrite("tests.support")  # before its first import, so that its assertions show their values
+
+from tests.support.nats_servers import FAST, OwnServer  # noqa: E402
+from tests.support.proxy import TcpProxy  # noqa: E402
+from tests.support.scale import LONG  # noqa: E402
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 """A JVM of a test lives for seconds: what it spends on optimising its code is lost, and takes a core from its tests."""
@@ -25,9 +28,6 @@ TESTS = Path(__file__).parent
 WITH_SPARK = {TESTS / "pipeline", TESTS / "spark"}
 """The folders whose tests run Spark, or rules that are written for it."""
 
-FAST = ServerOptions(sync="2m")
-"""For tests that do not lose power: no sync of each write."""
-
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A run in the background of a script ignores Ctrl-C, and so would the programs that tests start and interrupt.
@@ -35,18 +35,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 settings.register_profile("tests", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")  # a slow machine fails no property
-
-
-class OwnServer(Protocol):
-    """Starts a server which belongs to one test alone: it may be killed, restarted and filled up."""
-
-    def __call__(
-        self,
-        options: ServerOptions = ...,
-        *,
-        directory: Path | None = None,
-        on_event: Callable[[ServerEvent], None] | None = None,
-    ) -> EmbeddedServer: ...
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

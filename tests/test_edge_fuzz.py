@@ -22,8 +22,8 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.app.subscription_source import SubscriptionSource
-from purveyor.delivery.push.push_worker import PushOptions, Worker
-from purveyor.delivery.push.secret_encryption import SecretBox
+from purveyor.delivery.push.push_worker import PushOptions, PushWorker
+from purveyor.delivery.push.secret_encryption import SecretCipher
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.model.delivery_policy import Delivery, OrderBy
@@ -36,15 +36,15 @@ from purveyor.model.topics import LONGEST_EXPRESSION_CHARACTERS
 from purveyor.pipeline.archive.layout import archived_until
 from purveyor.queues.client import Queues, connect
 from purveyor.stages import Context, Retry, SqlStore, Stages
-from tests.app.conftest import url_of
-from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, problem
-from tests.conftest import OwnServer
-from tests.delivery.push.conftest import LOCAL, SWIFT, Site
-from tests.fuzzed import Fields, accepted, anything, drawn
-from tests.pipeline.program import Pipeline
-from tests.scale import chance, pick
-from tests.stages.conftest import make_effects
-from tests.waiting import until, wait_until
+from tests.support.command_line import url_of
+from tests.support.fuzzed import Fields, accepted, anything, drawn
+from tests.support.nats_servers import OwnServer
+from tests.support.pipeline_program import Pipeline
+from tests.support.push import LOCAL, SWIFT, Site
+from tests.support.running_api import PASSWORD, Consumer, RunningApi, problem
+from tests.support.scale import chance, pick
+from tests.support.stages import make_effects
+from tests.support.waiting import until, wait_until
 
 EVENTS = pick(60, 1000)
 REFUSED = pick(150, 10_000)
@@ -332,7 +332,9 @@ async def check_dead_letters(consumer: Consumer, sent: Sequence[Sent]) -> None:
 
 async def check_push(run: Run, queues: Queues, tmp_path: Path) -> None:
     """In each form the event, its id and its key."""
-    worker = Worker(queues, PushOptions(box=SecretBox.at(tmp_path), allowed=LOCAL, grace_seconds=3))
+    worker = PushWorker(
+        queues, PushOptions(cipher=SecretCipher.from_directory(tmp_path), allowed=LOCAL, grace_seconds=3)
+    )
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     expected = {each.id: (each.body, each.event.object_key) for each in run.sent}

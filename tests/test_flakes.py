@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from scripts import flakes
-from tests.killing import alive
-from tests.spark.processes import descendants
-from tests.waiting import PATIENCE_SECONDS, wait_until
+from tests.support.killing import alive
+from tests.support.processes import descendants
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 SOMETIMES = """
 import pytest

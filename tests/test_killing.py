@@ -1,9 +1,9 @@
 """A test kills the embedded server also while its supervisor is still starting it."""
 
 from purveyor.jetstream.server import RestartPolicy, ServerOptions
-from tests.conftest import OwnServer
-from tests.killing import kill_server, restart_server
-from tests.waiting import wait_until
+from tests.support.killing import kill_server, restart_server
+from tests.support.nats_servers import OwnServer
+from tests.support.waiting import wait_until
 
 
 def test_a_server_that_is_being_restarted_is_killed_once_it_runs(own_server: OwnServer) -> None:

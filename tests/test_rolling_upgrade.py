@@ -22,9 +22,9 @@ import pytest
 import purveyor
 from purveyor.delivery.credentials import BUCKET as CREDENTIALS
 from purveyor.delivery.credentials import Credentials, password_key, token_key
-from purveyor.delivery.dead_letters.service import Choice, DeadLetters
-from purveyor.delivery.password_hashing import Hasher
-from purveyor.delivery.pull import Pull
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters, open_dead_letters
+from purveyor.delivery.password_hashing import PasswordHasher
+from purveyor.delivery.pull import open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import Target, append_once
@@ -42,25 +42,25 @@ from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, Queue, Reader
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters import letter as dead_letters
 from purveyor.queues.dead_letters.letter import DeadLetter, park
-from purveyor.queues.dead_letters.store import FATE, LetterBox, receipt_subject
+from purveyor.queues.dead_letters.store import RESOLUTION_HEADER, DeadLetterStore, receipt_subject
 from purveyor.queues.ensure import Action, QueueStatus
 from purveyor.queues.migration import snapshot_files as stream_archive
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import Record as MigrationRecord
 from purveyor.queues.permissions import TOPICS
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS, Registry
-from purveyor.queues.subscriptions import make_queue_again
+from purveyor.queues.sync_client import restore_queue
 from purveyor.sources.ldif.import_ledger import BUCKET as IMPORTS
-from purveyor.sources.ldif.import_ledger import Ledger
-from purveyor.sources.ldif.record_ids import Block, Chain
-from purveyor.sources.ldif.stream_parser import read as read_ldif
-from purveyor.sources.schemas.cache import Book
-from purveyor.sources.schemas.registry import NewSchema, Schemas
+from purveyor.sources.ldif.import_ledger import ImportLedger
+from purveyor.sources.ldif.import_ledger import Block, RecordIdChain
+from purveyor.sources.ldif.ldif_parser import parse_ldif as read_ldif
+from purveyor.sources.schemas.cache import SchemaCache
+from purveyor.sources.schemas.registry import NewSchema, SchemaRegistry
 from purveyor.sources.schemas.schema import SchemaType, Topic
-from tests.conftest import FAST
+from tests.support.nats_servers import FAST
 
 TESTS = Path(__file__).parent
-HASHER = Hasher()
+HASHER = PasswordHasher()
 UNKNOWN = pytest.mark.parametrize("unknown", [{"version": 2}, {"zone": "eu"}], ids=["version", "field"])
 ELSEWHERE = {
     "control event": "pipeline/dispatch/test_upgrade.py::test_where_a_control_event_is_not_understood",
@@ -69,9 +69,9 @@ ELSEWHERE = {
     "archive": "pipeline/archive/test_writer.py::test_an_archive_of_a_newer_program_is_left_as_it_is",
     "offset in the checkpoint": "pipeline/dispatch/test_upgrade.py::test_a_checkpoint_of_a_newer_program",
     "note of the synced batch": "spark/test_checkpoint_files.py::test_a_note_of_a_newer_version_stops_the_part",
-    "list of parked keys": "delivery/push/test_upgrade.py::test_parked_keys_that_are_not_understood",
+    "list of blocked keys": "delivery/push/test_upgrade.py::test_blocked_keys_that_are_not_understood",
     "list of push attempts": "delivery/push/test_upgrade.py::test_attempts_that_are_not_understood",
-    "trouble of push": "delivery/push/test_upgrade.py::test_a_trouble_that_is_not_understood",
+    "push problem": "delivery/push/test_upgrade.py::test_a_problem_that_is_not_understood",
 }
 """Tests of other files, by the kind of record that they are about."""
 
@@ -140,7 +140,7 @@ async def subscribe(queues: Queues, unique: str, *, prefill: bool = False) -> tu
 async def drain(queues: Queues, name: str) -> list[str]:
     """What a consumer gets of a subscription, until nothing waits."""
     got = []
-    async with Pull(queues) as pull:
+    async with open_pull(queues) as pull:
         while (message := await pull.next(name)) is not None:
             got.append(message.data.decode())
             await pull.acknowledge(name, message.sequence)
@@ -155,7 +155,7 @@ async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefi
             found = await registry.get(name)
             done = PrefillState(incarnation=found.incarnation, status=PrefillStatus.DONE, position=1)
             await registry.put_prefill(name, done, found.prefill_revision)
-    async with Pull(queues) as pull:  # one message is acknowledged before
+    async with open_pull(queues) as pull:  # one message is acknowledged before
         message = await pull.next(one)
         assert message is not None
         await pull.acknowledge(one, message.sequence)
@@ -199,7 +199,7 @@ async def _waiting_replay(queues: Queues, unique: str) -> Scene:
 @scene("schema")
 async def _schema(queues: Queues, unique: str) -> Scene:
     """An event that its schema refuses is refused, and not accepted unseen."""
-    schemas = Schemas(queues)
+    schemas = SchemaRegistry(queues)
     for name in ("one", "other"):
         await schemas.add(
             NewSchema(
@@ -215,7 +215,7 @@ async def _schema(queues: Queues, unique: str) -> Scene:
 
 @scene("topic")
 async def _topic(queues: Queues, unique: str) -> Scene:
-    schemas = Schemas(queues)
+    schemas = SchemaRegistry(queues)
     topics = [Topic(realm=unique, topic=name, since=datetime.now(UTC), declared=True) for name in ("one", "other")]
     for topic in topics:
         await schemas.declare(topic)
@@ -226,9 +226,9 @@ async def _topic(queues: Queues, unique: str) -> Scene:
 async def accept(queues: Queues, realm: str, topic: str) -> str:
     """An event, checked as the API does it."""
     about = {"publisher_name": "p", "ts": "2026-01-01T00:00:00Z", "realm": realm, "topic": topic}
-    book = Book(queues)
-    async with book.followed():
-        event, _ = book.rules.read({**about, "body": {"new": {"id": 1}}})
+    schema_cache = SchemaCache(queues)
+    async with schema_cache.following():
+        event, _ = schema_cache.validator.read({**about, "body": {"new": {"id": 1}}})
         return event.topic
 
 
@@ -287,7 +287,7 @@ def queue(name: str) -> Queue:
         subjects=(name,),
         retention=Retention.WORK_QUEUE,
         writer="test",
-        readers=(Reader(durable="reader", who="test"),),
+        readers=(Reader(durable="reader", used_by="test"),),
     )
 
 
@@ -429,17 +429,17 @@ async def test_a_queue_is_not_made_again_where_it_is_not_understood_how_far_it_w
     ):
         await where.put(key, newer)
         with pytest.raises(UnreadableRecord):
-            make_queue_again(address, one, "i")
+            restore_queue(address, one, "i")
         assert (await where.get(key)).value == newer
         await where.put(key, understood)
-    make_queue_again(address, other, "i")
-    make_queue_again(address, one, "i")
+    restore_queue(address, other, "i")
+    restore_queue(address, one, "i")
     assert ((await queues.streams.info(f"stream:{one}")).config.first_seq or 0) > 17
 
 
 @pytest.fixture
 async def letters(queues: Queues) -> AsyncIterator[DeadLetters]:
-    async with DeadLetters(queues) as opened:
+    async with open_dead_letters(queues) as opened:
         yield opened
 
 
@@ -459,18 +459,18 @@ async def test_a_dead_letter_of_a_newer_program_is_listed_and_stays(
     subject, data, headers = letter("newer", unique).to_message()
     newer = await queues.publish(subject, data, headers={**headers, "Purveyor-Letter-Version": "2"})
     current = await park(queues, letter("current", unique))
-    choice = Choice(origin=unique[:50])
+    choice = DeadLetterFilter(origin=unique[:50])
 
-    listed = (await letters.list(Choice(ids=(newer.sequence, current.sequence)))).letters
+    listed = (await letters.list(DeadLetterFilter(ids=(newer.sequence, current.sequence)))).letters
     assert ["version 2" in each.reason for each in listed] == [True, False]
     for deal in (letters.retry, letters.discard):
-        report = await deal(Choice(ids=(newer.sequence,)))
+        report = await deal(DeadLetterFilter(ids=(newer.sequence,)))
         assert (report.done, [each.id for each in report.failed]) == (0, [newer.sequence])
         assert "upgrade this program" in report.failed[0].message
-    assert (await letters.retry(Choice(ids=(current.sequence,)))).done == 1
+    assert (await letters.retry(DeadLetterFilter(ids=(current.sequence,)))).done == 1
 
     monkeypatch.setattr(dead_letters, "LETTER", Kind("dead letter", version=2))  # this program is upgraded
-    assert (await letters.retry(Choice(ids=(newer.sequence,)))).done == 1
+    assert (await letters.retry(DeadLetterFilter(ids=(newer.sequence,)))).done == 1
     assert (await letters.list(choice)).letters == ()
 
 
@@ -479,14 +479,14 @@ async def test_what_a_newer_program_decided_about_a_dead_letter_stands(
 ) -> None:
     await queues.ensure(DEAD_LETTERS)
     await queues.ensure(LDIF)
-    parked = await LetterBox(queues).find((await park(queues, letter("one", unique))).sequence)
+    parked = await DeadLetterStore(queues).find((await park(queues, letter("one", unique))).sequence)
     assert parked is not None
-    await queues.publish(receipt_subject(parked), headers={FATE: "postponed"})
+    await queues.publish(receipt_subject(parked), headers={RESOLUTION_HEADER: "postponed"})
     for deal in (letters.retry, letters.discard):
-        report = await deal(Choice(ids=(parked.id,)))
+        report = await deal(DeadLetterFilter(ids=(parked.id,)))
         assert (report.done, [each.id for each in report.failed]) == (0, [parked.id])
         assert "postponed" in report.failed[0].message
-    assert await LetterBox(queues).find(parked.id) is not None
+    assert await DeadLetterStore(queues).find(parked.id) is not None
 
 
 async def test_a_queue_that_a_newer_program_has_migrated_is_used_as_it_is(queues: Queues, unique: str) -> None:
@@ -523,32 +523,32 @@ async def test_the_archive_of_a_stream_that_is_not_understood_is_not_replaced(
     with pytest.raises(UnreadableRecord, match="upgrade"):
         stream_archive.read_manifest(path)
     with pytest.raises(UnreadableRecord, match="upgrade"):
-        await stream_archive.download(queues.migrations._api, "stream:ox", path, {}, lambda _: None)
-    stream_archive.remove_others(tmp_path, "stream:ox", tmp_path / "other")
+        await stream_archive.download_snapshot(queues.migrations._api, "stream:ox", path, {}, lambda _: None)
+    stream_archive.remove_other_archives(tmp_path, "stream:ox", tmp_path / "other")
     assert (path / "stream.tar.s2").read_bytes() == b"data"
     (path / "manifest.json").write_text(json.dumps(fields))
     assert stream_archive.read_manifest(path) is not None
 
 
 async def test_a_block_of_the_ledger_that_is_not_understood_is_not_imported_twice(queues: Queues, unique: str) -> None:
-    ledger = await Ledger.open(queues, replicas=1)
+    ledger = await ImportLedger.open(queues, replicas=1)
     bucket = await queues.bucket(IMPORTS)
     blocks = [block(f"dn: cn={unique}-{number}\ncn: a\n\n") for number in (1, 2)]
     for each in blocks:
-        await ledger.note(each, each.waiting)
+        await ledger.add(each, each.waiting)
     understood = (await bucket.get(blocks[0].key)).value
     revision = await bucket.put(blocks[0].key, b"v2" + understood)
-    for work in (ledger.known(blocks[0]), ledger.note(blocks[0], blocks[0].waiting)):
+    for work in (ledger.count_known(blocks[0]), ledger.add(blocks[0], blocks[0].waiting)):
         with pytest.raises(UnreadableRecord, match="upgrade"):
             await work
     assert (await bucket.get(blocks[0].key)).revision == revision
-    assert await ledger.known(blocks[1]) == 1
+    assert await ledger.count_known(blocks[1]) == 1
     await bucket.put(blocks[0].key, understood)
-    assert await ledger.known(blocks[0]) == 1
+    assert await ledger.count_known(blocks[0]) == 1
 
 
 def block(ldif: str) -> Block:
-    chain, made = Chain(), Block()
+    chain, made = RecordIdChain(), Block()
     for item in read_ldif([ldif.encode()]):
         made.append(chain.append(item))
     return made

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.waiting import until, wait_until
+from tests.support.waiting import until, wait_until
 
 SHORT = 0.05
 

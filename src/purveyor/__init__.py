@@ -1,6 +1,6 @@
 """Purveyor: every change, to every subscriber, in order, once.
 
-`Consumer`, `ConsumerOptions`, `Message` and `Batch` are `purveyor.client`'s, loaded when they are first asked for.
+`Consumer`, `ConsumerOptions`, `Message` and `Batch` come from `purveyor.client`, which is imported at their first use.
 """
 
 from typing import TYPE_CHECKING

@@ -12,20 +12,20 @@ import pytest
 
 from purveyor.delivery.credentials import BUCKET as CREDENTIALS_BUCKET
 from purveyor.delivery.credentials import Credentials
-from purveyor.delivery.dead_letters.service import Choice, DeadLetters
-from purveyor.delivery.lease_rules import Kind
-from purveyor.delivery.password_hashing import Hasher
-from purveyor.delivery.pull import Pull
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
+from purveyor.delivery.password_hashing import PasswordHasher
+from purveyor.delivery.pull import open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream import ServerOptions, Target, append_once, publish_many, read_range
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import outgoing
 from purveyor.jetstream.config import ConsumerConfig
-from purveyor.jetstream.direct_get import Wanted, read_page
+from purveyor.jetstream.direct_get import PageRequest, read_page
 from purveyor.jetstream.headers import POSITION
 from purveyor.jetstream.maintenance import BUCKET as MIGRATIONS_BUCKET
-from purveyor.jetstream.server import EmbeddedServer, running
+from purveyor.jetstream.server import EmbeddedServer, find_running_server
 from purveyor.model.control_events import JOB_SUBJECT
+from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import PermissionDenied
 from purveyor.model.event import Event
 from purveyor.model.registration import DispatchState
@@ -35,22 +35,22 @@ from purveyor.queues.permissions import (
     API,
     CREDENTIALS,
     IMPORTS,
-    INTAKE,
     MIGRATIONS,
     PIPELINE,
-    components,
+    SOURCES,
+    component_users,
     subscription_user,
 )
-from purveyor.queues.registry import ACKNOWLEDGED, read_subscriptions, update_dispatch
-from purveyor.queues.subscriptions import make_queue_again
-from purveyor.sources.http_events import EventIntake, Incoming
+from purveyor.queues.registry import ACKNOWLEDGED
+from purveyor.queues.sync_client import read_subscriptions, restore_queue, update_dispatch
+from purveyor.sources.http_events import EventPublisher, IncomingEvent
 from purveyor.sources.ldif.import_ledger import BUCKET as IMPORTS_BUCKET
-from purveyor.sources.schemas.cache import Book
+from purveyor.sources.schemas.cache import SchemaCache
 from purveyor.sources.schemas.schema import Topic
-from tests.conftest import FAST
-from tests.delivery.conftest import definition
-from tests.sources.ldif.ldif_text import people
-from tests.sources.ldif.queue import import_file
+from tests.support.delivery import definition
+from tests.support.ldif_queue import import_file
+from tests.support.ldif_text import people
+from tests.support.nats_servers import FAST
 
 EVENT = Event.decode(
     b'{"publisher_name": "t", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "users/user",'
@@ -63,7 +63,7 @@ Asked = Callable[[Queues], Awaitable[object]]
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """One server with the users of all components, and of two subscriptions."""
-    users = (*components(), subscription_user("ox"), subscription_user("other"))
+    users = (*component_users(), subscription_user("ox"), subscription_user("other"))
     options = ServerOptions(sync=FAST.sync, users=users)
     with EmbeddedServer(tmp_path / "nats", options) as started:
         yield started
@@ -72,7 +72,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
 @pytest.fixture
 def as_user(server: EmbeddedServer) -> Callable[[str], Address]:
     def address(user: str) -> Address:
-        found = running(server.directory, user)
+        found = find_running_server(server.directory, user)
         assert found is not None
         return found
 
@@ -124,7 +124,7 @@ def test_the_buckets_are_those_of_their_owners() -> None:
 async def test_intake_imports_and_does_nothing_else(as_user: Callable[[str], Address], tmp_path: Path) -> None:
     file = tmp_path / "people.ldif"
     file.write_bytes(people(5, "components") + b"dn: broken\nno colon here\n\n")
-    address = as_user(INTAKE)
+    address = as_user(SOURCES)
     async with connected(address) as queues:
         tally = await import_file(queues, file, "components")
         assert (tally.added, tally.broken) == (5, 1)
@@ -143,26 +143,26 @@ async def test_intake_imports_and_does_nothing_else(as_user: Callable[[str], Add
         publish_many(address, outgoing([("incoming", b"{}", None, "1")]))
 
 
-def accepted(identity: str) -> Incoming:
-    return Incoming(EVENT, identity, EVENT.encode())
+def accepted(identity: str) -> IncomingEvent:
+    return IncomingEvent(EVENT, identity, EVENT.encode())
 
 
 async def test_the_api_serves_subscriptions_and_reads_no_internal_queue(as_user: Callable[[str], Address]) -> None:
-    async with connected(as_user(API)) as queues, Pull(queues) as pull:
+    async with connected(as_user(API)) as queues, open_pull(queues) as pull:
         record, _ = await Subscriptions(queues).add(definition("served", prefill=False))
-        intake = EventIntake(queues)
-        assert (await intake.store(accepted("e-1"), "events")).sequence > 0
-        assert (await intake.store_all([accepted("e-2"), accepted("e-3")], "events")).stored == 2
-        hasher = Hasher()
+        publisher = EventPublisher(queues)
+        assert (await publisher.publish(accepted("e-1"), "events")).sequence > 0
+        assert (await publisher.publish_batch([accepted("e-2"), accepted("e-3")], "events")).stored == 2
+        hasher = PasswordHasher()
         credentials = Credentials(queues, hasher)
         assert await credentials.set_first("served", record.incarnation, "secret")
         assert await credentials.check_password("served", "secret")
         hasher.close()
-        book = Book(queues)
-        async with book.followed():
+        schema_cache = SchemaCache(queues)
+        async with schema_cache.following():
             topic = Topic(realm="udm", topic="users/user", since=datetime.now(UTC), declared=True)
-            await book.schemas.declare(topic)
-            assert (await book.schemas.list()).topics == {topic.key: topic}
+            await schema_cache.registry.declare(topic)
+            assert (await schema_cache.registry.list()).topics == {topic.key: topic}
 
         [outcome] = append_once(as_user(PIPELINE), [(target("served", record.incarnation), row(9, b'{"n": 1}'))])
         assert (outcome.stored, outcome.refused) == (1, None)
@@ -171,7 +171,7 @@ async def test_the_api_serves_subscriptions_and_reads_no_internal_queue(as_user:
         await refused(
             queues,
             lambda it: it.streams.get(INCOMING, 1),
-            lambda it: read_page(it, INCOMING, Wanted(subject="incoming")),
+            lambda it: read_page(it, INCOMING, PageRequest(subject="incoming")),
             lambda it: it.streams.remove(INCOMING),
             lambda it: it.streams.purge("KV_credentials"),
             lambda it: it.publish("incoming.ldif", b"{}", msg_id="x"),
@@ -180,7 +180,7 @@ async def test_the_api_serves_subscriptions_and_reads_no_internal_queue(as_user:
             *(partial(listens, subject) for subject in ("incoming.*", "_INBOX.*", "*.*", ">", "$JS.>", "$KV.>")),
         )
         await Subscriptions(queues).delete("served")
-        intake.close()
+        publisher.close()
 
 
 async def test_the_pipeline_writes_queues_and_sees_no_password(as_user: Callable[[str], Address]) -> None:
@@ -193,7 +193,7 @@ async def test_the_pipeline_writes_queues_and_sees_no_password(as_user: Callable
         for queue in internal_queues():
             (await queues.ensure(queue)).require_ready()
         await queues.streams.remove("stream:piped")
-        make_queue_again(address, "piped", record.incarnation)
+        restore_queue(address, "piped", record.incarnation)
         [outcome] = append_once(address, [(target("piped", record.incarnation), row(4, b"{}"))])
         assert (outcome.stored, outcome.refused) == (1, None)
         assert sum(batch.num_rows for batch in read_range(address, "stream:piped", 1, 10)) == 1
@@ -223,7 +223,7 @@ async def test_a_component_of_one_subscription_cannot_read_another_ones_queue(
     work = [(target(name, incarnations[name]), row(4, name.encode())) for name in incarnations]
     assert [outcome.stored for outcome in append_once(as_user(PIPELINE), work)] == [1, 1]
     address = as_user("subscription-ox")
-    async with connected(address) as queues, Pull(queues) as pull:
+    async with connected(address) as queues, open_pull(queues) as pull:
         [message] = await pull.lease("ox", timeout=60)
         assert message.data == b"ox"
         with pytest.raises(PermissionDenied, match="stream:other"):
@@ -235,7 +235,7 @@ async def test_a_component_of_one_subscription_cannot_read_another_ones_queue(
             lambda it: it.streams.info("stream:other"),
             lambda it: it.streams.get("stream:other", 1),
             lambda it: it.streams.get_last("stream:other", "other.main"),
-            lambda it: read_page(it, "stream:other", Wanted(subject="other.main")),
+            lambda it: read_page(it, "stream:other", PageRequest(subject="other.main")),
             lambda it: it.streams.delete_message("stream:other", 1),
             lambda it: it.streams.purge("stream:other"),
             lambda it: it.consumers.add("stream:other", ConsumerConfig(durable_name="thief")),
@@ -252,7 +252,7 @@ async def test_a_component_of_one_subscription_cannot_read_another_ones_queue(
         )
     with pytest.raises(PermissionDenied, match="stream:other"):
         list(read_range(address, "stream:other", 1, 10))
-    async with connected(as_user("subscription-other")) as queues, Pull(queues) as pull:
+    async with connected(as_user("subscription-other")) as queues, open_pull(queues) as pull:
         assert [each.data for each in await pull.lease("other", timeout=60)] == [b"other"]
 
 
@@ -264,19 +264,19 @@ async def test_a_rejected_message_is_parked_under_the_name_of_its_subscription(
     async with connected(as_user(API)) as api:
         record, _ = await Subscriptions(api).add(definition("ox"))
     append_once(as_user(PIPELINE), [(target("ox", record.incarnation), row(50, b"{}"))])
-    async with connected(as_user("subscription-ox")) as queues, Pull(queues) as pull:
+    async with connected(as_user("subscription-ox")) as queues, open_pull(queues) as pull:
         [message] = await pull.lease("ox", timeout=60)
         await pull.reject("ox", message.sequence, "no good")
         await refused(
             queues,
             lambda it: it.publish("dead-letters.subscription-other", b"{}", msg_id="x"),
-            lambda it: read_page(it, DEAD_LETTERS.stream, Wanted(subject="dead-letters.>")),
+            lambda it: read_page(it, DEAD_LETTERS.stream, PageRequest(subject="dead-letters.>")),
             lambda it: it.streams.get(DEAD_LETTERS.stream, 1),
             lambda it: it.streams.delete_message(DEAD_LETTERS.stream, 1),
             lambda it: it.publish("ox.retry", b"{}", msg_id="x"),
         )
-        async with connected(as_user(API)) as api, DeadLetters(api) as letters:
-            assert (await letters.retry(Choice(subscription="ox"))).done == 1
+        async with connected(as_user(API)) as api, open_dead_letters(api) as letters:
+            assert (await letters.retry(DeadLetterFilter(subscription="ox"))).done == 1
         [message] = await pull.lease("ox", timeout=60)
-        assert (message.position, message.kind) == (50, Kind.RETRY)
+        assert (message.position, message.kind) == (50, SubjectKind.RETRY)
         await pull.acknowledge("ox", message.sequence)

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from purveyor.app.demo.delivery_check import Ledger, Stretch
-from purveyor.app.demo.sample_directory import Step, beginning, changes
-from tests.app.conftest import invoke
+from purveyor.app.demo.sample_directory import Step, changes, initial_entries
+from purveyor.app.demo.subscribers import DeliveryCheck, MeasuredPeriod
+from tests.support.command_line import invoke
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -18,34 +18,34 @@ def event(uuid: str = "u", *, gone: bool = False, at: datetime = NOW) -> dict[st
 
 
 def test_the_directory_is_the_same_in_every_run() -> None:
-    assert changes(beginning(50, 2), 1) == changes(beginning(50, 2), 1)
+    assert changes(initial_entries(50, 2), 1) == changes(initial_entries(50, 2), 1)
 
 
 def test_each_change_is_one_record() -> None:
-    step = changes(beginning(50, 2), 1)
+    step = changes(initial_entries(50, 2), 1)
     assert step.ldif.count("changetype:") == step.events
     assert len(step.people) == 50 - step.ldif.count("changetype: delete")
 
 
 def test_what_is_doubled_or_out_of_order_is_noticed() -> None:
-    got = Ledger("x", "pull")
+    got = DeliveryCheck("x", "pull")
     for position, each in ((5, event()), (5, event()), (4, event()), (6, event("v")), (7, event("v", gone=True))):
-        got.take(each, position, NOW)
-    assert (got.got, got.doubled, got.disordered) == (5, 1, 2)
+        got.record(each, position, NOW)
+    assert (got.got, got.duplicates, got.out_of_order) == (5, 1, 2)
     assert set(got.objects) == {"u"}
 
 
 def test_order_by_key_is_looked_at_for_each_object() -> None:
-    got = Ledger("x", "pull", by_key=True)
+    got = DeliveryCheck("x", "pull", by_key=True)
     for position, each in ((5, event("a")), (4, event("b")), (6, event("b")), (3, event("a"))):
-        got.take(each, position, NOW)
-    assert (got.doubled, got.disordered) == (0, 1)
+        got.record(each, position, NOW)
+    assert (got.duplicates, got.out_of_order) == (0, 1)
 
 
 def test_what_is_missing_is_noticed() -> None:
-    got = Ledger("x", "pull", expected=2)
-    got.take(event(), 1, NOW)
-    assert list(got.problems(Step("", 0, 0, ()))) == [
+    got = DeliveryCheck("x", "pull", expected=2)
+    got.record(event(), 1, NOW)
+    assert list(got.find_problems(Step("", 0, 0, ()))) == [
         "x got 1 messages instead of 2",
         "x knows other people than the directory has",
     ]
@@ -53,11 +53,11 @@ def test_what_is_missing_is_noticed() -> None:
 
 def test_latency_is_that_of_calm_times_and_apart_from_it_that_of_others() -> None:
     second = timedelta(seconds=1)
-    got = Ledger("x", "pull")
-    got.stretches += [Stretch(NOW, calm=True, until=NOW + second), Stretch(NOW + second, calm=False)]
-    got.take(event(at=NOW - 9 * second), 1, NOW)
-    got.take(event(at=NOW), 2, NOW + 2 * second)
-    got.take(event(at=NOW + second), 3, NOW + 9 * second)
+    got = DeliveryCheck("x", "pull")
+    got.periods += [MeasuredPeriod(NOW, calm=True, until=NOW + second), MeasuredPeriod(NOW + second, calm=False)]
+    got.record(event(at=NOW - 9 * second), 1, NOW)
+    got.record(event(at=NOW), 2, NOW + 2 * second)
+    got.record(event(at=NOW + second), 3, NOW + 9 * second)
     assert (got.latency(0.5), got.latency(0.5, calm=False)) == (2.0, 8.0)
     assert len(got.latencies) == 2
     assert got.newest == NOW + second

@@ -14,10 +14,10 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from tests.app.conftest import invoke
-from tests.app.up_program import Up
-from tests.small_disk import SmallDisk, small_file_system
-from tests.waiting import wait_until
+from tests.support.command_line import invoke
+from tests.support.small_disk import SmallDisk, small_file_system
+from tests.support.up_program import Up
+from tests.support.waiting import wait_until
 
 SIZE = "400m"
 

@@ -1,5 +1,5 @@
-"""The API as the tests of its routes start it."""
+"""Fixtures of the API of this worker and its clients."""
 
-from tests.app.http.conftest import admin, events, name, running_api
+from tests.support.api_fixtures import admin, events, name, running_api
 
 __all__ = ["admin", "events", "name", "running_api"]

@@ -12,14 +12,13 @@ import httpx
 import pytest
 
 from purveyor import Consumer, ConsumerOptions, Message
-from purveyor.client.consumer_options import Backoff
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model.errors import AuthenticationFailed, InvalidInput, LeaseLost, PrefillFailed, ServerUnavailable
-from tests.app.http.conftest import PASSWORD, RunningApi, fill, subscribe
-from tests.conftest import OwnServer
-from tests.proxy import TcpProxy
-from tests.waiting import until
+from tests.support.nats_servers import OwnServer
+from tests.support.proxy import TcpProxy
+from tests.support.running_api import PASSWORD, RunningApi, fill, subscribe
+from tests.support.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer.py"
 
@@ -39,7 +38,7 @@ class Subscribed:
         fill(self.address, self.name, numbers)
 
     def left(self) -> int:
-        return int(ask(self.address, f"STREAM.INFO.stream:{self.name}")["state"]["messages"])
+        return int(request_api(self.address, f"STREAM.INFO.stream:{self.name}")["state"]["messages"])
 
     async def emptied(self) -> None:
         await until(lambda: self.left() == 0)
@@ -156,7 +155,7 @@ async def test_batches_are_acknowledged_at_once_or_in_part(parallel: Subscribed)
             if len(sizes) == 1:
                 await batch.ack(up_to=batch.messages[3])
                 with pytest.raises(InvalidInput):
-                    await batch.ack(up_to=Message({}, "", 1, 1, 1, _teller=consumer._open()))
+                    await batch.ack(up_to=Message({}, "", 1, 1, 1, _leases=consumer._require_open()))
                 await batch.retry(delay=0)
             else:
                 await batch.ack()
@@ -290,13 +289,6 @@ async def test_a_prefill_that_failed_is_told(running_api: RunningApi, failed: st
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         ConsumerOptions(**wrong)
-
-
-def test_pauses_grow_to_a_limit_and_heed_the_server() -> None:
-    backoff = Backoff(shortest=1, longest=8)
-    pauses = [backoff.pause() for _ in range(6)]
-    assert all(low / 2 <= pause <= low for pause, low in zip(pauses, (1, 2, 4, 8, 8, 8), strict=True))
-    assert backoff.pause(at_least=30) == 30
 
 
 async def test_an_api_or_a_server_that_was_away_is_waited_for(own_server: OwnServer, tmp_path: Path) -> None:

@@ -3,71 +3,71 @@ from collections.abc import Iterator
 
 import pytest
 
-from purveyor.delivery.credentials import BUCKET, MOST_TOKENS, Credentials, token_key
-from purveyor.delivery.password_hashing import Hasher
+from purveyor.delivery.credentials import BUCKET, MAX_TOKENS_PER_LOGIN, Credentials, token_key
+from purveyor.delivery.password_hashing import PasswordHasher
 from purveyor.delivery.tokens import TokenOptions
 from purveyor.model.errors import AlreadyExists, NotFound, Refused
 from purveyor.queues.client import Queues
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 @pytest.fixture
-def hasher() -> Iterator[Hasher]:
-    made = Hasher()
+def hasher() -> Iterator[PasswordHasher]:
+    made = PasswordHasher()
     yield made
     made.close()
 
 
 @pytest.fixture
-def credentials(queues: Queues, hasher: Hasher) -> Credentials:
+def credentials(queues: Queues, hasher: PasswordHasher) -> Credentials:
     return Credentials(queues, hasher)
 
 
-async def opens(credentials: Credentials, password: str) -> str | None:
+async def incarnation_for(credentials: Credentials, password: str) -> str | None:
     found = await credentials.check_password("ox", password)
     return None if found is None else found.incarnation
 
 
-async def test_a_password_opens_its_incarnation_alone(credentials: Credentials) -> None:
+async def test_a_password_is_valid_for_its_incarnation_only(credentials: Credentials) -> None:
     assert await credentials.set_first("ox", "one", "secret")
     assert not await credentials.set_first("ox", "one", "secret")
     with pytest.raises(AlreadyExists, match="another password"):
         await credentials.set_first("ox", "one", "other")
-    assert await opens(credentials, "secret") == "one"
-    assert await opens(credentials, "Secret") is None
+    assert await incarnation_for(credentials, "secret") == "one"
+    assert await incarnation_for(credentials, "Secret") is None
     assert await credentials.set_first("ox", "two", "other")
-    assert await opens(credentials, "secret") is None
+    assert await incarnation_for(credentials, "secret") is None
     await credentials.remove("ox", "one")
-    assert await opens(credentials, "other") == "two"
+    assert await incarnation_for(credentials, "other") == "two"
     await credentials.remove("ox", "two")
-    assert await opens(credentials, "other") is None
+    assert await incarnation_for(credentials, "other") is None
     assert await credentials.set_first("ox", "three", "third")
 
 
-async def test_of_many_first_passwords_one_counts(credentials: Credentials) -> None:
+async def test_of_many_concurrent_first_passwords_one_is_set(credentials: Credentials) -> None:
     found = await asyncio.gather(
         *(credentials.set_first("ox", "one", f"secret-{number}") for number in range(5)), return_exceptions=True
     )
     assert found.count(True) == 1
     assert sum(isinstance(each, AlreadyExists) for each in found) == 4
-    assert await opens(credentials, f"secret-{found.index(True)}") == "one"
+    assert await incarnation_for(credentials, f"secret-{found.index(True)}") == "one"
 
 
 async def is_over(credentials: Credentials, password: str) -> bool:
-    return await opens(credentials, password) is None
+    return await incarnation_for(credentials, password) is None
 
 
-async def test_the_last_password_stays_for_a_while(credentials: Credentials) -> None:
+async def test_the_previous_password_stays_valid_for_a_while(credentials: Credentials) -> None:
     await credentials.set_first("ox", "one", "first")
     await credentials.set_password("ox", "one", "second", keep_seconds=60)
-    assert await opens(credentials, "first") == await opens(credentials, "second") == "one"
+    assert await incarnation_for(credentials, "first") == await incarnation_for(credentials, "second") == "one"
     await credentials.set_password("ox", "one", "third", keep_seconds=0.05)
-    assert await opens(credentials, "first") is None
+    assert await incarnation_for(credentials, "first") is None
     await until(lambda: is_over(credentials, "second"))
-    assert await opens(credentials, "third") == "one"
+    assert await incarnation_for(credentials, "third") == "one"
 
 
-async def test_a_token_speaks_for_its_login_until_it_ends(credentials: Credentials) -> None:
+async def test_a_token_authenticates_its_login_until_it_ends(credentials: Credentials) -> None:
     token, text = await credentials.add_token("ox", "one", TokenOptions(label="host a"))
     assert await credentials.check_token(text) == token
     assert await credentials.tokens("ox") == [token]
@@ -84,7 +84,7 @@ async def test_a_token_speaks_for_its_login_until_it_ends(credentials: Credentia
 
 
 async def test_tokens_that_have_ended_are_swept(credentials: Credentials, queues: Queues) -> None:
-    """By time, with their password, and with the token that they were made with; all others stay."""
+    """Tokens end by time, with their password and with their parent token; all others stay."""
     await credentials.set_first("ox", "one", "first")
     brief, _ = await credentials.add_token("ox", "one", TokenOptions(seconds=0.05))
     replaced, _ = await credentials.add_token("ox", "one")
@@ -103,22 +103,22 @@ async def test_tokens_that_have_ended_are_swept(credentials: Credentials, queues
     assert await credentials.tokens("ox") == [kept]
 
 
-async def test_of_many_tokens_at_once_as_many_are_made_as_a_login_may_have(credentials: Credentials) -> None:
+async def test_concurrent_requests_do_not_exceed_the_tokens_of_a_login(credentials: Credentials) -> None:
     found = await asyncio.gather(
-        *(credentials.add_token("ox", "one") for _ in range(MOST_TOKENS + 10)), return_exceptions=True
+        *(credentials.add_token("ox", "one") for _ in range(MAX_TOKENS_PER_LOGIN + 10)), return_exceptions=True
     )
     refused = [each for each in found if isinstance(each, Refused)]
     assert len(refused) == 10
-    assert len(await credentials.tokens("ox")) == MOST_TOKENS
+    assert len(await credentials.tokens("ox")) == MAX_TOKENS_PER_LOGIN
 
 
-async def test_a_token_that_is_made_while_the_password_changes_ends_with_it(credentials: Credentials) -> None:
-    """The one who makes it logged in with the former password, and the new one is there before the token is."""
+async def test_a_token_created_during_a_password_change_ends_with_the_old_password(credentials: Credentials) -> None:
+    """The creator logged in with the old password, and the new one is set before the token is stored."""
     await credentials.set_first("ox", "one", "first")
     opened = await credentials.check_password("ox", "first")
     assert opened is not None
     await credentials.set_password("ox", "one", "second")
-    with pytest.raises(Refused, match="has ended"):
+    with pytest.raises(Refused, match="no longer valid"):
         await credentials.add_token("ox", "one", TokenOptions(generation=opened.generation))
     assert await credentials.tokens("ox") == []
 
@@ -130,34 +130,36 @@ async def test_a_deleted_subscription_leaves_no_token(credentials: Credentials) 
     assert await credentials.tokens("ox") == [new] != [old]
 
 
-async def test_nothing_that_is_kept_can_be_used(credentials: Credentials, queues: Queues) -> None:
+async def test_stored_credentials_cannot_be_used_to_log_in(credentials: Credentials, queues: Queues) -> None:
     await credentials.set_first("ox", "one", "the secret")
     _, text = await credentials.add_token("ox", "one")
     bucket = await queues.bucket(BUCKET)
     for key in await bucket.keys():
-        kept = (await bucket.get(key)).value.decode()
-        assert "the secret" not in kept
-        assert text.split("_", 2)[2] not in kept  # what follows prefix and id, which may have such a line in itself
+        stored = (await bucket.get(key)).value.decode()
+        assert "the secret" not in stored
+        assert (
+            text.split("_", 2)[2] not in stored
+        )  # the part after prefix and id, which may contain an underscore itself
 
 
-async def test_changes_are_heard_of(credentials: Credentials) -> None:
+async def test_changes_are_reported_to_followers(credentials: Credentials) -> None:
     await credentials.set_first("before", "one", "secret")
-    heard: asyncio.Queue[str | None] = asyncio.Queue()
+    changes: asyncio.Queue[str | None] = asyncio.Queue()
     begun = asyncio.Event()
-    following = asyncio.create_task(credentials.follow(heard.put_nowait, begun.set))
+    following = asyncio.create_task(credentials.follow(changes.put_nowait, begun.set))
     await asyncio.wait_for(begun.wait(), 120)
-    assert heard.get_nowait() is None  # what was remembered before may be out of date
+    assert changes.get_nowait() is None  # cached logins may be out of date
     await credentials.set_first("ox", "one", "secret")
-    assert await asyncio.wait_for(heard.get(), 120) == "subscription.ox"
+    assert await asyncio.wait_for(changes.get(), 120) == "subscription.ox"
     token, _ = await credentials.add_token("ox", "one")
-    assert await asyncio.wait_for(heard.get(), 120) == f"token.{token.id}"
+    assert await asyncio.wait_for(changes.get(), 120) == f"token.{token.id}"
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_a_check_takes_the_same_work_whether_there_is_a_hash_or_not(hasher: Hasher) -> None:
-    kept = await hasher.hash("secret")
-    assert await hasher.verify(kept, "secret")
-    assert not await hasher.verify(kept, "other")
+async def test_a_check_takes_the_same_work_whether_there_is_a_hash_or_not(hasher: PasswordHasher) -> None:
+    stored = await hasher.hash("secret")
+    assert await hasher.verify(stored, "secret")
+    assert not await hasher.verify(stored, "other")
     assert not await hasher.verify(None, "secret")
     assert not await hasher.verify("no hash at all", "secret")

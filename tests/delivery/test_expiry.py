@@ -1,4 +1,4 @@
-"""A message that nobody acknowledges within the retention of its subscription expires: counted, and seen."""
+"""A message that is not acknowledged within the retention time of its subscription expires and is counted."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.dead_letters.service import Choice, DeadLetters
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
 from purveyor.delivery.expiry import Expiry
-from purveyor.delivery.pull import Pull
-from purveyor.delivery.subscription_status import look
+from purveyor.delivery.pull import PullService
+from purveyor.delivery.subscription_status import read_status
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.ack_ranges import Expired
@@ -20,13 +20,13 @@ from purveyor.model.errors import InvalidInput, UnknownMessage
 from purveyor.model.registration import PrefillState, PrefillStatus
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.client import Queues
-from tests.waiting import until
+from tests.support.waiting import until
 
 HOUR = 3600.0
 
 
 class Clock:
-    """The wall clock, which the test moves ahead."""
+    """The wall clock, which the test moves forward."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -52,15 +52,15 @@ async def write(queues: Queues, count: int, *, first: int = 2, kind: str = "main
 
 async def expired(queues: Queues, subscriptions: Subscriptions) -> Expired:
     registry = await subscriptions.registry()
-    return (await look(queues, registry, await registry.get("ox"))).expired
+    return (await read_status(queues, registry, await registry.get("ox"))).expired
 
 
-async def test_what_has_expired_is_given_to_nobody_and_counted_and_the_watermark_stays(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, clock: Clock
+async def test_expired_messages_are_counted_not_delivered_and_the_watermark_stays(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService, clock: Clock
 ) -> None:
     begun = time.time()
     await subscriptions.add(keeping())
-    await write(queues, 1200)  # more than expires in one decision
+    await write(queues, 1200)  # more than one transition expires
     clock.ahead = HOUR - 600
     message = await pull.next("ox")
     assert message is not None
@@ -74,7 +74,7 @@ async def test_what_has_expired_is_given_to_nobody_and_counted_and_the_watermark
     assert (found.count, found.position) == (1200, 1201)
     assert found.at > 1000 * (begun + HOUR)
     registry = await subscriptions.registry()
-    assert await registry.acknowledged(await subscriptions.get("ox")) == 1201
+    assert await registry.last_acknowledged(await subscriptions.get("ox")) == 1201
     clock.ahead = 0
     await write(queues, 1, first=1202)
     message = await pull.next("ox", pop=True)
@@ -82,8 +82,8 @@ async def test_what_has_expired_is_given_to_nobody_and_counted_and_the_watermark
     assert message.data == b"1202"
 
 
-async def test_one_that_somebody_has_may_be_acknowledged_until_the_lease_is_over(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, clock: Clock
+async def test_a_leased_message_can_be_acknowledged_until_its_lease_is_over(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService, clock: Clock
 ) -> None:
     await subscriptions.add(keeping(delivery=Delivery.PARALLEL, order_by=None, lease_seconds=600))
     await write(queues, 3)
@@ -99,8 +99,8 @@ async def test_one_that_somebody_has_may_be_acknowledged_until_the_lease_is_over
     assert (await expired(queues, subscriptions)).count == 2
 
 
-async def test_who_asks_again_and_again_for_the_oldest_does_not_keep_it_alive(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, clock: Clock
+async def test_repeated_requests_for_the_oldest_message_do_not_prevent_its_expiry(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService, clock: Clock
 ) -> None:
     await subscriptions.add(keeping())
     await write(queues, 1)
@@ -109,8 +109,8 @@ async def test_who_asks_again_and_again_for_the_oldest_does_not_keep_it_alive(
     assert await pull.next("ox") is None
 
 
-async def test_somebody_goes_round_for_subscriptions_that_nobody_asks_for(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, clock: Clock
+async def test_messages_of_subscriptions_without_consumers_expire_too(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService, clock: Clock
 ) -> None:
     await subscriptions.add(keeping(request_prefill=True))
     await subscriptions.add(dataclasses.replace(keeping(None), name="for-ever"))
@@ -125,7 +125,7 @@ async def test_somebody_goes_round_for_subscriptions_that_nobody_asks_for(
     assert found.prefill is not None
     done = PrefillState(incarnation=found.incarnation, status=PrefillStatus.DONE, position=found.prefill.position)
     await registry.put_prefill("ox", done, found.prefill_revision)
-    pull.forget("ox")
+    pull.invalidate("ox")
 
     async def all_expired() -> bool:
         return (await expired(queues, subscriptions)).count >= 5
@@ -139,16 +139,16 @@ async def test_somebody_goes_round_for_subscriptions_that_nobody_asks_for(
             await going_round
 
 
-async def test_a_letter_that_is_put_back_begins_its_time_anew(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, clock: Clock
+async def test_the_retention_time_of_a_redriven_letter_starts_again(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService, clock: Clock
 ) -> None:
     await subscriptions.add(keeping(2 * HOUR))
     await write(queues, 1)
     message = await pull.next("ox")
     assert message is not None
     await pull.reject("ox", message.sequence, "no")
-    async with DeadLetters(queues) as letters:
-        await letters.retry(Choice(subscription="ox"))
+    async with open_dead_letters(queues) as letters:
+        await letters.retry(DeadLetterFilter(subscription="ox"))
     clock.ahead = HOUR
     assert await pull.next("ox") is not None
     clock.ahead = 3 * HOUR

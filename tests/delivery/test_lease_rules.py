@@ -1,213 +1,218 @@
-"""The rules of leases, one by one: who gets what, when it comes again, and what the book keeps of it."""
+"""The lease rules one by one: which instance gets a message, when it is delivered again, and what the state keeps."""
 
 import json
 
 import pytest
 
 from purveyor.delivery import lease_rules
-from purveyor.delivery.done import Done, Seen
-from purveyor.delivery.failure_history import KEPT, MOST_KEPT, log
-from purveyor.delivery.lease_rules import Acked, Again, Ask, Book, Kind, Pending, Rules
-from purveyor.delivery.state import End, Ended
-from purveyor.delivery.state_codec import decode, encode
+from purveyor.delivery.dead_letters.park import as_attempt_log
+from purveyor.delivery.lease_rules import MAX_FAILURES_PER_MESSAGE, MAX_FAILURES_PER_SUBSCRIPTION
+from purveyor.delivery.lease_types import AckTarget, LeasePolicy, LeaseRequest, NackRequest, Pending
+from purveyor.model.ack_ranges import AckRanges, SeenMessages
 from purveyor.model.delivery_policy import OrderBy
+from purveyor.model.delivery_state import DeliveryState, FailedDelivery, FailureCause, SubjectKind, decode, encode
 from purveyor.model.errors import LeaseLost, UnreadableRecord
 
 LENGTH = 30_000
 
 
-def message(sequence: int, kind: Kind = Kind.MAIN, key: str | None = None) -> Pending:
+def message(sequence: int, kind: SubjectKind = SubjectKind.MAIN, key: str | None = None) -> Pending:
     return Pending(sequence, kind, key)
 
 
-def ask(instance: str = "a", most: int = 1, now: int = 0) -> Ask:
-    return Ask(instance=instance, now=now, length=LENGTH, most=most)
+def request(instance: str = "a", max_messages: int = 1, now: int = 0) -> LeaseRequest:
+    return LeaseRequest(instance=instance, now=now, duration=LENGTH, max_messages=max_messages)
 
 
-NEW = Book(incarnation="i")
-ORDERED, ANY, KEYED = Rules(), Rules(order_by=None), Rules(order_by=OrderBy.KEY)
+NEW = DeliveryState(incarnation="i")
+ORDERED, ANY, KEYED = LeasePolicy(), LeasePolicy(order_by=None), LeasePolicy(order_by=OrderBy.KEY)
 
 
 def test_the_oldest_comes_again_to_its_instance_at_once_and_to_another_when_the_lease_is_over() -> None:
     queue = [message(1), message(2)]
-    first = lease_rules.take(NEW, queue, ask("a"), ORDERED)
-    again = lease_rules.take(first.book, queue, ask("a", now=1), ORDERED)
+    first = lease_rules.lease_pending(NEW, queue, request("a"), ORDERED)
+    again = lease_rules.lease_pending(first.state, queue, request("a", now=1), ORDERED)
     assert again.lease is not None
     assert (again.lease.main, again.deliveries) == ((1,), (2,))
-    standby = lease_rules.take(again.book, queue, ask("b", now=2), ORDERED)
-    assert (standby.lease, standby.again_at) == (None, 1 + LENGTH)
-    over = lease_rules.take(again.book, queue, ask("b", now=1 + LENGTH), ORDERED)
+    standby = lease_rules.lease_pending(again.state, queue, request("b", now=2), ORDERED)
+    assert (standby.lease, standby.next_check_at) == (None, 1 + LENGTH)
+    over = lease_rules.lease_pending(again.state, queue, request("b", now=1 + LENGTH), ORDERED)
     assert over.lease is not None
     assert (over.lease.instance, over.lease.main, over.deliveries) == ("b", (1,), (3,))
 
 
-def test_a_message_put_off_holds_back_all_behind_it_in_order_and_only_its_key_by_key() -> None:
+def test_a_delayed_message_blocks_later_ones_in_order_and_only_its_key_by_key() -> None:
     queue = [message(1, key="x"), message(2, key="x"), message(3, key="y")]
-    for rules, given in ((ORDERED, None), (KEYED, (3,)), (ANY, (2, 3))):
-        taken = lease_rules.take(NEW, queue, ask(), rules)
-        put_off = lease_rules.retry(taken.book, 1, Again(instance="a", now=0, delay=5000), rules)
-        rest = lease_rules.take(put_off, queue, ask("b", most=9, now=1), rules)
+    for policy, given in ((ORDERED, None), (KEYED, (3,)), (ANY, (2, 3))):
+        decision = lease_rules.lease_pending(NEW, queue, request(), policy)
+        delayed = lease_rules.nack(decision.state, 1, NackRequest(instance="a", now=0, delay=5000), policy)
+        rest = lease_rules.lease_pending(delayed, queue, request("b", max_messages=9, now=1), policy)
         assert (rest.lease and rest.lease.main) == given
-        due = lease_rules.take(put_off, queue, ask("b", now=5000), rules)
+        due = lease_rules.lease_pending(delayed, queue, request("b", now=5000), policy)
         assert due.lease is not None
         assert (due.lease.main, due.deliveries) == ((1,), (2,))
 
 
-def test_of_one_object_one_message_is_out_and_messages_without_a_key_wait_for_nobody() -> None:
+def test_one_message_per_key_is_leased_and_messages_without_a_key_are_free() -> None:
     queue = [message(1, key="x"), message(2), message(3, key="x"), message(4), message(5, key="y")]
-    first = lease_rules.take(NEW, queue, ask(most=9), KEYED)
+    first = lease_rules.lease_pending(NEW, queue, request(max_messages=9), KEYED)
     assert first.lease is not None
     assert first.lease.main == (1, 2, 4, 5)
-    assert lease_rules.take(first.book, queue, ask("b", most=9), KEYED).lease is None
-    freed = lease_rules.acknowledge(first.book, [Acked(1, Kind.MAIN, 7)])
-    second = lease_rules.take(freed, queue[1:], ask("b", most=9), KEYED)
+    assert lease_rules.lease_pending(first.state, queue, request("b", max_messages=9), KEYED).lease is None
+    freed = lease_rules.ack(first.state, [AckTarget(1, SubjectKind.MAIN, 7)])
+    second = lease_rules.lease_pending(freed, queue[1:], request("b", max_messages=9), KEYED)
     assert second.lease is not None
     assert second.lease.main == (3,)
 
 
 def test_prefill_comes_first_and_up_to_means_the_order_of_delivery() -> None:
-    queue = [message(8, Kind.PREFILL), message(9, Kind.PREFILL), message(1), message(2), message(3)]
-    taken = lease_rules.take(NEW, queue, ask(most=4), ORDERED)
-    assert taken.lease is not None
-    assert taken.lease.sequences == (8, 9, 1, 2)
-    up_to = lease_rules.handed_out(taken.book, queue, 1, "a", ORDERED)
+    queue = [message(8, SubjectKind.PREFILL), message(9, SubjectKind.PREFILL), message(1), message(2), message(3)]
+    decision = lease_rules.lease_pending(NEW, queue, request(max_messages=4), ORDERED)
+    assert decision.lease is not None
+    assert decision.lease.sequences == (8, 9, 1, 2)
+    up_to = lease_rules.leased_up_to(decision.state, queue, 1, "a", ORDERED)
     assert [each.sequence for each in up_to] == [8, 9, 1]
     with pytest.raises(LeaseLost):
-        lease_rules.handed_out(taken.book, queue, 3, "a", ORDERED)
+        lease_rules.leased_up_to(decision.state, queue, 3, "a", ORDERED)
     with pytest.raises(LeaseLost, match="instance 'a'"):
-        lease_rules.handed_out(taken.book, queue, 1, "b", ORDERED)
+        lease_rules.leased_up_to(decision.state, queue, 1, "b", ORDERED)
 
 
-def test_up_to_touches_nothing_that_another_has() -> None:
+def test_ack_up_to_does_not_touch_messages_of_another_instance() -> None:
     queue = [message(number) for number in range(1, 7)]
-    mine = lease_rules.take(NEW, queue, ask("a", most=2), ANY)
-    theirs = lease_rules.take(mine.book, queue, ask("b", most=4), ANY)
-    found = lease_rules.handed_out(theirs.book, queue, 5, "b", ANY)
+    mine = lease_rules.lease_pending(NEW, queue, request("a", max_messages=2), ANY)
+    theirs = lease_rules.lease_pending(mine.state, queue, request("b", max_messages=4), ANY)
+    found = lease_rules.leased_up_to(theirs.state, queue, 5, "b", ANY)
     assert [each.sequence for each in found] == [3, 4, 5]
 
 
-def test_after_the_last_attempt_a_message_is_to_be_given_up() -> None:
-    rules = Rules(order_by=None, max_attempts=2)
+def test_after_the_last_attempt_a_message_is_exhausted() -> None:
+    policy = LeasePolicy(order_by=None, max_attempts=2)
     queue = [message(1), message(2)]
-    book = NEW
+    state = NEW
     for now in (0, LENGTH):
-        book = lease_rules.take(book, queue, ask(now=now), rules).book
-    last = lease_rules.take(book, queue, ask(most=9, now=2 * LENGTH), rules)
+        state = lease_rules.lease_pending(state, queue, request(now=now), policy).state
+    last = lease_rules.lease_pending(state, queue, request(max_messages=9, now=2 * LENGTH), policy)
     assert last.lease is not None
     assert ([each.sequence for each in last.exhausted], last.lease.main) == ([1], (2,))
-    ordered = lease_rules.take(book, queue, ask(most=9, now=2 * LENGTH), Rules(max_attempts=2))
+    ordered = lease_rules.lease_pending(
+        state, queue, request(max_messages=9, now=2 * LENGTH), LeasePolicy(max_attempts=2)
+    )
     assert ([each.sequence for each in ordered.exhausted], ordered.lease) == ([1], None)
 
 
-def test_a_message_that_is_acknowledged_when_it_first_comes_leaves_nothing_in_the_book() -> None:
+def test_a_message_acknowledged_at_its_first_delivery_leaves_nothing_in_the_state() -> None:
     queue = [message(1), message(2)]
-    taken = lease_rules.take(NEW, queue, ask(most=2), ORDERED)
-    after = lease_rules.acknowledge(taken.book, [Acked(1, Kind.MAIN), Acked(2, Kind.MAIN)])
-    assert (after.ends, after.tries) == ({}, {})
-    assert b"ends" not in encode(taken.book) + encode(after)
+    decision = lease_rules.lease_pending(NEW, queue, request(max_messages=2), ORDERED)
+    after = lease_rules.ack(decision.state, [AckTarget(1, SubjectKind.MAIN), AckTarget(2, SubjectKind.MAIN)])
+    assert (after.failures, after.delivery_counts) == ({}, {})
+    assert b"ends" not in encode(decision.state) + encode(after)
 
 
-def test_how_deliveries_ended_is_told_until_the_message_is_acknowledged() -> None:
+def test_failed_deliveries_are_recorded_until_the_message_is_acknowledged() -> None:
     queue = [message(1), message(2)]
-    first = lease_rules.take(NEW, queue, ask("a", most=2), ORDERED)
-    again = lease_rules.take(first.book, queue, ask("a", most=2, now=7), ORDERED)
-    over = lease_rules.take(again.book, queue, ask("b", now=99_999), ORDERED)
-    back = lease_rules.retry(over.book, 1, Again(instance="b", now=100_000), ORDERED)
-    book = decode(encode(back))
-    shared = (End(7, Ended.ASKED_AGAIN, "a"), End(7 + LENGTH, Ended.RAN_OUT, "a"))
-    assert book.ends == {1: (*shared, End(100_000, Ended.RETRY, "b")), 2: shared}
-    assert [each["error"] for each in log(book.ends[1])] == [
-        "instance 'a' asked for the next one without an answer to this one",
-        "the lease of instance 'a' ran out",
-        "instance 'b' gave it back, to be delivered again",
+    first = lease_rules.lease_pending(NEW, queue, request("a", max_messages=2), ORDERED)
+    again = lease_rules.lease_pending(first.state, queue, request("a", max_messages=2, now=7), ORDERED)
+    over = lease_rules.lease_pending(again.state, queue, request("b", now=99_999), ORDERED)
+    back = lease_rules.nack(over.state, 1, NackRequest(instance="b", now=100_000), ORDERED)
+    state = decode(encode(back))
+    shared = (
+        FailedDelivery(7, FailureCause.REQUESTED_AGAIN, "a"),
+        FailedDelivery(7 + LENGTH, FailureCause.LEASE_EXPIRED, "a"),
+    )
+    assert state.failures == {1: (*shared, FailedDelivery(100_000, FailureCause.NACKED, "b")), 2: shared}
+    assert [each["error"] for each in as_attempt_log(state.failures[1])] == [
+        "instance 'a' asked for the next message without an answer to this one",
+        "the lease of instance 'a' expired",
+        "instance 'b' gave it back for another delivery",
     ]
-    assert log(book.ends[2])[0] | {"error": ""} == {
+    assert as_attempt_log(state.failures[2])[0] | {"error": ""} == {
         "time": "1970-01-01T00:00:00.007000+00:00",
         "status": None,
         "error": "",
         "excerpt": "",
     }
-    assert lease_rules.acknowledge(book, [Acked(1, Kind.MAIN)]).ends == {2: shared}
-    given_up = lease_rules.take(book, queue, ask(now=100_001), Rules(max_attempts=3))
-    assert ([each.sequence for each in given_up.exhausted], given_up.ends) == ([1], book.ends)
+    assert lease_rules.ack(state, [AckTarget(1, SubjectKind.MAIN)]).failures == {2: shared}
+    given_up = lease_rules.lease_pending(state, queue, request(now=100_001), LeasePolicy(max_attempts=3))
+    assert ([each.sequence for each in given_up.exhausted], given_up.failures) == ([1], state.failures)
 
 
-def test_notes_of_how_deliveries_ended_are_bounded_and_those_of_a_lease_are_one() -> None:
-    queue = [message(number) for number in range(1, lease_rules.MOST_IN_FLIGHT + 1)]
-    book = NEW
-    for number in range(KEPT + 5):
-        book = lease_rules.take(book, queue[:1], ask("i" * 200, now=number), ORDERED).book
-    assert [end.at for end in book.ends[1]] == [*range(5, KEPT + 5)][-len(book.ends[1]) :]
-    assert len(book.ends[1]) == KEPT
-    assert len(encode(book)) < 3000
+def test_recorded_failures_are_bounded_and_those_of_a_lease_are_stored_once() -> None:
+    queue = [message(number) for number in range(1, lease_rules.MAX_IN_FLIGHT_MESSAGES + 1)]
+    state = NEW
+    for number in range(MAX_FAILURES_PER_MESSAGE + 5):
+        state = lease_rules.lease_pending(state, queue[:1], request("i" * 200, now=number), ORDERED).state
+    assert [end.at for end in state.failures[1]] == [*range(5, MAX_FAILURES_PER_MESSAGE + 5)][-len(state.failures[1]) :]
+    assert len(state.failures[1]) == MAX_FAILURES_PER_MESSAGE
+    assert len(encode(state)) < 3000
     for number in range(3):
-        book = lease_rules.take(book, queue, ask("a", len(queue), now=LENGTH * (number + 2)), ANY).book
-    assert len(book.ends) == MOST_KEPT
-    assert sum(map(len, book.ends.values())) <= MOST_KEPT
-    assert len(encode(book._replace(tries={}))) < 1000
+        state = lease_rules.lease_pending(state, queue, request("a", len(queue), now=LENGTH * (number + 2)), ANY).state
+    assert len(state.failures) == MAX_FAILURES_PER_SUBSCRIPTION
+    assert sum(map(len, state.failures.values())) <= MAX_FAILURES_PER_SUBSCRIPTION
+    assert len(encode(state._replace(delivery_counts={}))) < 1000
 
 
-def test_an_end_of_which_only_a_newer_version_knows_is_left_out_and_rubbish_is_refused() -> None:
+def test_an_unknown_failure_cause_is_ignored_and_damaged_failures_are_refused() -> None:
     known, other = [5, "retry", "a", [[1, 2]]], [6, "abducted", "a", [[1, 1]]]
     ends = json.dumps([known, other]).encode()
-    end = End(5, Ended.RETRY, "a")
-    assert decode(b'{"incarnation": "i", "position": 7, "ends": %s}' % ends).ends == {1: (end,), 2: (end,)}
+    end = FailedDelivery(5, FailureCause.NACKED, "a")
+    assert decode(b'{"incarnation": "i", "position": 7, "ends": %s}' % ends).failures == {1: (end,), 2: (end,)}
     for rubbish in (b"[[1]]", b"[7]", b'[["x", "retry", "a", [[1, 1]]]]', b"7"):
         with pytest.raises(UnreadableRecord):
             decode(b'{"incarnation": "i", "position": 7, "ends": %s}' % rubbish)
 
 
-def test_what_is_out_and_put_off_is_bounded() -> None:
-    queue = [message(number) for number in range(1, lease_rules.MOST_IN_FLIGHT + 3)]
-    taken = lease_rules.take(NEW, queue, ask(most=lease_rules.MOST_IN_FLIGHT + 2), ANY)
-    assert taken.lease is not None
-    assert len(taken.lease.main) == lease_rules.MOST_IN_FLIGHT
-    assert lease_rules.take(taken.book, queue, ask("b"), ANY).lease is None
-    assert len(encode(taken.book)) < 1000
-    put_off = lease_rules.retry(taken.book, 7, Again(instance="a", now=0, delay=1), ANY)
-    assert lease_rules.take(put_off, queue, ask("b"), ANY).lease is None
+def test_leased_and_delayed_messages_are_bounded() -> None:
+    queue = [message(number) for number in range(1, lease_rules.MAX_IN_FLIGHT_MESSAGES + 3)]
+    decision = lease_rules.lease_pending(NEW, queue, request(max_messages=lease_rules.MAX_IN_FLIGHT_MESSAGES + 2), ANY)
+    assert decision.lease is not None
+    assert len(decision.lease.main) == lease_rules.MAX_IN_FLIGHT_MESSAGES
+    assert lease_rules.lease_pending(decision.state, queue, request("b"), ANY).lease is None
+    assert len(encode(decision.state)) < 1000
+    delayed = lease_rules.nack(decision.state, 7, NackRequest(instance="a", now=0, delay=1), ANY)
+    assert lease_rules.lease_pending(delayed, queue, request("b"), ANY).lease is None
 
 
 def test_only_the_holder_extends_retries_and_rejects() -> None:
-    taken = lease_rules.take(NEW, [message(1), message(2)], ask("a"), ANY)
+    decision = lease_rules.lease_pending(NEW, [message(1), message(2)], request("a"), ANY)
     for sequence, who in ((1, "b"), (2, "a")):
         with pytest.raises(LeaseLost):
-            lease_rules.extend(taken.book, sequence, who, 1, LENGTH)
+            lease_rules.extend_lease(decision.state, sequence, who, 1, LENGTH)
         with pytest.raises(LeaseLost):
-            lease_rules.retry(taken.book, sequence, Again(instance=who, now=1), ANY)
+            lease_rules.nack(decision.state, sequence, NackRequest(instance=who, now=1), ANY)
         with pytest.raises(LeaseLost):
-            lease_rules.may_give_up(taken.book, sequence, who)
-    book, longer = lease_rules.extend(taken.book, 1, "a", 1000, LENGTH)
+            lease_rules.check_may_settle(decision.state, sequence, who)
+    state, longer = lease_rules.extend_lease(decision.state, 1, "a", 1000, LENGTH)
     assert longer.until == 1000 + LENGTH
-    assert lease_rules.expire(book, LENGTH + 1).leases == (longer,)
+    assert lease_rules.expire_leases(state, LENGTH + 1).leases == (longer,)
 
 
-def test_a_book_that_knows_only_a_position_is_a_book() -> None:
-    book = decode(b'{"incarnation": "i", "position": 7}')
-    assert book == Book(incarnation="i", position=7)
+def test_a_state_with_a_position_only_is_readable() -> None:
+    state = decode(b'{"incarnation": "i", "position": 7}')
+    assert state == DeliveryState(incarnation="i", position=7)
 
 
-def test_what_is_done_out_of_turn_becomes_one_floor_when_the_gaps_are_filled() -> None:
-    seen = Seen([3, 5, 8, 13, 21], 21)
-    done = Done(1).plus([8, 13], seen)
-    assert done == Done(1, ((8, 13),))
+def test_acked_ranges_become_one_floor_when_the_gaps_are_filled() -> None:
+    seen = SeenMessages([3, 5, 8, 13, 21], 21)
+    done = AckRanges(1).plus([8, 13], seen)
+    assert done == AckRanges(1, ((8, 13),))
     assert [number for number in (1, 3, 8, 10, 13, 21) if number in done] == [1, 8, 10, 13]
-    assert done.plus([3], seen) == Done(3, ((8, 13),))
-    assert done.plus([3], seen).plus([5], Seen([5, 21], 21)) == Done(13)
-    assert done.plus([3, 5], Seen([3, 5], 13)) == Done(13)
-    assert Done().plus([7]) == Done(0, ((7, 7),))  # without knowledge nothing is joined
-    assert Done.from_json(done.to_json()) == done
+    assert done.plus([3], seen) == AckRanges(3, ((8, 13),))
+    assert done.plus([3], seen).plus([5], SeenMessages([5, 21], 21)) == AckRanges(13)
+    assert done.plus([3, 5], SeenMessages([3, 5], 13)) == AckRanges(13)
+    assert AckRanges().plus([7]) == AckRanges(0, ((7, 7),))  # without known messages nothing is joined
+    assert AckRanges.from_json(done.to_json()) == done
 
 
-@pytest.mark.parametrize("rules", [ORDERED, ANY, KEYED])
-def test_a_lease_holds_so_many_bytes_and_says_that_there_are_more(rules: Rules) -> None:
-    queue = [Pending(number, Kind.MAIN, f"k{number}", size=40) for number in range(1, 6)]
-    wanted = ask(most=9)._replace(most_bytes=100)
-    taken = lease_rules.take(NEW, queue, wanted, rules)
-    assert taken.lease is not None
-    assert (taken.lease.main, taken.cut, taken.wants_more) == ((1, 2), True, False)
-    large = lease_rules.take(NEW, queue, wanted._replace(most_bytes=10), rules)
+@pytest.mark.parametrize("policy", [ORDERED, ANY, KEYED])
+def test_a_lease_is_truncated_at_its_byte_limit(policy: LeasePolicy) -> None:
+    queue = [Pending(number, SubjectKind.MAIN, f"k{number}", size=40) for number in range(1, 6)]
+    wanted = request(max_messages=9)._replace(max_bytes=100)
+    decision = lease_rules.lease_pending(NEW, queue, wanted, policy)
+    assert decision.lease is not None
+    assert (decision.lease.main, decision.truncated, decision.wants_more) == ((1, 2), True, False)
+    large = lease_rules.lease_pending(NEW, queue, wanted._replace(max_bytes=10), policy)
     assert large.lease is not None
-    assert (large.lease.main, large.cut) == ((1,), True)
-    last = lease_rules.take(NEW, queue[:2], wanted, rules)
-    assert (last.cut, last.wants_more) == (False, True)
+    assert (large.lease.main, large.truncated) == ((1,), True)
+    last = lease_rules.lease_pending(NEW, queue[:2], wanted, policy)
+    assert (last.truncated, last.wants_more) == (False, True)

@@ -1,34 +1,37 @@
-"""A quick consumer costs one write a message; whoever is slow, or comes elsewhere, loses and miscounts nothing."""
+"""A quick consumer costs one write per message; a slow one, or one that changes the process, loses nothing."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
 from purveyor.delivery import prefetch
-from purveyor.delivery.lease_rules import expire, keep_next, take
-from purveyor.delivery.pull import Delivered, Pull
-from purveyor.delivery.state import Ask, Book, Kind, Pending, Rules
+from purveyor.delivery.lease_rules import expire_leases, lease_next, lease_pending
+from purveyor.delivery.lease_types import LeasePolicy, LeaseRequest, Pending
+from purveyor.delivery.pull import DeliveredMessage, PullService, open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.headers import POSITION
+from purveyor.model.delivery_state import DeliveryState, SubjectKind
 from purveyor.queues.client import Queues, connect
-from tests.delivery.conftest import definition
+from tests.support.delivery import definition
 
 
 @pytest.fixture
-async def pull(queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pull]:
-    """Of a subscription with messages a to j, whose consumer has just shown that it is quick, however busy we are."""
-    monkeypatch.setattr(prefetch, "_MOMENT_SECONDS", 30.0)
+async def pull(
+    queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[PullService]:
+    """A service whose subscription has the messages a to j, and whose consumer has just proved to be quick."""
+    monkeypatch.setattr(prefetch, "_CLAIM_SECONDS", 30.0)
     await subscriptions.add(definition("ox"))
     for position, body in enumerate("abcdefghij", 2):
         await queues.publish("ox.main", body.encode(), headers={POSITION: str(position)})
-    async with Pull(queues) as opened:
+    async with open_pull(queues) as opened:
         for _ in range(2):
             await handled(opened)
         yield opened
 
 
-async def handled(pull: Pull, instance: str = "one") -> Delivered:
+async def handled(pull: PullService, instance: str = "one") -> DeliveredMessage:
     message = await pull.next("ox", instance)
     assert message is not None
     await pull.acknowledge("ox", message.sequence, instance=instance)
@@ -41,22 +44,24 @@ async def writes(queues: Queues) -> int:
     return entry.revision
 
 
-async def test_a_quick_consumer_costs_one_write_a_message(pull: Pull, queues: Queues) -> None:
+async def test_a_quick_consumer_costs_one_write_a_message(pull: PullService, queues: Queues) -> None:
     before = await writes(queues)
     got = [await handled(pull) for _ in range(5)]
     assert [(message.data, message.num_delivered) for message in got] == [(bytes([at]), 1) for at in b"cdefg"]
     assert await writes(queues) - before == 5
 
 
-async def test_what_is_kept_and_not_asked_for_goes_to_others(pull: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_MOMENT_SECONDS", 0.05)
+async def test_a_prefetched_message_that_is_not_claimed_goes_to_others(
+    pull: PullService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "_CLAIM_SECONDS", 0.05)
     await handled(pull)
     other = await pull.next("ox", "two", timeout=60)
     assert other is not None
     assert (other.data, other.num_delivered) == (b"d", 1)
 
 
-async def test_the_last_message_is_not_the_end(pull: Pull, queues: Queues) -> None:
+async def test_prefetch_continues_after_an_empty_queue(pull: PullService, queues: Queues) -> None:
     for _ in range(8):
         await handled(pull)
     assert await pull.next("ox", "one") is None
@@ -64,38 +69,44 @@ async def test_the_last_message_is_not_the_end(pull: Pull, queues: Queues) -> No
     assert (await handled(pull)).data == b"k"
 
 
-async def test_asked_again_it_counts(pull: Pull) -> None:
+async def test_asking_again_counts_the_delivery_of_a_prefetched_message(pull: PullService) -> None:
     counts = [message.num_delivered for _ in range(3) if (message := await pull.next("ox", "one")) is not None]
     assert counts == [1, 2, 3]
 
 
-async def test_the_same_instance_elsewhere_gets_it_at_once(pull: Pull, address: Address) -> None:
-    async with connect(address) as queues, Pull(queues) as elsewhere:
+async def test_the_same_instance_gets_a_prefetched_message_from_another_process_at_once(
+    pull: PullService, address: Address
+) -> None:
+    async with connect(address) as queues, open_pull(queues) as elsewhere:
         message = await elsewhere.next("ox", "one")
         assert message is not None
         assert (message.data, message.num_delivered) == (b"c", 1)
 
 
-async def test_who_asks_for_many_gets_what_was_kept_among_them(pull: Pull) -> None:
+async def test_a_lease_of_many_includes_the_prefetched_message(pull: PullService) -> None:
     found = await pull.lease("ox", "one", max=3)
     assert [(message.data, message.num_delivered) for message in found] == [(b"c", 1), (b"d", 1), (b"e", 1)]
     assert await pull.acknowledge_up_to("ox", found[-1].sequence, instance="one") == 3
 
 
-async def test_a_process_that_ends_gives_back_what_it_kept(pull: Pull, address: Address) -> None:
-    await pull.close()
-    async with connect(address) as queues, Pull(queues) as later:
+async def test_a_process_that_ends_cancels_its_prefetched_lease(pull: PullService, address: Address) -> None:
+    await pull._shared.close()
+    async with connect(address) as queues, open_pull(queues) as later:
         message = await later.next("ox", "two")
         assert message is not None
         assert (message.data, message.num_delivered) == (b"c", 1)
 
 
-def test_after_a_crash_it_counts_when_its_lease_runs_out() -> None:
-    pending, rules = [Pending(7, Kind.MAIN)], Rules()
-    kept = keep_next(Book(incarnation="i"), pending, Ask(instance="one", now=0, length=1000), rules)
-    assert kept is not None
-    book, lease = kept
-    assert lease.ahead
-    assert take(book, pending, Ask(instance="two", now=999, length=1000), rules).lease is None
-    assert take(book, pending, Ask(instance="one", now=999, length=1000), rules).deliveries == (1,)
-    assert expire(book, 1000).tries == {7: 1}
+def test_after_a_crash_a_prefetched_lease_counts_when_it_expires() -> None:
+    pending, policy = [Pending(7, SubjectKind.MAIN)], LeasePolicy()
+    prefetched = lease_next(
+        DeliveryState(incarnation="i"), pending, LeaseRequest(instance="one", now=0, duration=1000), policy
+    )
+    assert prefetched is not None
+    state, lease = prefetched
+    assert lease.prefetched
+    assert lease_pending(state, pending, LeaseRequest(instance="two", now=999, duration=1000), policy).lease is None
+    assert lease_pending(state, pending, LeaseRequest(instance="one", now=999, duration=1000), policy).deliveries == (
+        1,
+    )
+    assert expire_leases(state, 1000).delivery_counts == {7: 1}

@@ -1,4 +1,4 @@
-"""Consumers get every message in the order they asked for, in one hand at a time, until they have acknowledged it."""
+"""Consumers get each message in the requested order, one instance at a time, until it is acknowledged."""
 
 import asyncio
 import json
@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from purveyor.delivery.dead_letters.service import attempts_of
-from purveyor.delivery.lease_rules import Kind
-from purveyor.delivery.pull import Delivered, Pull
+from purveyor.delivery.dead_letters.park import attempts_of
+from purveyor.delivery.pull import DeliveredMessage, PullService
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy
+from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import (
     InvalidInput,
     LeaseLost,
@@ -22,13 +22,13 @@ from purveyor.model.errors import (
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.letter import DeadLetter
-from purveyor.queues.dead_letters.store import Parked
-from tests.delivery.conftest import OX, Clock, definition, drain, empty, parallel, stored, texts, write
-from tests.waiting import until
+from purveyor.queues.dead_letters.store import ParkedMessage
+from tests.support.delivery import OX, Clock, definition, drain, is_empty, parallel, stored, texts, write
+from tests.support.waiting import until
 
 
 async def test_the_oldest_message_comes_again_until_it_is_acknowledged_and_is_gone_then(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull
+    queues: Queues, subscriptions: Subscriptions, pull: PullService
 ) -> None:
     await subscriptions.add(definition())
     assert await pull.next("ox") is None
@@ -36,18 +36,25 @@ async def test_the_oldest_message_comes_again_until_it_is_acknowledged_and_is_go
     for count in (1, 2, 3):
         message = await pull.next("ox")
         assert message is not None
-        assert (message.data, message.num_delivered, message.position, message.kind) == (b"one", count, 2, Kind.MAIN)
+        assert (message.data, message.num_delivered, message.position, message.kind) == (
+            b"one",
+            count,
+            2,
+            SubjectKind.MAIN,
+        )
     await pull.acknowledge("ox", 1)
     with pytest.raises(UnknownMessage):
         await pull.acknowledge("ox", 1)
     assert await drain(pull) == ["two"]
     assert await pull.next("ox") is None
-    await until(lambda: empty(queues))
+    await until(lambda: is_empty(queues))
     registry = await subscriptions.registry()
-    assert await registry.acknowledged(await subscriptions.get("ox")) == 3
+    assert await registry.last_acknowledged(await subscriptions.get("ox")) == 3
 
 
-async def test_what_is_popped_is_gone(queues: Queues, subscriptions: Subscriptions, pull: Pull) -> None:
+async def test_a_popped_message_is_acknowledged(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService
+) -> None:
     await subscriptions.add(definition())
     (sequence, _) = await write(queues, "one", "two")
     popped = await pull.next("ox", pop=True)
@@ -56,11 +63,11 @@ async def test_what_is_popped_is_gone(queues: Queues, subscriptions: Subscriptio
     assert await drain(pull) == ["two"]
     with pytest.raises(UnknownMessage):
         await pull.acknowledge("ox", sequence)
-    await until(lambda: empty(queues))
+    await until(lambda: is_empty(queues))
 
 
-async def test_a_batch_in_order_is_acknowledged_up_to_where_the_consumer_came(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull
+async def test_a_batch_in_order_can_be_acknowledged_up_to_a_message(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService
 ) -> None:
     await subscriptions.add(definition())
     await write(queues, *(str(number) for number in range(250)))
@@ -74,11 +81,11 @@ async def test_a_batch_in_order_is_acknowledged_up_to_where_the_consumer_came(
     assert texts(again) == [str(number) for number in range(150, 250)]
     assert [message.num_delivered for message in again] == [2] * 50 + [1] * 50
     assert await pull.acknowledge_up_to("ox", again[-1].sequence) == 100
-    await until(lambda: empty(queues))
+    await until(lambda: is_empty(queues))
 
 
-async def test_parallel_consumers_have_messages_of_their_own_and_expired_ones_come_back(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, clock: Clock
+async def test_parallel_consumers_get_different_messages_and_expired_leases_come_back(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService, clock: Clock
 ) -> None:
     await subscriptions.add(parallel())
     await write(queues, *(str(number) for number in range(6)))
@@ -93,38 +100,38 @@ async def test_parallel_consumers_have_messages_of_their_own_and_expired_ones_co
     assert (texts(back), [message.num_delivered for message in back]) == (texts([a[0], a[2]]), [2, 2])
     assert await pull.acknowledge_up_to("ox", back[-1].sequence, instance="c") == 2
     assert await pull.acknowledge_up_to("ox", b[-1].sequence, instance="b") == 3
-    await until(lambda: empty(queues))
+    await until(lambda: is_empty(queues))
 
 
-async def test_by_key_one_message_of_each_object_is_out(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull
+async def test_by_key_one_message_of_each_key_is_leased(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService
 ) -> None:
     await subscriptions.add(parallel(OrderBy.KEY))
     events = [("x", 1), ("x", 2), ("y", 1), ("x", 3), ("y", 2)]
     await write(queues, *(json.dumps({"body": {"old": {}, "new": {"id": key, "n": n}}}) for key, n in events))
 
-    def told(messages: list[Delivered]) -> list[tuple[str, int]]:
+    def texts_and_counts(messages: list[DeliveredMessage]) -> list[tuple[str, int]]:
         found = [json.loads(message.data)["body"]["new"] for message in messages]
         return [(new["id"], new["n"]) for new in found]
 
     first = await pull.lease("ox", "a")
-    assert told(first) == [("x", 1), ("y", 1)]
+    assert texts_and_counts(first) == [("x", 1), ("y", 1)]
     assert await pull.lease("ox", "b") == []
     await pull.acknowledge("ox", first[0].sequence)
     second = await pull.lease("ox", "b")
-    assert told(second) == [("x", 2)]
+    assert texts_and_counts(second) == [("x", 2)]
     await pull.retry("ox", second[0].sequence, delay=60, instance="b")
     await pull.acknowledge("ox", first[1].sequence)
-    assert told(await pull.lease("ox", "b")) == [("y", 2)]
+    assert texts_and_counts(await pull.lease("ox", "b")) == [("y", 2)]
 
 
-async def test_a_retry_waits_for_its_delay_or_for_the_pause_of_the_policy(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, clock: Clock
+async def test_a_retry_waits_for_its_delay_or_for_the_backoff_of_the_policy(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService, clock: Clock
 ) -> None:
     policy = RetryPolicy(min_backoff_seconds=4)
     await subscriptions.add(Subscription(name="ox", realms_topics=(RealmTopic("udm", "a"),), retry=policy))
     (sequence, _) = await write(queues, "one", "two")
-    with pytest.raises(LeaseLost, match="not handed out"):
+    with pytest.raises(LeaseLost, match="was not delivered"):
         await pull.retry("ox", sequence)
     for delay, pause in ((10.0, 10), (None, 8)):
         assert await pull.next("ox") is not None
@@ -138,7 +145,7 @@ async def test_a_retry_waits_for_its_delay_or_for_the_pause_of_the_policy(
 
 
 async def test_a_rejected_message_is_a_dead_letter_with_its_reason(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull
+    queues: Queues, subscriptions: Subscriptions, pull: PullService
 ) -> None:
     record, _ = await subscriptions.add(definition())
     (sequence, _) = await write(queues, "one", "two")
@@ -154,15 +161,15 @@ async def test_a_rejected_message_is_a_dead_letter_with_its_reason(
     assert (letter.reason, letter.subject, letter.data, letter.attempts) == ("no such mailbox", "ox.main", b"one", 1)
     log = json.loads(str(letter.details["attempts_log"]))
     assert [(each["error"], each["excerpt"]) for each in log] == [("rejected by instance 'a'", "no such mailbox")]
-    told = {name: value for name, value in letter.details.items() if name != "attempts_log"}
-    assert told == {"subscription": "ox", "incarnation": record.incarnation, "position": 2}
+    details = {name: value for name, value in letter.details.items() if name != "attempts_log"}
+    assert details == {"subscription": "ox", "incarnation": record.incarnation, "position": 2}
     with pytest.raises(UnknownMessage):
         await pull.reject("ox", sequence, "again", instance="a")
 
 
 @pytest.mark.parametrize("delivery", [Delivery.ORDERED, Delivery.PARALLEL])
 async def test_after_the_last_attempt_a_message_becomes_a_dead_letter_and_the_next_one_comes(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, clock: Clock, delivery: Delivery
+    queues: Queues, subscriptions: Subscriptions, pull: PullService, clock: Clock, delivery: Delivery
 ) -> None:
     order = OrderBy.POSITION if delivery is Delivery.ORDERED else None
     topics, policy = (RealmTopic("udm", "a"),), RetryPolicy(max_attempts=2)
@@ -184,24 +191,24 @@ async def test_after_the_last_attempt_a_message_becomes_a_dead_letter_and_the_ne
     letter = DeadLetter.from_message(parked.headers, parked.data)
     assert (letter.data, letter.attempts) == (b"poison", 2)
     assert "after 2 deliveries" in letter.reason
-    told = [(attempt.time, attempt.error) for attempt in attempts_of(Parked.of(parked))]
-    assert told == [
-        (datetime(2027, 1, 15, 8, 0, 0, 0, UTC), "instance 'default' gave it back, to be delivered again"),
-        (datetime(2027, 1, 15, 8, 1, 1, 0, UTC), "the lease of instance 'default' ran out"),
+    attempts = [(attempt.time, attempt.error) for attempt in attempts_of(ParkedMessage.from_message(parked))]
+    assert attempts == [
+        (datetime(2027, 1, 15, 8, 0, 0, 0, UTC), "instance 'default' gave it back for another delivery"),
+        (datetime(2027, 1, 15, 8, 1, 1, 0, UTC), "the lease of instance 'default' expired"),
     ]
-    book = await (await subscriptions.registry())._acknowledged.get("ox")
-    assert b'"ends"' not in book.value  # forgotten with the message
+    entry = await (await subscriptions.registry())._acknowledged.get("ox")
+    assert b'"ends"' not in entry.value  # deleted with the message
 
 
-async def test_a_paused_subscription_hands_out_nothing_and_goes_on_when_resumed(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull
+async def test_a_paused_subscription_delivers_nothing_until_it_is_resumed(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService
 ) -> None:
     await subscriptions.add(definition())
     await write(queues, "one", "two")
     message = await pull.next("ox")
     assert message is not None
     await subscriptions.pause("ox")
-    pull.forget("ox")
+    pull.invalidate("ox")
     await pull.acknowledge("ox", message.sequence)
     assert await pull.next("ox") is None
     waiting = asyncio.create_task(pull.next("ox", timeout=30))
@@ -213,7 +220,7 @@ async def test_a_paused_subscription_hands_out_nothing_and_goes_on_when_resumed(
 
 
 async def test_a_queue_that_is_missing_is_an_empty_one(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull
+    queues: Queues, subscriptions: Subscriptions, pull: PullService
 ) -> None:
     await subscriptions.add(definition())
     await queues.streams.remove(OX)
@@ -224,8 +231,8 @@ async def test_a_queue_that_is_missing_is_an_empty_one(
         await queues.streams.info(OX)
 
 
-async def test_a_message_that_limits_removed_is_passed_over(
-    queues: Queues, subscriptions: Subscriptions, pull: Pull, clock: Clock
+async def test_a_message_that_a_limit_deleted_is_skipped(
+    queues: Queues, subscriptions: Subscriptions, pull: PullService, clock: Clock
 ) -> None:
     await subscriptions.add(parallel())
     await write(queues, "one", "two")
@@ -247,12 +254,14 @@ async def test_a_message_that_limits_removed_is_passed_over(
         lambda pull: pull.retry("ox", 1, delay=-1),
     ],
 )
-async def test_what_makes_no_sense_is_refused(pull: Pull, ask: Callable[[Pull], Awaitable[object]]) -> None:
+async def test_invalid_arguments_are_refused(
+    pull: PullService, ask: Callable[[PullService], Awaitable[object]]
+) -> None:
     with pytest.raises(InvalidInput):
         await ask(pull)
 
 
-async def test_nobody_is_served_under_an_unknown_name(pull: Pull) -> None:
+async def test_an_unknown_subscription_is_refused(pull: PullService) -> None:
     for call in (pull.next("nobody"), pull.acknowledge("nobody", 1), pull.extend("nobody", 1)):
         with pytest.raises(UnknownSubscription):
             await call

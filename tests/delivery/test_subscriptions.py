@@ -1,4 +1,4 @@
-"""A subscription begins in the log, once, whatever crashes on the way; its name is free again when it is deleted."""
+"""A subscription begins in the log, once, despite crashes; after its deletion the name can be used again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.pull import Pull
+from purveyor.delivery.pull import open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import StreamConfig
@@ -29,9 +29,9 @@ from purveyor.model.registration import DispatchState, PrefillState, PrefillStat
 from purveyor.model.subscription import Filter, RealmTopic
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.registry import read_subscriptions, settle_begin
-from purveyor.queues.subscriptions import make_queue_again, owner_of
-from tests.delivery.conftest import bodies, definition, stored
+from purveyor.queues.subscription_queues import owner_of
+from purveyor.queues.sync_client import read_subscriptions, restore_queue, settle_begin
+from tests.support.delivery import bodies, definition, stored
 
 INCOMING, PREFILL, OX = "stream:incoming", "stream:prefill", "stream:ox"
 
@@ -58,7 +58,9 @@ async def test_a_subscription_begins_at_its_control_event(queues: Queues, subscr
     assert await bodies(queues, PREFILL) == []
 
 
-async def test_what_is_accepted_before_any_dispatcher_ran_is_kept(queues: Queues, subscriptions: Subscriptions) -> None:
+async def test_events_accepted_before_the_first_dispatcher_run_are_kept(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
     await subscriptions.add(definition())
     receipt = await queues.publish("incoming", b"event")
     assert (await queues.streams.get(INCOMING, receipt.sequence)).data == b"event"
@@ -66,7 +68,7 @@ async def test_what_is_accepted_before_any_dispatcher_ran_is_kept(queues: Queues
     assert (waiting["dispatcher"], waiting["archive"]) == (2, 2)
 
 
-async def test_the_prefill_is_pending_and_its_job_waits_before_anybody_is_served(
+async def test_the_prefill_is_pending_and_its_job_is_queued_before_any_delivery(
     queues: Queues, subscriptions: Subscriptions
 ) -> None:
     record, _ = await subscriptions.add(definition(prefill=True))
@@ -84,7 +86,7 @@ async def test_the_prefill_is_pending_and_its_job_waits_before_anybody_is_served
     ]
 
 
-async def test_the_same_again_is_the_same_and_other_parameters_are_a_conflict(
+async def test_adding_the_same_definition_again_is_accepted_and_another_is_a_conflict(
     queues: Queues, subscriptions: Subscriptions
 ) -> None:
     first, _ = await subscriptions.add(definition(prefill=True))
@@ -95,7 +97,7 @@ async def test_the_same_again_is_the_same_and_other_parameters_are_a_conflict(
     assert len(await stored(queues, INCOMING)) == len(await stored(queues, PREFILL)) == 1
 
 
-async def test_of_many_who_add_the_same_at_once_all_get_one(address: Address, queues: Queues) -> None:
+async def test_concurrent_adds_of_one_definition_return_one_subscription(address: Address, queues: Queues) -> None:
     records = await asyncio.gather(*(Subscriptions(queues).add(definition(prefill=True)) for _ in range(8)))
     assert len({record.incarnation for record, _ in records}) == 1
     assert len(await stored(queues, INCOMING)) == len(await stored(queues, PREFILL)) == 1
@@ -112,11 +114,11 @@ async def test_the_name_of_an_internal_queue_is_refused_before_anything_is_made(
 
 
 class Crash(BaseException):
-    """The process ends here."""
+    """The process dies here."""
 
 
 def crash_at(queues: Queues, number: int, *, after: bool) -> None:
-    """End at the n-th word to the server, before it is sent or when the server has obeyed it."""
+    """Die at the n-th request to the server, before it is sent or after the server has executed it."""
     count = 0
 
     def crashing(say: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -146,7 +148,7 @@ def crash_at(queues: Queues, number: int, *, after: bool) -> None:
 async def crash_everywhere(
     address: Address, work: Callable[[Subscriptions], Awaitable[object]], check: Callable[[], Awaitable[None]]
 ) -> int:
-    """Cut the work off at each word to the server in turn; after each, and at the end, things must be repairable."""
+    """Crash at each request to the server in turn; after each crash a repetition must repair everything."""
     for after in (False, True):
         for number in range(1, 100):
             async with connect(address) as doomed:
@@ -188,7 +190,7 @@ async def test_deleting_again_repairs_a_crash_anywhere(
     await subscriptions.add(definition(prefill=True))
 
     async def check() -> None:
-        record, created = await subscriptions.add(definition(prefill=True))  # takes up the deletion as well
+        record, created = await subscriptions.add(definition(prefill=True))  # completes the deletion as well
         found = await subscriptions.get("ox")
         assert found.prefill is not None
         assert found.prefill.position == record.begin
@@ -201,7 +203,7 @@ async def test_deleting_again_repairs_a_crash_anywhere(
     assert words > 4  # deleting, control event, queue, prefill, record
 
 
-async def test_a_beginning_that_the_dispatcher_noted_first_stands(
+async def test_a_begin_position_that_the_dispatcher_stored_first_stays(
     address: Address, queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connect(address) as doomed:
@@ -259,38 +261,38 @@ async def test_a_queue_left_behind_by_a_deleted_subscription_is_not_used_again(
 ) -> None:
     old, _ = await subscriptions.add(definition())
     await subscriptions.delete("ox")
-    make_queue_again(address, "ox", old.incarnation)  # a writer that had not heard of the end
-    make_queue_again(address, "ox", old.incarnation)
+    restore_queue(address, "ox", old.incarnation)  # a writer that did not know about the deletion
+    restore_queue(address, "ox", old.incarnation)
     left = await queues.publish("ox.main", b"left over")
     new, _ = await subscriptions.add(definition())
     info = await queues.streams.info(OX)
     assert (owner_of(info), info.state.messages) == (new.incarnation, 0)
-    assert (await queues.publish("ox.main", b"new")).sequence > left.sequence + 1  # a late ack of it meets nothing
+    assert (await queues.publish("ox.main", b"new")).sequence > left.sequence + 1  # a late ack of it has no effect
 
 
-async def test_sequences_of_a_name_never_begin_anew(
+async def test_sequences_of_a_name_are_never_used_twice(
     address: Address, queues: Queues, subscriptions: Subscriptions
 ) -> None:
     record, _ = await subscriptions.add(definition())
     seen = [(await queues.publish("ox.main", b"1")).sequence]
-    async with Pull(queues) as pull:
+    async with open_pull(queues) as pull:
         assert await pull.next("ox", pop=True) is not None
-        await queues.streams.remove(OX)  # somebody removes it by hand, and the next writer makes it again
-        make_queue_again(address, "ox", record.incarnation)
+        await queues.streams.remove(OX)  # an operator removes it, and the next writer creates it again
+        restore_queue(address, "ox", record.incarnation)
         seen.append((await queues.publish("ox.main", b"2")).sequence)
         message = await pull.next("ox", timeout=60)
         assert message is not None
-        assert message.data == b"2"  # and does not count as acknowledged
+        assert message.data == b"2"  # it does not count as acknowledged
     for step in ("with a message", "without any"):
         await subscriptions.delete("ox")
         await subscriptions.add(definition())
         info = await queues.streams.info(OX)
-        assert info.state.last_seq > seen[-1], step  # where the next begins, no other ever was
+        assert info.state.last_seq > seen[-1], step  # the next message gets a sequence that was never used
         seen.append(info.state.last_seq)
     assert seen == sorted(set(seen))
 
 
-async def test_a_stream_of_nobody_is_taken_over_when_it_is_empty_and_left_alone_when_not(
+async def test_a_stream_without_an_owner_is_taken_over_only_when_it_is_empty(
     queues: Queues, subscriptions: Subscriptions
 ) -> None:
     for name in ("ox", "full"):
@@ -304,7 +306,7 @@ async def test_a_stream_of_nobody_is_taken_over_when_it_is_empty_and_left_alone_
     assert (await queues.streams.info("stream:full")).state.messages == 1
 
 
-async def test_pause_and_resume_are_noted_for_delivery(queues: Queues, subscriptions: Subscriptions) -> None:
+async def test_pause_and_resume_are_stored_for_delivery(queues: Queues, subscriptions: Subscriptions) -> None:
     await subscriptions.add(definition())
     assert (await subscriptions.pause("ox")).paused
     assert (await subscriptions.pause("ox")).paused
@@ -315,7 +317,7 @@ async def test_pause_and_resume_are_noted_for_delivery(queues: Queues, subscript
         await subscriptions.pause("nobody")
 
 
-async def test_resuming_a_suspended_subscription_asks_for_one_catch_up(
+async def test_resuming_a_suspended_subscription_requests_one_catch_up(
     queues: Queues, subscriptions: Subscriptions
 ) -> None:
     record, _ = await subscriptions.add(definition())
@@ -334,7 +336,7 @@ async def test_resuming_a_suspended_subscription_asks_for_one_catch_up(
     assert len(await bodies(queues, PREFILL)) == 2
 
 
-async def test_a_failed_prefill_is_tried_again_when_asked(queues: Queues, subscriptions: Subscriptions) -> None:
+async def test_a_failed_prefill_is_repeated_on_request(queues: Queues, subscriptions: Subscriptions) -> None:
     record, _ = await subscriptions.add(definition(prefill=True))
     assert (await subscriptions.request_prefill("ox")).attempt == 1  # pending: the same job again
     assert len(await bodies(queues, PREFILL)) == 1
@@ -356,7 +358,7 @@ async def test_a_failed_prefill_is_tried_again_when_asked(queues: Queues, subscr
     assert len(await bodies(queues, PREFILL)) == 2
 
 
-async def test_a_prefill_nobody_asked_for_is_refused(subscriptions: Subscriptions) -> None:
+async def test_a_prefill_of_a_subscription_without_one_is_refused(subscriptions: Subscriptions) -> None:
     await subscriptions.add(definition())
     with pytest.raises(Refused, match="without a prefill"):
         await subscriptions.request_prefill("ox")
@@ -406,7 +408,7 @@ async def test_a_replay_that_may_be_stored_counts_as_waiting(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(subscriptions, "_put_job", fail)
+        patched.setattr(subscriptions._jobs, "put", fail)
         with pytest.raises(type(error)):
             await subscriptions.replay("ox", 1)
     if again:
@@ -425,7 +427,7 @@ async def test_a_replay_that_is_stored_is_accepted_even_if_its_record_cannot_be_
     async def fail(*_: object) -> None:
         raise NoAnswer("no")
 
-    monkeypatch.setattr(waiting, "stored", fail)
+    monkeypatch.setattr(waiting, "store_sequence", fail)
     job = await subscriptions.replay("ox", 1)
     assert [each["job"] for each in await bodies(queues, PREFILL)] == [job.job]
     with pytest.raises(AlreadyExists, match=job.job):
@@ -448,7 +450,7 @@ async def test_a_replay_of_nothing_is_refused(subscriptions: Subscriptions, from
         await subscriptions.replay("ox", from_, to)
 
 
-async def test_the_limits_are_for_new_definitions_and_an_older_one_goes_on(
+async def test_the_limits_apply_to_new_definitions_and_not_to_existing_ones(
     queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unsafe = definition(topic="([a-z]+/)*user")

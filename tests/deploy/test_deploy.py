@@ -7,31 +7,21 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jsonschema_rs
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
-from purveyor.app.cli.queues_permissions import variable
-from purveyor.app.settings import PREFIX, Settings
+from purveyor.app.cli.queues import password_variable
 from purveyor.jetstream.server.binary import find_server
-from purveyor.queues.permissions import components
-from tests.app.conftest import invoke
+from purveyor.queues.permissions import component_users
 from tests.deploy import schemas
+from tests.support.deployment import DEPLOY, check_command, check_setting, valid
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all(path.read_text()) if each]
-
-
-def valid(schema: dict[str, Any], given: object, where: str) -> None:
-    errors = [
-        f"{error.instance_path}: {error.message}" for error in jsonschema_rs.validator_for(schema).iter_errors(given)
-    ]
-    assert not errors, f"{where}: {errors}"
 
 
 def manifests() -> list[dict[str, Any]]:
@@ -44,20 +34,6 @@ def of_kind(*kinds: str) -> list[dict[str, Any]]:
 
 def workloads() -> list[dict[str, Any]]:
     return of_kind("Deployment", "StatefulSet")
-
-
-def check_setting(name: str, where: str) -> None:
-    """A variable that no setting is named after would have no effect."""
-    if name.startswith(PREFIX):
-        assert name.removeprefix(PREFIX).lower() in Settings.model_fields, f"{where}: {name} is no setting"
-
-
-def check_command(words: list[str], where: str) -> None:
-    plain = [word for word in words if not word.startswith("-")]
-    outcome = invoke(*plain, "--help")
-    assert outcome.code == 0, f"{where}: {outcome.err}"
-    for flag in (word for word in words if word.startswith("--")):
-        assert flag in outcome.out, f"{where}: {flag}"
 
 
 # Kubernetes
@@ -139,7 +115,7 @@ def test_shared_settings_are_settings() -> None:
 
 @pytest.mark.parametrize("folder", ["nats", "kubernetes"])
 def test_the_server_takes_its_configuration(folder: str) -> None:
-    passwords = {variable(user): f"p{user}" for user in ("admin", *(each.user for each in components()))}
+    passwords = {password_variable(user): f"p{user}" for user in ("admin", *(each.user for each in component_users()))}
     done = subprocess.run(
         [find_server().path, "-t", "-c", DEPLOY / folder / "nats.conf"],
         env={**os.environ, **passwords, "POD_NAME": "nats-0"},
@@ -151,7 +127,7 @@ def test_the_server_takes_its_configuration(folder: str) -> None:
 
 
 def test_every_user_of_the_server_gets_a_password() -> None:
-    wanted = {variable(user) for user in ("admin", *(each.user for each in components()))}
+    wanted = {password_variable(user) for user in ("admin", *(each.user for each in component_users()))}
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     assert set(compose["services"]["nats"]["environment"]) == wanted
     (nats,) = [each for each in workloads() if each["metadata"]["name"] == "nats"]

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.deploy.test_deploy import DEPLOY, check_command, check_setting
+from tests.support.deployment import DEPLOY, check_command, check_setting
 
 ROOT = DEPLOY.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -9,9 +9,9 @@ import promql_parser
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
-from purveyor.app.telemetry.metric_catalogue import figures, samples
+from purveyor.app.telemetry.metric_catalogue import all_metrics, sample_names
 from tests.deploy import alerting, promql, schemas
-from tests.deploy.test_deploy import DEPLOY, check_command, valid
+from tests.support.deployment import DEPLOY, check_command, valid
 
 RULES = DEPLOY / "prometheus" / "rules.yml"
 BOARD = DEPLOY / "grafana" / "purveyor.json"
@@ -29,7 +29,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def test_the_page_of_metrics_has_every_series() -> None:
-    there = {sample for figure in figures() for sample in samples(figure)}
+    there = {sample for figure in all_metrics() for sample in sample_names(figure)}
     assert set(promql.KNOWN) - {"up"} == there
 
 
@@ -145,7 +145,7 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
 def test_every_figure_is_shown_or_known_to_be_left_out() -> None:
     """A new figure is put on the dashboard, or named here."""
     shown = {name for panel in panels() for target in panel["targets"] for name in promql.series(target["expr"])}
-    left_out = {figure.name for figure in figures() if not shown & set(samples(figure))}
+    left_out = {figure.name for figure in all_metrics() if not shown & set(sample_names(figure))}
     assert left_out <= {
         "purveyor_build_info",
         "purveyor_database_up",

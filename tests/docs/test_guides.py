@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import OwnServer
 from tests.docs.runner import GuideRunner, on_free_ports, runs_spark, starts_its_server
+from tests.support.nats_servers import OwnServer
 
 GUIDES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
 

@@ -1,4 +1,4 @@
-"""A connection says clearly what is wrong, and turns a lost server into a wait."""
+"""A connection reports clear errors and waits for a lost server."""
 
 import asyncio
 import contextlib
@@ -29,12 +29,12 @@ from purveyor.model.errors import (
     UnknownStream,
 )
 from purveyor.queues.client import Queues, connect
-from tests.proxy import TcpProxy
-from tests.scale import pick
-from tests.waiting import until
+from tests.support.proxy import TcpProxy
+from tests.support.scale import pick
+from tests.support.waiting import until
 
 
-async def test_wrong_credentials_are_told_at_once_without_showing_them(address: Address) -> None:
+async def test_wrong_credentials_fail_at_once_without_showing_them(address: Address) -> None:
     wrong = address.with_password("mallory", "s3cret-guess")
     with pytest.raises(AuthenticationFailed, match="mallory") as failed:
         await Connection.open(wrong, patience_seconds=30)
@@ -42,14 +42,14 @@ async def test_wrong_credentials_are_told_at_once_without_showing_them(address: 
     assert "s3cret-guess" not in repr(wrong)
 
 
-async def test_no_server_is_unavailable_after_the_patience() -> None:
+async def test_a_missing_server_is_unavailable_after_the_timeout() -> None:
     with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1"):
         await Connection.open(Address.parse("nats://127.0.0.1:1"), patience_seconds=0.5)
 
 
 @contextlib.asynccontextmanager
-async def impostor(**info: object) -> AsyncIterator[Address]:
-    """Speaks just enough of the protocol to be connected to."""
+async def fake_server(**info: object) -> AsyncIterator[Address]:
+    """Serve just enough of the protocol for a client to connect."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         told = {"server_id": "X", "version": "2.15.1", "max_payload": 1024, "headers": True, "proto": 1, **info}
@@ -67,14 +67,14 @@ async def impostor(**info: object) -> AsyncIterator[Address]:
 
 
 async def test_a_server_too_old_is_refused() -> None:
-    async with impostor(version="2.10.7") as address:
+    async with fake_server(version="2.10.7") as address:
         with pytest.raises(ServerTooOld, match=r"2\.10\.7.*2\.14"):
             await Connection.open(address, patience_seconds=60)
 
 
 @contextlib.asynccontextmanager
 async def bare_server(directory: Path, config: str = "") -> AsyncIterator[Address]:
-    """A nats-server with a configuration of the test's own."""
+    """Run a nats-server with its own configuration."""
     file = directory / "nats.conf"
     file.write_text(f'port: -1\nports_file_dir: "{directory}"\n{config}')
     process = await asyncio.create_subprocess_exec(
@@ -146,10 +146,8 @@ async def test_a_lost_answer_without_an_id_is_an_unknown_outcome(address: Addres
 
 
 @pytest.mark.chaos
-async def test_a_server_gone_for_a_while_is_a_wait_and_nothing_is_lost_or_doubled(
-    address: Address, unique: str
-) -> None:
-    """Publishing with ids and a pull loop, while the server is pulled away in the middle, twice."""
+async def test_a_server_outage_is_a_wait_and_nothing_is_lost_or_duplicated(address: Address, unique: str) -> None:
+    """Publish with ids and pull in a loop while the server goes away twice."""
     outage, count = pick(2.0, 30.0), 400
     with TcpProxy(*address.hosts()[0]) as proxy:
         through = proxy.address(address)
@@ -196,13 +194,13 @@ async def test_tls_files_that_are_missing_or_broken_are_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("url", ["http://x", "nats://", "nats://h:port", "nats://u:p@ss@"])
-def test_an_address_that_is_none_is_refused_without_showing_its_secret(url: str) -> None:
+def test_an_invalid_address_is_refused_without_showing_its_secret(url: str) -> None:
     with pytest.raises(PurveyorError) as refused:
         Address.parse(url)
     assert "p@ss" not in str(refused.value)
 
 
-def test_an_address_is_taken_apart() -> None:
+def test_an_address_is_parsed() -> None:
     address = Address.parse("nats://ada:s%3A3@h1,tls://[::1]:5222")
     assert address.urls == ("nats://h1:4222", "tls://[::1]:5222")
     assert (address.user, address.password) == ("ada", "s:3")
@@ -211,8 +209,8 @@ def test_an_address_is_taken_apart() -> None:
     assert Address.parse("token@h").token == "token"
 
 
-async def test_a_message_whose_id_is_on_its_way_already_is_sent_again(queues: Queues, unique: str) -> None:
-    """After the leader of a stream was lost: what was sent before is neither stored yet nor forgotten."""
+async def test_a_message_whose_id_is_in_process_is_sent_again(queues: Queues, unique: str) -> None:
+    """After the loss of a stream's leader, a message sent before is neither stored yet nor forgotten."""
     answers = [b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}'] * 2
     answers.append(b'{"stream":"S","seq":7,"duplicate":true}')
     stream = await queues.connection.subscribe(unique, confirm=True)
@@ -229,8 +227,8 @@ async def test_a_message_whose_id_is_on_its_way_already_is_sent_again(queues: Qu
     await stream.close()
 
 
-async def test_a_cancellation_is_one_also_while_the_connection_is_being_closed(address: Address) -> None:
-    """nats-py tells it as the end of the connection, which those who follow something would try again after."""
+async def test_a_cancellation_is_kept_while_the_connection_is_closing(address: Address) -> None:
+    """nats-py reports it as a closed connection, and a loop that follows a subject would retry."""
     connection = await Connection.open(address)
     listening = await connection.subscribe("nothing.comes.here")
     waiting = asyncio.create_task(listening.next(60))

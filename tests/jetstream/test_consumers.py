@@ -1,4 +1,4 @@
-"""Consumers start where they are told, count what they deliver, and understand every word of acknowledgement."""
+"""Consumers begin at their start position, count their deliveries, and understand every kind of acknowledgement."""
 
 import asyncio
 import contextlib
@@ -20,8 +20,8 @@ from purveyor.jetstream.messages import Message, parse_delivery
 from purveyor.jetstream.puller import PullOptions
 from purveyor.model.errors import AlreadyExists, InvalidConfig, InvalidInput, UnknownConsumer, UnknownStream
 from purveyor.queues.client import Queues
-from tests.jetstream.test_streams import fill
-from tests.waiting import until
+from tests.support.bulk_messages import fill
+from tests.support.waiting import until
 
 
 async def orders(queues: Queues, name: str, count: int) -> None:
@@ -34,7 +34,7 @@ async def next_one(queues: Queues, stream: str, consumer: str, wait_seconds: flo
     return message
 
 
-async def test_the_numbers_of_a_consumer_tell_its_story(queues: Queues, unique: str) -> None:
+async def test_a_consumer_counts_deliveries_and_acknowledgements(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 0)
     await queues.consumers.add(unique, ConsumerConfig(durable_name="DISPATCH", ack_wait=timedelta(seconds=2)))
 
@@ -70,7 +70,7 @@ async def test_the_numbers_of_a_consumer_tell_its_story(queues: Queues, unique: 
         ({"deliver_policy": Deliver.BY_START_SEQUENCE, "opt_start_seq": 10}, b"order 10"),
     ],
 )
-async def test_a_consumer_begins_where_it_is_told(
+async def test_a_consumer_begins_at_its_start_position(
     queues: Queues, unique: str, deliver: dict[str, object], expected: bytes
 ) -> None:
     await orders(queues, unique, 20)
@@ -100,7 +100,7 @@ async def test_ack_all_acknowledges_everything_before(queues: Queues, unique: st
     assert (info.ack_floor.stream_seq, info.num_ack_pending) == (7, 3)
 
 
-async def test_nak_brings_it_back_at_once_or_later(queues: Queues, unique: str) -> None:
+async def test_nak_redelivers_at_once_or_after_a_delay(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 1)
     await queues.consumers.add(unique, ConsumerConfig(durable_name="C"))
     await (await next_one(queues, unique, "C")).nak()
@@ -112,7 +112,7 @@ async def test_nak_brings_it_back_at_once_or_later(queues: Queues, unique: str) 
     assert time.monotonic() - began >= delay.total_seconds()
 
 
-async def test_in_progress_keeps_it_ours(queues: Queues, unique: str) -> None:
+async def test_in_progress_restarts_the_ack_wait(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 1)
     await queues.consumers.add(unique, ConsumerConfig(durable_name="C", ack_wait=timedelta(seconds=6)))
     message = await next_one(queues, unique, "C")
@@ -123,7 +123,7 @@ async def test_in_progress_keeps_it_ours(queues: Queues, unique: str) -> None:
     assert (await queues.consumers.info(unique, "C")).num_redelivered == 0
 
 
-async def test_next_acknowledges_and_brings_the_next(queues: Queues, unique: str) -> None:
+async def test_ack_next_acknowledges_and_returns_the_next(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 2)
     await queues.consumers.add(unique, ConsumerConfig(durable_name="C"))
     second = await (await next_one(queues, unique, "C")).ack_next()
@@ -133,7 +133,7 @@ async def test_next_acknowledges_and_brings_the_next(queues: Queues, unique: str
     assert (await queues.consumers.info(unique, "C")).ack_floor.stream_seq == 2
 
 
-async def test_term_ends_it_with_a_reason(queues: Queues, unique: str) -> None:
+async def test_term_ends_redelivery_with_a_reason(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 1)
     await queues.consumers.add(unique, ConsumerConfig(durable_name="C"))
     advisories = await queues.connection.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{unique}.C")
@@ -161,7 +161,7 @@ async def test_max_deliver_and_backoff_bound_the_attempts(queues: Queues, unique
         )
 
 
-async def test_an_ephemeral_consumer_vanishes(queues: Queues, unique: str) -> None:
+async def test_an_unused_ephemeral_consumer_is_deleted(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 1)
     info = await queues.consumers.add(unique, ConsumerConfig(inactive_threshold=timedelta(seconds=2)))
     assert info.name in [consumer.name for consumer in await queues.consumers.list(unique)]
@@ -172,7 +172,7 @@ async def test_an_ephemeral_consumer_vanishes(queues: Queues, unique: str) -> No
     await until(gone)
 
 
-async def test_replay_keeps_the_pace_of_the_original(queues: Queues, unique: str) -> None:
+async def test_replay_original_keeps_the_original_intervals(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 1)
     await asyncio.sleep(0.5)  # the pace itself, not a guess
     await queues.publish(unique, b"order 2")
@@ -216,7 +216,7 @@ async def test_pause_and_resume(queues: Queues, unique: str) -> None:
         await queues.consumers.pause(unique, "C", datetime.now(UTC) - timedelta(hours=1))
 
 
-async def test_a_reset_moves_a_durable_and_frees_what_all_have_passed(queues: Queues, unique: str) -> None:
+async def test_a_reset_moves_a_durable_and_deletes_messages_that_all_have_passed(queues: Queues, unique: str) -> None:
     config = StreamConfig(name=unique, subjects=(unique,), retention=Retention.INTEREST)
     await queues.streams.add(config)
     for reader in ("a", "b"):
@@ -229,7 +229,7 @@ async def test_a_reset_moves_a_durable_and_frees_what_all_have_passed(queues: Qu
     assert (await next_one(queues, unique, "a")).sequence == 6
 
 
-async def test_the_pull_loop_gives_all_in_order_and_hands_back_the_rest(queues: Queues, unique: str) -> None:
+async def test_the_pull_loop_yields_all_in_order_and_nacks_the_rest(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 250)
     await queues.consumers.add(unique, ConsumerConfig(durable_name="C", ack_wait=timedelta(minutes=5)))
     seen = []
@@ -248,9 +248,7 @@ async def test_the_pull_loop_gives_all_in_order_and_hands_back_the_rest(queues: 
     assert sorted(rest) == list(range(201, 251))
 
 
-async def test_a_pull_loop_that_is_closed_early_hands_back_what_is_still_on_its_way(
-    queues: Queues, unique: str
-) -> None:
+async def test_a_pull_loop_closed_early_nacks_messages_in_flight(queues: Queues, unique: str) -> None:
     await queues.streams.add(StreamConfig(name=unique, subjects=(unique,)))
     await queues.publish_many((unique, bytes(20_000), None, None) for _ in range(2000))
     await queues.consumers.add(unique, ConsumerConfig(durable_name="C", ack_wait=timedelta(minutes=5)))
@@ -297,7 +295,7 @@ async def _expect_unknown(work: Awaitable[None]) -> bool:
     return True
 
 
-async def test_a_consumer_that_exists_otherwise_is_not_overwritten_by_add(queues: Queues, unique: str) -> None:
+async def test_add_does_not_overwrite_a_consumer_with_other_settings(queues: Queues, unique: str) -> None:
     await orders(queues, unique, 0)
     await queues.consumers.add(unique, ConsumerConfig(durable_name="C", max_ack_pending=5))
     with pytest.raises(AlreadyExists):
@@ -308,7 +306,7 @@ async def test_a_consumer_that_exists_otherwise_is_not_overwritten_by_add(queues
         await queues.fetch(unique, "nobody")
 
 
-def test_both_forms_of_the_reply_subject_are_read() -> None:
+def test_both_forms_of_the_reply_subject_are_parsed() -> None:
     short = parse_delivery("$JS.ACK.S.C.2.7.3.1794771965086878736.12")
     long = parse_delivery("$JS.ACK._.hash.S.C.2.7.3.1794771965086878736.12.rnd")
     assert short == long

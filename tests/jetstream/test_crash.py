@@ -1,4 +1,4 @@
-"""What an acknowledgement is worth: kill -9 of the server, and a server that is gone, in the middle of bulk work."""
+"""Acknowledged messages survive kill -9 of the server; bulk calls survive a lost connection."""
 
 import asyncio
 import os
@@ -20,10 +20,10 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import outgoing
 from purveyor.jetstream.server import RestartPolicy
 from purveyor.queues import connect
-from tests.conftest import OwnServer
-from tests.killing import kill_server
-from tests.proxy import TcpProxy
-from tests.scale import chance, pick
+from tests.support.killing import kill_server
+from tests.support.nats_servers import OwnServer
+from tests.support.proxy import TcpProxy
+from tests.support.scale import chance, pick
 
 BODY = bytes(200)
 
@@ -45,7 +45,7 @@ def stored_numbers(address: Address, stream: str, last: int) -> list[int]:
 @pytest.mark.chaos
 @pytest.mark.parametrize("mode", list(PublishMode))
 def test_every_acknowledged_message_is_there_after_kill_9(own_server: OwnServer, mode: PublishMode) -> None:
-    """`sync_interval: always`, the server killed at random moments while messages are published."""
+    """With `sync_interval: always`, the server is killed at random moments during a publish."""
     count, kills = pick(20_000, 100_000), pick(2, 5)
     random = chance("kill -9 while publishing")
     often = RestartPolicy(max_deaths=100)  # it dies more often here than a supervisor would put up with
@@ -73,7 +73,7 @@ def test_every_acknowledged_message_is_there_after_kill_9(own_server: OwnServer,
 @pytest.mark.chaos
 @pytest.mark.parametrize("mode", list(PublishMode))
 def test_a_connection_lost_in_the_middle_of_publish_many(address: Address, unique: str, mode: PublishMode) -> None:
-    """Nothing lost, nothing twice, order kept; the caller sees a wait."""
+    """Nothing is lost or stored twice, order is kept; the caller only waits."""
     outage, count = pick(1.5, 30.0), pick(50_000, 200_000)
     asyncio.run(make(address, unique, allow_atomic=True))
     with TcpProxy(*address.hosts()[0]) as proxy:
@@ -94,7 +94,7 @@ def test_a_connection_lost_in_the_middle_of_publish_many(address: Address, uniqu
 
 @pytest.mark.chaos
 def test_a_connection_lost_in_the_middle_of_a_read(address: Address, unique: str) -> None:
-    """Every row once, in order, over several cuts."""
+    """Every row comes once, in order, despite several broken connections."""
     count, outage = 60_000, pick(0.5, 30.0)
     asyncio.run(make(address, unique))
     publish_many(address, outgoing(numbered(unique, count)))

@@ -1,4 +1,4 @@
-"""A cluster that has too much to store refuses more: publishers wait, and nothing is lost, doubled or out of order."""
+"""A cluster with too many messages to store refuses more: publishers wait; nothing is lost, duplicated or reordered."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ import pytest
 from purveyor.jetstream import publish_many, read_range
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import outgoing
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model.errors import PurveyorError
 from purveyor.queues import connect
-from tests.queues.migration.cluster import cluster
-from tests.waiting import wait_until
+from tests.support.cluster import cluster
+from tests.support.waiting import wait_until
 
 
 def make(address: Address, stream: str) -> None:
-    """As soon as the servers have found each other."""
+    """Create a stream as soon as the servers have formed a cluster."""
     config = {"name": stream, "subjects": [f"{stream}.*"], "num_replicas": 3, "allow_direct": True}
-    wait_until(lambda: ask(address, f"STREAM.CREATE.{stream}", config), ignoring=(PurveyorError,))
+    wait_until(lambda: request_api(address, f"STREAM.CREATE.{stream}", config), ignoring=(PurveyorError,))
 
 
 def stored(address: Address, stream: str, count: int) -> Iterator[tuple[str, int]]:
@@ -31,7 +31,7 @@ def stored(address: Address, stream: str, count: int) -> Iterator[tuple[str, int
 
 @pytest.mark.timeout(300)
 def test_many_bulk_publishers_do_not_overrun_a_replicated_stream(tmp_path: Path) -> None:
-    """The limit is 10,000 messages as a server comes; here it is 3,000."""
+    """The default limit of a server is 10,000 messages; here it is 3,000."""
     publishers, each = 2, 20_000
     with cluster(tmp_path, "max_buffered_msgs: 3000") as servers:
         make(servers.address, "S")
@@ -49,8 +49,8 @@ def test_many_bulk_publishers_do_not_overrun_a_replicated_stream(tmp_path: Path)
 
 
 @pytest.mark.timeout(300)
-def test_single_publishes_that_are_refused_for_now_are_sent_again(tmp_path: Path) -> None:
-    """Here it is 20."""
+def test_temporarily_refused_single_publishes_are_sent_again(tmp_path: Path) -> None:
+    """Here the limit is 20 messages."""
     count = 1500
 
     async def publish(address: Address) -> None:

@@ -1,4 +1,4 @@
-"""A bucket is small state that many processes share and watch."""
+"""A bucket holds small state that many processes share and watch."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,8 @@ import pytest
 from purveyor.jetstream.key_value import BucketConfig, Entry, Operation
 from purveyor.model.errors import AlreadyExists, InvalidName, UnknownKey, WrongRevision
 from purveyor.queues.client import Queues, connect
-from tests.conftest import OwnServer
-from tests.waiting import until
+from tests.support.nats_servers import OwnServer
+from tests.support.waiting import until
 
 
 async def test_put_get_delete_purge(queues: Queues, unique: str) -> None:
@@ -59,7 +59,7 @@ async def test_of_many_creators_exactly_one_wins(queues: Queues, unique: str) ->
     assert (await bucket.get("leader")).value == str(won.index(True)).encode()
 
 
-async def test_a_watch_gives_the_state_then_a_mark_then_the_changes(queues: Queues, unique: str) -> None:
+async def test_a_watch_yields_the_state_then_none_then_the_changes(queues: Queues, unique: str) -> None:
     bucket = await queues.bucket(unique)
     await bucket.put("a", b"1")
     await bucket.put("b", b"1")
@@ -90,7 +90,7 @@ async def test_an_empty_bucket_is_caught_up_at_once(queues: Queues, unique: str)
     assert await bucket.keys() == []
 
 
-async def test_a_watch_goes_on_over_a_restart_of_the_server(own_server: OwnServer) -> None:
+async def test_a_watch_continues_after_a_server_restart(own_server: OwnServer) -> None:
     server = own_server()
     async with connect(server.address) as queues:
         bucket = await queues.bucket("state")
@@ -107,8 +107,8 @@ async def test_a_watch_goes_on_over_a_restart_of_the_server(own_server: OwnServe
             assert change.value == b"2"
 
 
-async def test_keys_and_marks_of_deletions_go_after_their_age(queues: Queues, unique: str) -> None:
-    """Also in a bucket that was made before it could do so."""
+async def test_keys_and_deletion_markers_expire(queues: Queues, unique: str) -> None:
+    """Also in a bucket that was created without that setting."""
     await (await queues.bucket(unique)).put("lasting", b"1")
     bucket = await queues.bucket(BucketConfig(name=unique, marker_age=timedelta(seconds=1)))
     await bucket.put("short", b"2", max_age=timedelta(seconds=1))

@@ -1,4 +1,4 @@
-"""The public surface is what it says: every name leads somewhere, and nothing heavy is loaded before it is used."""
+"""Every public name can be imported, and nothing heavy is loaded before it is used."""
 
 import subprocess
 import sys
@@ -13,14 +13,14 @@ PACKAGES = pytest.mark.parametrize("package", [purveyor.jetstream, purveyor.queu
 
 
 @PACKAGES
-def test_every_public_name_can_be_had(package: ModuleType) -> None:
+def test_every_public_name_can_be_imported(package: ModuleType) -> None:
     for name in package.__all__:
         assert getattr(package, name).__class__
 
 
 @PACKAGES
 def test_the_lazy_table_and_the_list_agree(package: ModuleType) -> None:
-    assert set(package._HOME_OF) == set(package.__all__)
+    assert set(package._MODULE_OF) == set(package.__all__)
 
 
 def test_the_public_names() -> None:
@@ -36,7 +36,54 @@ def test_the_public_names() -> None:
         "stage_queue",
         "subscription_queue",
     }
-    assert {"JetStream", "connect", "EmbeddedServer", "publish_many", "read_range"} < set(purveyor.jetstream.__all__)
+    assert set(purveyor.jetstream.__all__) == {
+        "Ack",
+        "AckPolicy",
+        "AckSample",
+        "Address",
+        "AppendOptions",
+        "Bucket",
+        "BucketConfig",
+        "Compression",
+        "ConsumerConfig",
+        "ConsumerInfo",
+        "Deliver",
+        "Discard",
+        "EmbeddedServer",
+        "Entry",
+        "Expect",
+        "JetStream",
+        "Message",
+        "Operation",
+        "Outcome",
+        "Outgoing",
+        "PublishMode",
+        "PublishOptions",
+        "PublishReport",
+        "PullOptions",
+        "ReadOptions",
+        "Receipt",
+        "Refusal",
+        "RefusalKind",
+        "Replay",
+        "Retention",
+        "Route",
+        "ServerOptions",
+        "Storage",
+        "StoredMessage",
+        "StreamConfig",
+        "StreamInfo",
+        "StreamState",
+        "Target",
+        "Tls",
+        "append_once",
+        "connect",
+        "newest_position",
+        "outgoing",
+        "publish_many",
+        "read_range",
+        "stored_size",
+    }
 
 
 @PACKAGES

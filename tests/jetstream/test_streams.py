@@ -11,8 +11,8 @@ from purveyor.jetstream.config import (
     Retention,
     Storage,
     StreamConfig,
+    stored_size,
 )
-from purveyor.jetstream.storage import stored_size
 from purveyor.model.errors import (
     AlreadyExists,
     ConfigRefused,
@@ -23,15 +23,11 @@ from purveyor.model.errors import (
     UnknownStream,
 )
 from purveyor.queues.client import Queues
-from tests.waiting import until
+from tests.support.bulk_messages import fill
+from tests.support.waiting import until
 
 
-async def fill(queues: Queues, subject: str, count: int) -> None:
-    for number in range(1, count + 1):
-        await queues.publish(subject, f"order {number}".encode())
-
-
-async def test_a_message_takes_the_bytes_the_formula_says(queues: Queues, unique: str) -> None:
+async def test_a_stored_message_takes_the_computed_bytes(queues: Queues, unique: str) -> None:
     subject = unique[-4:]  # four characters
     await queues.streams.add(StreamConfig(name=unique, subjects=(subject,)))
     await queues.publish(subject, b"hello")
@@ -183,7 +179,7 @@ async def test_single_messages_are_read_and_deleted(queues: Queues, unique: str)
     assert (await queues.streams.get_next(unique, 1)).sequence == 2
 
 
-async def test_adding_twice_is_fine_and_differently_is_not(queues: Queues, unique: str) -> None:
+async def test_adding_the_same_stream_again_succeeds_and_a_different_one_fails(queues: Queues, unique: str) -> None:
     config = StreamConfig(name=unique, subjects=(unique,))
     first, second = await queues.streams.add(config), await queues.streams.add(config)
     assert first.created == second.created
@@ -193,7 +189,7 @@ async def test_adding_twice_is_fine_and_differently_is_not(queues: Queues, uniqu
         await queues.streams.add(StreamConfig(name=f"{unique}-2", subjects=(unique,)))
 
 
-async def test_an_update_leaves_alone_what_we_do_not_know(queues: Queues, unique: str) -> None:
+async def test_an_update_keeps_unknown_settings(queues: Queues, unique: str) -> None:
     await queues.streams.add(StreamConfig(name=unique, subjects=(unique,)))
     raw = (await queues.streams.raw_info(unique))["config"]
     await queues.streams.update(unique, {"republish": {"src": ">", "dest": "copy.>"}})
@@ -205,7 +201,7 @@ async def test_an_update_leaves_alone_what_we_do_not_know(queues: Queues, unique
     }
 
 
-async def test_what_is_not_there_is_named(queues: Queues) -> None:
+async def test_a_missing_resource_is_named_in_the_error(queues: Queues) -> None:
     with pytest.raises(UnknownStream, match="'NOPE'"):
         await queues.streams.info("NOPE")
     with pytest.raises(UnknownStream):

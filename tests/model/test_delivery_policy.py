@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from purveyor.model.delivery_policy import DEFAULT_HIDDEN, Delivery, OrderBy, RetryPolicy
+from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS, Delivery, OrderBy, RetryPolicy
 from purveyor.model.errors import InvalidInput
 from purveyor.model.subscription import RealmTopic, Subscription
 
@@ -18,7 +18,7 @@ PLAIN: dict[str, Any] = {
 def test_what_is_not_said_is_as_a_simple_consumer_expects_it() -> None:
     plain = Subscription.from_json(PLAIN)
     assert (plain.delivery, plain.order_by, plain.lease_seconds) == (Delivery.ORDERED, OrderBy.POSITION, 30)
-    assert (plain.retry.max_attempts, plain.hidden_fields) == (None, DEFAULT_HIDDEN)
+    assert (plain.retry.max_attempts, plain.hidden_fields) == (None, DEFAULT_HIDDEN_FIELDS)
     assert plain.to_json() == PLAIN
 
 
@@ -36,7 +36,7 @@ def test_what_is_not_said_is_as_a_simple_consumer_expects_it() -> None:
 def test_what_is_said_is_kept_on_the_way_through_json(given: dict[str, Any]) -> None:
     read = Subscription.from_json(PLAIN | given)
     assert read.to_json() == PLAIN | given
-    assert not read.same_as(Subscription.from_json(PLAIN))
+    assert not read.is_same_as(Subscription.from_json(PLAIN))
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, Any], words: str) -> N
 def test_whole_seconds_and_fractions_are_the_same_number() -> None:
     topics = (RealmTopic("udm", "users/user"),)
     whole = Subscription(name="ox", realms_topics=topics, lease_seconds=5, retry=RetryPolicy(min_backoff_seconds=2))
-    assert whole.same_as(Subscription.from_json(whole.to_json()))
+    assert whole.is_same_as(Subscription.from_json(whole.to_json()))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import Event
 from purveyor.model.event_limits import EARLIEST_TS, LATEST_TS, check_event_id, encode_checked
-from purveyor.model.json_limits import check_halves, check_json
+from purveyor.model.json_fields import check_json, check_surrogates
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 texts = st.text(st.characters(codec=None), max_size=6)
@@ -90,7 +90,7 @@ def test_no_depth_and_no_length_breaks_the_check() -> None:
     with pytest.raises(InvalidInput, match="body is nested more than 100 levels deep"):
         check_json(deep, "body")
     with pytest.raises(InvalidInput, match="holds half") as error:
-        check_halves(deep, "body")
+        check_surrogates(deep, "body")
     assert len(error.value.message) < 400
 
 

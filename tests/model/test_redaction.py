@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from purveyor.model.delivery_policy import Delivery, OrderBy
 from purveyor.model.errors import InvalidInput
-from purveyor.model.redaction import censor, check_hidden, hides, suspicion
+from purveyor.model.redaction import candidate_pattern, check_hidden_field, find_hiding_field, redact
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
 
 HIDDEN = ("password", "größe", "k/e", "a.password", "a.a", "new.a", "old.password", "new.a.größe")
@@ -35,14 +35,14 @@ def test_the_hidden_fields_are_gone_and_all_else_is_as_it_was(
 ) -> None:
     data = spelled({"attributes": other, "body": {"old": old, "other": other, "new": new}, "password": 1}, way)
 
-    found = censor(data, hidden)
+    found = redact(data, hidden)
 
     assert json.loads(found) == expected(json.loads(data), hidden)
     if json.loads(found) == json.loads(data):
         assert found == data
     elif hidden:
-        assert re.search(suspicion(tuple(hidden)), data.decode())
-        assert re.search(suspicion(tuple(hidden)).encode(), data)
+        assert re.search(candidate_pattern(tuple(hidden)), data.decode())
+        assert re.search(candidate_pattern(tuple(hidden)).encode(), data)
 
 
 def spelled(data: Any, way: int) -> bytes:
@@ -81,17 +81,17 @@ def pruned(value: Any, paths: list[list[str]], anywhere: set[str]) -> Any:
 def test_every_other_byte_stays() -> None:
     data = b'{ "n":1.10,\n"body": {"old":{ "userPassword" : ["x"] } , "new": {"n": 1E2, "PASSWORD":"\\"}", "z":-0 }}} '
     cut = b'{ "n":1.10,\n"body": {"old":{  } , "new": {"n": 1E2, "z":-0 }}} '
-    assert censor(data, ["userpassword", "password"]) == cut
-    assert censor(data, ["salary", "n.password"]) is data
-    assert censor(data, []) is data
+    assert redact(data, ["userpassword", "password"]) == cut
+    assert redact(data, ["salary", "n.password"]) is data
+    assert redact(data, []) is data
 
 
 def test_neither_depth_nor_length_is_too_much() -> None:
     deep = b'{"body": {"new": {"a": ' + b"[" * 2_000 + b'{"password": 1}' + b"]" * 2_000 + b"}}}"
-    assert censor(deep, ["password"]) == deep.replace(b'"password": 1', b"")
-    assert censor(deep, ["a.password"]) == deep.replace(b'"password": 1', b"")
+    assert redact(deep, ["password"]) == deep.replace(b'"password": 1', b"")
+    assert redact(deep, ["a.password"]) == deep.replace(b'"password": 1', b"")
     number = b'{"body": {"new": {"a": ' + b"7" * 10_000 + b', "password": 1}}}'
-    assert censor(number, ["password"]) == number.replace(b', "password": 1', b"")
+    assert redact(number, ["password"]) == number.replace(b', "password": 1', b"")
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_neither_depth_nor_length_is_too_much() -> None:
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput):
-        censor(data, ["password"])
+        redact(data, ["password"])
 
 
 @pytest.mark.parametrize("path", ["", ".", "a.", "new", "a b", 'a"', "a\\b", ",", "a:b", "x\n", "{"])
 def test_what_can_be_no_name_is_refused(path: str) -> None:
     with pytest.raises(InvalidInput):
-        check_hidden(path)
+        check_hidden_field(path)
 
 
 def test_a_filter_cannot_be_used_to_read_what_is_hidden() -> None:
@@ -121,7 +121,7 @@ def test_a_filter_cannot_be_used_to_read_what_is_hidden() -> None:
         ("address.street", ("old.address",)),
         ("old.address.street", ("old.address",)),
     ):
-        assert hides(hidden, path) == hidden[0]
+        assert find_hiding_field(hidden, path) == hidden[0]
         with pytest.raises(InvalidInput, match="hidden"):
             subscription(path, hidden)
     assert subscription("address", ("address.street",)).filter

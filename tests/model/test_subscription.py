@@ -92,10 +92,10 @@ def test_a_topic_named_twice_counts_once() -> None:
 def test_the_same_is_told_from_the_nearly_same() -> None:
     one, true = (subscription(filter=Filter(fields={"a": (value,)})) for value in (1, True))
     assert one == true
-    assert not one.same_as(true)
+    assert not one.is_same_as(true)
     first = subscription(filter=Filter(fields={"a": (1,), "b": (2,)}))
-    assert first.same_as(subscription(filter=Filter(fields={"b": (2,), "a": (1,)})))
-    assert not subscription("a", "b").same_as(subscription("b", "a"))  # prefill goes in this order
+    assert first.is_same_as(subscription(filter=Filter(fields={"b": (2,), "a": (1,)})))
+    assert not subscription("a", "b").is_same_as(subscription("b", "a"))  # prefill goes in this order
 
 
 def test_realm_is_exact_and_one_topic_is_enough() -> None:

@@ -1,5 +1,5 @@
-"""The Spark session of the worker (the one that tests of the data source use) and its server, for tests of the flow."""
+"""Fixtures of the Spark session of this worker, which the tests of the data source use too."""
 
-from tests.spark.conftest import broker, collector, follow, read, spark
+from tests.support.spark_session import broker, collector, follow, read, spark
 
 __all__ = ["broker", "collector", "follow", "read", "spark"]

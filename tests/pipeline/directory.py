@@ -1,4 +1,4 @@
-"""A directory that changes at random: the LDIF that tells of each change, and the event that must come of it."""
+"""A directory that changes at random: the LDIF of each change, and the expected event."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -26,7 +26,7 @@ class Expected:
 
 @dataclass
 class Directory:
-    """Entries by their key, as they are after all that was told so far."""
+    """Entries by their key, after all changes up to now."""
 
     random: Random
     objects: dict[str, tuple[str, Object]] = field(default_factory=dict)

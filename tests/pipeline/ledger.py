@@ -18,7 +18,7 @@ from purveyor.jetstream.headers import POSITION
 from purveyor.model.event import Event
 from purveyor.model.subscription import Subscription, matches
 from tests.pipeline.directory import Expected, looked_at
-from tests.spark.broker import Broker
+from tests.support.broker import Broker
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def check_log(log: Sequence[Stored], last: int, directory: Sequence[Expected], d
 
 
 def check_queue(broker: Broker, log: Sequence[Stored], subscription: Subscription) -> int:
-    """The live part of a queue: what the subscription asked for behind its beginning, once, in order, as it was."""
+    """The live part of a queue: the matching events behind its beginning, once, in order, unchanged."""
     begin = _begin(log, subscription.name)
     wanted = [row for row in _events(log) if row.position > begin and matches(subscription, row.event())]
     found = list(_queue(broker, f"{subscription.name}.main"))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from purveyor.delivery.dead_letters.service import Choice, DeadLetters
-from purveyor.delivery.pull import Pull
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
+from purveyor.delivery.pull import open_pull
+from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.jetstream.server import EmbeddedServer
 from purveyor.model.delivery_policy import Delivery
 from purveyor.model.errors import UnknownSubscription
@@ -18,8 +18,8 @@ from purveyor.pipeline.audit import Account, audit
 from purveyor.pipeline.audit.report import Difference
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters.letter import DeadLetter, park, subscription_origin
-from tests.conftest import OwnServer
-from tests.pipeline.prefill.bench import Bench
+from tests.support.nats_servers import OwnServer
+from tests.support.prefill_bench import Bench
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ class Dispatched:
     def reached(self, position: int) -> None:
         """The dispatcher has come so far."""
         address = self.bench.queues.address
-        ask(address, "CONSUMER.RESET.stream:incoming.dispatcher", {"seq": position + 1})
+        request_api(address, "CONSUMER.RESET.stream:incoming.dispatcher", {"seq": position + 1})
 
     async def account(self, first: int = 1, last: int = 1000) -> Account:
-        shop = self.bench.shop
-        report = await shop.on_spark(lambda: audit(shop.spark, shop.archive, first, last, [self.name]))
+        shop = self.bench.context
+        report = await shop.run_on_spark(lambda: audit(shop.spark, shop.archive, first, last, [self.name]))
         [account] = report.accounts
         assert report.clean == account.clean
         assert json.dumps(report.to_json())
@@ -113,14 +113,14 @@ async def test_all_is_well_when_everything_is_acknowledged_queued_or_parked(disp
     assert counts == (10, 3, 6, 1, 0)
 
 
-async def test_parallel_acknowledgements_rejects_and_replay_are_told_apart_and_a_loss_among_them_is_found(
+async def test_parallel_acknowledgements_rejects_and_replay_are_distinguished_and_a_loss_is_found(
     bench: Bench, dispatched: Dispatched
 ) -> None:
     wanted, name = positions(dispatched), dispatched.name
     await bench.subscriptions.redefine(name, lambda now: replace(now, delivery=Delivery.PARALLEL, order_by=None))
     await dispatched.put(*wanted)
     await bench.run(await bench.subscriptions.replay(name, wanted[7], wanted[8]))
-    async with Pull(bench.queues) as pull:
+    async with open_pull(bench.queues) as pull:
         replayed = await pull.lease(name, max=2)
         live = {message.position: message.sequence for message in await pull.lease(name, max=100)}
         assert list(live) == wanted
@@ -146,7 +146,7 @@ async def test_parallel_acknowledgements_rejects_and_replay_are_told_apart_and_a
 async def test_ordered_acknowledgements_and_rejects_add_up(bench: Bench, dispatched: Dispatched) -> None:
     wanted, name = positions(dispatched), dispatched.name
     await dispatched.put(*wanted)
-    async with Pull(bench.queues) as pull:
+    async with open_pull(bench.queues) as pull:
         leased = await pull.lease(name, max=6)
         await pull.acknowledge_up_to(name, leased[2].sequence)
         await pull.reject(name, leased[3].sequence, "no")
@@ -178,14 +178,14 @@ async def test_letters_that_are_put_back_or_discarded_stay_accounted_for(bench: 
             account.expired,
         )  # fmt: skip
 
-    async with Pull(queues) as pull, DeadLetters(queues) as letters:
+    async with open_pull(queues) as pull, open_dead_letters(queues) as letters:
         for message in await pull.lease(name, max=5):
             await pull.reject(name, message.sequence, f"no {message.position}")
-        parked = (await letters.list(Choice(origin=name))).letters
+        parked = (await letters.list(DeadLetterFilter(origin=name))).letters
         [one] = [each.id for each in parked if each.letter is not None and each.letter.position == wanted[8]]
-        await letters.discard(Choice(ids=(one,)))
-        await letters.discard(Choice(reason=f"no {wanted[0]}"))
-        assert (await letters.retry(Choice(subscription=name))).done == 5
+        await letters.discard(DeadLetterFilter(ids=(one,)))
+        await letters.discard(DeadLetterFilter(reason=f"no {wanted[0]}"))
+        assert (await letters.retry(DeadLetterFilter(subscription=name))).done == 5
         back = await pull.lease(name, max=5)
         assert [message.position for message in back] == [*wanted[1:5], wanted[9]]
         for message in back[:2]:
@@ -193,9 +193,9 @@ async def test_letters_that_are_put_back_or_discarded_stay_accounted_for(bench: 
         await pull.reject(name, back[4].sequence, "no again")  # it was too large at first
         assert counts(await dispatched.account()) == (10, 2, 5, 1, 2, 0)
 
-        await letters.discard(Choice(subscription=name))
+        await letters.discard(DeadLetterFilter(subscription=name))
         await bench.subscriptions.redefine(name, lambda now: replace(now, retention_seconds=60))
-    async with Pull(queues, clock=lambda: time.time() + 120) as pull:
+    async with open_pull(queues, clock=lambda: time.time() + 120) as pull:
         assert await pull.expire(name) == 5
     assert counts(await dispatched.account()) == (10, 7, 0, 0, 3, 5)
 
@@ -247,7 +247,7 @@ async def test_a_suspended_subscription_was_reached_up_to_where_it_is_suspended(
     await dispatched.put(*wanted[:4])
     reason = Suspension(position=wanted[4], reason="full", at=dispatched.record.created)
     state = DispatchState(incarnation=dispatched.record.incarnation, next=wanted[4], suspended=reason)
-    await dispatched.bench.shop.registry.put_dispatch(dispatched.name, state, 0)
+    await dispatched.bench.context.registry.put_dispatch(dispatched.name, state, 0)
 
     account = await dispatched.account()
 
@@ -273,7 +273,7 @@ async def test_a_queue_that_is_gone_is_all_missing(dispatched: Dispatched) -> No
     assert found(account, Difference.MISSING) == positions(dispatched)
 
 
-async def test_a_subscription_that_is_not_there_is_told(bench: Bench) -> None:
+async def test_an_unknown_subscription_is_an_error(bench: Bench) -> None:
     with pytest.raises(UnknownSubscription):
-        audit(bench.shop.spark, bench.shop.archive, 1, 10, ["nobody"])
-    assert audit(bench.shop.spark, bench.shop.archive, 1, 10).clean
+        audit(bench.context.spark, bench.context.archive, 1, 10, ["nobody"])
+    assert audit(bench.context.spark, bench.context.archive, 1, 10).clean

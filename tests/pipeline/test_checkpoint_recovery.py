@@ -1,4 +1,4 @@
-"""A checkpoint that is lost, damaged, older or ahead: each part goes on with nothing lost, or says what to do."""
+"""A checkpoint that is lost, damaged, older or ahead: each part continues with nothing lost, or names the fix."""
 
 import shutil
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 from purveyor.model.errors import DataLost
 from purveyor.pipeline.checkpoint_recovery import (
     REPLACED,
-    BeginAnew,
-    Found,
-    GoOn,
+    Continue,
+    FoundCheckpoint,
+    StartOver,
     archive_rule,
     dispatch_rule,
-    examine,
+    read_checkpoint,
     set_aside,
     transform_rule,
 )
@@ -24,21 +24,21 @@ STREAM = StreamView(name="stream:incoming", created="then", first=50, last=100, 
 EMPTY = StreamView(name="stream:incoming", created="then", first=101, last=100, messages=0)
 
 
-def at(sequence: int, created: str = "then") -> Found:
-    return Found(PATH, Offset("stream:incoming", created, sequence))
+def at(sequence: int, created: str = "then") -> FoundCheckpoint:
+    return FoundCheckpoint(PATH, Offset("stream:incoming", created, sequence))
 
 
-NONE = Found(PATH)
-DAMAGED = Found(PATH, damage="it cannot be read")
+NONE = FoundCheckpoint(PATH)
+DAMAGED = FoundCheckpoint(PATH, damage="it cannot be read")
 
 
 @pytest.mark.parametrize(
     ("found", "view", "floor"), [(NONE, STREAM, 80), (NONE, STREAM, None), (at(49), STREAM, 49), (at(100), EMPTY, 100)]
 )
-def test_dispatch_goes_on_with_a_checkpoint_that_belongs_to_the_stream(
-    found: Found, view: StreamView, floor: int | None
+def test_dispatch_continues_with_a_checkpoint_that_fits_the_stream(
+    found: FoundCheckpoint, view: StreamView, floor: int | None
 ) -> None:
-    assert dispatch_rule(found, view, floor) == GoOn()
+    assert dispatch_rule(found, view, floor) == Continue()
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_dispatch_goes_on_with_a_checkpoint_that_belongs_to_the_stream(
     [(DAMAGED, STREAM, 80), (at(20), STREAM, 80), (at(101), STREAM, 80), (at(20), EMPTY, 100)],
 )
 def test_dispatch_replaces_a_checkpoint_if_the_stream_has_all_that_is_to_be_done(
-    found: Found, view: StreamView, floor: int | None
+    found: FoundCheckpoint, view: StreamView, floor: int | None
 ) -> None:
-    assert isinstance(dispatch_rule(found, view, floor), BeginAnew)
+    assert isinstance(dispatch_rule(found, view, floor), StartOver)
 
 
 @pytest.mark.parametrize("floor", [20, 48, None])
@@ -59,21 +59,23 @@ def test_dispatch_stops_if_events_were_removed_before_they_were_dispatched(floor
 
 
 @pytest.mark.parametrize("rule", [dispatch_rule, transform_rule, archive_rule(Path("/data/archive"), 60)])
-def test_a_stream_that_was_made_again_stops_the_part(rule: object) -> None:
+def test_a_stream_that_was_created_again_stops_the_part(rule: object) -> None:
     assert callable(rule)
-    with pytest.raises(DataLost, match="deleted and made again") as raised:
+    with pytest.raises(DataLost, match="deleted and created again") as raised:
         rule(at(60, "before"), STREAM, 60)
-    assert "bring the NATS store back" in str(raised.value.fix)
+    assert "restore the NATS store" in str(raised.value.fix)
 
 
 @pytest.mark.parametrize(("found", "reached"), [(NONE, 0), (NONE, 70), (at(70), 70), (at(60), 70), (at(49), 49)])
-def test_the_archive_goes_on_with_a_checkpoint_that_belongs_to_it(found: Found, reached: int) -> None:
-    assert archive_rule(Path("/data/archive"), reached)(found, STREAM, 49) == GoOn()
+def test_the_archive_continues_with_a_checkpoint_that_fits(found: FoundCheckpoint, reached: int) -> None:
+    assert archive_rule(Path("/data/archive"), reached)(found, STREAM, 49) == Continue()
 
 
 @pytest.mark.parametrize(("found", "reached"), [(DAMAGED, 70), (at(80), 70), (at(20), 70), (at(120), 70), (at(60), 0)])
-def test_the_archive_begins_behind_its_last_range_if_the_checkpoint_says_otherwise(found: Found, reached: int) -> None:
-    assert isinstance(archive_rule(Path("/data/archive"), reached)(found, STREAM, 49), BeginAnew)
+def test_the_archive_begins_behind_its_last_range_if_the_checkpoint_differs(
+    found: FoundCheckpoint, reached: int
+) -> None:
+    assert isinstance(archive_rule(Path("/data/archive"), reached)(found, STREAM, 49), StartOver)
 
 
 def test_an_archive_that_is_ahead_of_an_older_store_takes_no_new_event_for_an_archived_one() -> None:
@@ -88,28 +90,30 @@ def test_an_older_archive_is_not_continued_with_a_gap() -> None:
 
 
 def test_positions_that_were_purged_before_they_were_archived_do_not_stop_the_archive() -> None:
-    assert archive_rule(Path("/data/archive"), 30)(NONE, STREAM, 30) == GoOn()
+    assert archive_rule(Path("/data/archive"), 30)(NONE, STREAM, 30) == Continue()
 
 
 @pytest.mark.parametrize(("found", "floor"), [(NONE, None), (NONE, 0), (at(49), 49), (at(70), 49)])
-def test_the_transform_goes_on_with_its_directories(found: Found, floor: int | None) -> None:
-    assert transform_rule(found, STREAM, floor) == GoOn()
+def test_the_transform_continues_with_its_directories(found: FoundCheckpoint, floor: int | None) -> None:
+    assert transform_rule(found, STREAM, floor) == Continue()
 
 
-def test_the_transform_without_its_checkpoint_says_that_the_directories_begin_empty() -> None:
+def test_the_transform_without_its_checkpoint_warns_that_the_directories_are_empty() -> None:
     decision = transform_rule(NONE, STREAM, 49)
-    assert isinstance(decision, GoOn)
+    assert isinstance(decision, Continue)
     assert "Import each directory again" in str(decision.warning)
 
 
 def test_a_damaged_checkpoint_of_the_transform_is_replaced_while_the_stream_has_every_message() -> None:
-    assert isinstance(transform_rule(DAMAGED, STREAM, 0), BeginAnew)
+    assert isinstance(transform_rule(DAMAGED, STREAM, 0), StartOver)
 
 
 @pytest.mark.parametrize(
     ("found", "message"), [(at(20), "21 to 49"), (at(120), "older NATS store"), (DAMAGED, "damaged")]
 )
-def test_the_transform_stops_where_its_directories_are_not_those_of_the_stream(found: Found, message: str) -> None:
+def test_the_transform_stops_where_its_directories_are_not_those_of_the_stream(
+    found: FoundCheckpoint, message: str
+) -> None:
     with pytest.raises(DataLost, match=message) as raised:
         transform_rule(found, STREAM, 49)
     assert f"move {PATH} away, start the pipeline and import each directory again" in str(raised.value.fix)
@@ -137,8 +141,8 @@ def test_a_file_that_a_power_cut_emptied_is_damage(tmp_path: Path, torn: str) ->
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert examine(tmp_path) == Found(tmp_path, Offset("s", "c", 3))
+    assert read_checkpoint(tmp_path) == FoundCheckpoint(tmp_path, Offset("s", "c", 3))
     (tmp_path / torn).write_text("")
-    assert examine(tmp_path).damage is not None
+    assert read_checkpoint(tmp_path).damage is not None
     shutil.rmtree(tmp_path)
-    assert examine(tmp_path) == Found(tmp_path)
+    assert read_checkpoint(tmp_path) == FoundCheckpoint(tmp_path)

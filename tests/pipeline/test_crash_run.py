@@ -1,4 +1,4 @@
-"""The whole pipeline under kill -9: what happened in the sources is in every queue that asked for it, once, in order.
+"""The whole pipeline under kill -9: every change of the sources is in each matching queue, once, in order.
 
 A directory changes at random and is imported as its LDIF file grows; other events are published beside it;
 subscriptions come and go. Meanwhile Python workers, the driver with its JVM, and nats-server are killed. In the end two
@@ -27,23 +27,25 @@ from purveyor.model.subscription import Filter, RealmTopic, Subscription
 from purveyor.pipeline.archive.layout import archived_until
 from purveyor.pipeline.archive.reader import ArchiveSource
 from purveyor.pipeline.audit.audit import audit
-from purveyor.queues.permissions import components
-from tests.app.conftest import PROGRAM, invoke
-from tests.conftest import OwnServer
+from purveyor.queues.permissions import component_users
 from tests.pipeline.directory import Directory
 from tests.pipeline.ledger import check_log, check_prefill, check_queue, log_of
-from tests.pipeline.program import Pipeline
-from tests.scale import chance, pick
-from tests.spark.broker import Broker
-from tests.spark.processes import descendants, environment, kill, python_workers
-from tests.waiting import wait_until
+from tests.support.broker import Broker
+from tests.support.command_line import PROGRAM, invoke
+from tests.support.nats_servers import OwnServer
+from tests.support.pipeline_program import Pipeline
+from tests.support.processes import descendants, environment, kill, python_workers
+from tests.support.scale import chance, pick
+from tests.support.waiting import wait_until
 
 CHANGES, DIRECT = pick(300, 70_000), pick(150, 30_000)
 KILLS = pick(3, 24)
 PATIENCE_SECONDS = 900.0
 """Not a promise: a busy machine takes its time."""
 ONE_SECOND = 1_000_000_000
-SAFE = ServerOptions(sync="always", restart=RestartPolicy(max_deaths=1000, max_pause_seconds=0.2), users=components())
+SAFE = ServerOptions(
+    sync="always", restart=RestartPolicy(max_deaths=1000, max_pause_seconds=0.2), users=component_users()
+)
 
 USERS = RealmTopic("udm", "users/user")
 WIDE = Subscription(name="wide", realms_topics=(RealmTopic("udm", ".*"), RealmTopic("shop", "orders/.*")))
@@ -158,7 +160,7 @@ class World:
             self.publish_as_before(threading.Event())
 
     def publish_as_before(self, stop: threading.Event) -> None:
-        """One event, by one who knows nothing of us: it tries until it is stored, or told to stop."""
+        """Publish one event as a foreign client: try until it is stored, or until the run stops."""
         event = {"publisher_name": "older", "ts": "2026-01-01T00:00:00Z", **json.loads(self._event())}
         identity = event.pop("id")
         message = ("incoming", json.dumps(event).encode(), None, identity)

@@ -1,4 +1,4 @@
-"""The engine of the pipeline outlives what fails in a task."""
+"""The engine survives a failing task."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from purveyor.pipeline.engine import start_engine
-from purveyor.pipeline.faults import data_fault, engine_works
+from purveyor.pipeline.job_failures import data_fault, engine_works
 
 engine = start_engine("local[1]", Path(sys.argv[1]))
 text = "concat(repeat('a/', 200000), 'user', id)"

@@ -1,4 +1,4 @@
-"""What messages say as events is what the model says of them: the quick look is never wrong, only in doubt."""
+"""The columns of events agree with the model: the fast parser is never wrong, only in doubt."""
 
 import json
 from datetime import datetime
@@ -13,8 +13,8 @@ from purveyor.model.control_events import CONTROL_SUBJECT
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import KEY_FIELDS, Event
 from purveyor.pipeline import event_columns
-from purveyor.pipeline.event_columns import ROUTE, TYPES, told
-from tests.pipeline.archive.conftest import event
+from purveyor.pipeline.event_columns import COLUMN_TYPES, ROUTE_COLUMNS, parse_columns
+from tests.support.archive import event
 
 BASE: dict[str, Any] = json.loads(event("k", {"id": "1"}))
 
@@ -75,8 +75,8 @@ def batch(bodies: list[bytes], subject: str = "incoming") -> pa.RecordBatch:
     return pa.record_batch({"subject": pa.array([subject] * len(bodies)), "data": pa.array(bodies, pa.binary())})
 
 
-def seen(bodies: list[bytes], columns: tuple[str, ...] = tuple(TYPES)) -> list[tuple[Any, ...]]:
-    return list(zip(*(column.to_pylist() for column in told(batch(bodies), columns)), strict=True))
+def seen(bodies: list[bytes], columns: tuple[str, ...] = tuple(COLUMN_TYPES)) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in parse_columns(batch(bodies), columns)), strict=True))
 
 
 def expected(body: bytes) -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ def expected(body: bytes) -> tuple[Any, ...]:
         event = Event.decode(body)
         f"{event.realm} {event.topic} {event.publisher_name} {event.object_key}".encode()
     except (InvalidInput, UnicodeEncodeError):  # what has no UTF-8 can be no column
-        return (None,) * len(TYPES)
+        return (None,) * len(COLUMN_TYPES)
     return event.realm, event.topic, event.object_key, event.publisher_name, event.ts, event.operation.value
 
 
@@ -92,13 +92,13 @@ def expected(body: bytes) -> tuple[Any, ...]:
 def test_the_verdict_is_the_models(body: bytes) -> None:
     right = expected(body)
     assert seen([body]) == [right]
-    assert seen([body], ROUTE) == [right[:2]]
+    assert seen([body], ROUTE_COLUMNS) == [right[:2]]
 
 
-def test_a_row_does_not_change_what_is_said_of_those_beside_it() -> None:
+def test_a_row_does_not_change_the_result_of_others() -> None:
     right = [expected(body) for body in CASES]
     assert seen(CASES) == right
-    assert seen(CASES, ROUTE) == [each[:2] for each in right]
+    assert seen(CASES, ROUTE_COLUMNS) == [each[:2] for each in right]
 
 
 VALUES = st.recursive(
@@ -122,7 +122,7 @@ def test_the_verdict_is_the_models_whatever_comes(values: list[Any]) -> None:
     bodies = [json.dumps(value).encode() for value in values]
     right = [expected(body) for body in bodies]
     assert seen(bodies) == right
-    assert seen(bodies, ROUTE) == [each[:2] for each in right]
+    assert seen(bodies, ROUTE_COLUMNS) == [each[:2] for each in right]
 
 
 @settings(max_examples=300)
@@ -133,7 +133,7 @@ def test_the_verdict_is_the_models_of_broken_text(body: bytes, data: st.DataObje
     put = data.draw(st.binary(max_size=2).filter(lambda drawn: not any(48 <= byte < 58 for byte in drawn)))
     broken = body[:at] + put + body[at + data.draw(st.integers(0, 1)) :]
     assert seen([broken]) == [expected(broken)]
-    assert seen([broken], ROUTE) == [expected(broken)[:2]]
+    assert seen([broken], ROUTE_COLUMNS) == [expected(broken)[:2]]
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_the_verdict_is_the_models_of_broken_text(body: bytes, data: st.DataObje
 )
 def test_ordinary_events_are_never_in_doubt(ordinary: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     right = expected(ordinary)
-    monkeypatch.setattr(event_columns, "_by_rule", lambda body: pytest.fail(f"in doubt: {body!r}"))
+    monkeypatch.setattr(event_columns, "_parse_by_rule", lambda body: pytest.fail(f"in doubt: {body!r}"))
     assert seen([ordinary] * 3) == [right] * 3
-    assert seen([ordinary] * 3, ROUTE) == [right[:2]] * 3
+    assert seen([ordinary] * 3, ROUTE_COLUMNS) == [right[:2]] * 3
 
 
-def test_a_control_event_is_no_event_and_in_nobodys_way() -> None:
+def test_a_control_event_is_not_an_event_and_affects_no_other_row() -> None:
     messages = pa.concat_batches([batch([changed()], CONTROL_SUBJECT), batch([changed(), b"x"])])
-    realms, times = told(messages, ("realm", "ts"))
+    realms, times = parse_columns(messages, ("realm", "ts"))
     assert realms.to_pylist() == [None, "udm", None]
     assert [type(each) for each in times.to_pylist()] == [type(None), datetime, type(None)]
 
 
 def test_no_rows_are_no_trouble() -> None:
-    assert [len(column) for column in told(batch([]), tuple(TYPES))] == [0] * len(TYPES)
+    assert [len(column) for column in parse_columns(batch([]), tuple(COLUMN_TYPES))] == [0] * len(COLUMN_TYPES)

@@ -1,39 +1,39 @@
-"""An expression is tried for a limited time, and costs nobody but its own subscription."""
+"""An expression runs for a limited time, and affects only its own subscription."""
 
 import threading
 
-from purveyor.pipeline.expressions import Expressions, Verdict
+from purveyor.pipeline.expressions import Expressions, TopicMatch
 
 
 def test_patterns_are_tried_on_topics_of_their_realm() -> None:
     expressions = Expressions([("udm", "users/.*"), ("udm", ".*"), ("shop", ".*")])
-    assert expressions.verdicts([("udm", "users/user"), ("udm", "x"), ("none", "x")]) == {
-        ("udm", "users/user"): Verdict(frozenset({0, 1})),
-        ("udm", "x"): Verdict(frozenset({1})),
-        ("none", "x"): Verdict(frozenset()),
+    assert expressions.match_topics([("udm", "users/user"), ("udm", "x"), ("none", "x")]) == {
+        ("udm", "users/user"): TopicMatch(frozenset({0, 1})),
+        ("udm", "x"): TopicMatch(frozenset({1})),
+        ("none", "x"): TopicMatch(frozenset()),
     }
     assert not expressions.failures
 
 
-def test_a_match_that_takes_too_long_is_ended_and_told() -> None:
+def test_a_match_that_takes_too_long_is_ended_and_reported() -> None:
     expressions = Expressions([("udm", "(a+)+b"), ("udm", "a*")], limit_seconds=0.2)
     topic = "a" * 64
-    assert expressions.verdicts([("udm", topic)]) == {("udm", topic): Verdict(frozenset({1}), frozenset({0}))}
+    assert expressions.match_topics([("udm", topic)]) == {("udm", topic): TopicMatch(frozenset({1}), frozenset({0}))}
     assert expressions.failures == {0: f"the expression '(a+)+b' takes more than 0.2 s on the topic {topic!r}"}
     # It came to no result once, so it is not tried again, and the other topics are no result for it either.
-    assert expressions.verdicts([("udm", "ab")])["udm", "ab"] == Verdict(frozenset(), frozenset({0}))
+    assert expressions.match_topics([("udm", "ab")])["udm", "ab"] == TopicMatch(frozenset(), frozenset({0}))
 
 
 def test_a_long_topic_and_a_repeated_group_are_no_matter() -> None:
     topic = "a/" * 100_000 + "user"
-    assert Expressions([("udm", "([a-z]+/)*user")]).verdicts([("udm", topic)]) == {
-        ("udm", topic): Verdict(frozenset({0}))
+    assert Expressions([("udm", "([a-z]+/)*user")]).match_topics([("udm", topic)]) == {
+        ("udm", topic): TopicMatch(frozenset({0}))
     }
 
 
 def test_another_thread_tries_without_a_limit() -> None:
-    found: list[dict[tuple[str, str], Verdict]] = []
-    thread = threading.Thread(target=lambda: found.append(Expressions([("r", "a.*")]).verdicts([("r", "ab")])))
+    found: list[dict[tuple[str, str], TopicMatch]] = []
+    thread = threading.Thread(target=lambda: found.append(Expressions([("r", "a.*")]).match_topics([("r", "ab")])))
     thread.start()
     thread.join()
-    assert found == [{("r", "ab"): Verdict(frozenset({0}))}]
+    assert found == [{("r", "ab"): TopicMatch(frozenset({0}))}]

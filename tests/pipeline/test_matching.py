@@ -1,4 +1,4 @@
-"""Matching in Spark SQL agrees with the rule of the model, whatever is looked up, learned or tried."""
+"""Matching in Spark SQL agrees with the rule of the model, for topics that are looked up, remembered or tried."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,9 @@ from purveyor.model.event_limits import encode_checked
 from purveyor.model.subscription import Filter, RealmTopic, Subscription, matches
 from purveyor.model.subscription_limits import check_topics
 from purveyor.pipeline import matching
-from purveyor.pipeline.expressions import Expressions, Interests
-from purveyor.pipeline.matching import Matcher, deliveries
-from tests.scale import chance, pick
+from purveyor.pipeline.expressions import Expressions, TopicInterests
+from purveyor.pipeline.matching import Matcher, match_subscriptions
+from tests.support.scale import chance, pick
 
 REALMS = ("udm", "shop")
 TOPICS = ("users/user", "users/", "groups/group", "groups", "a.b", "aXb", "ünï/ö", "mail\u00a0box")
@@ -107,11 +107,14 @@ def by_sql(found: DataFrame) -> set[tuple[int, str]]:
     return set(rows)
 
 
-def learn(matcher: Matcher, pairs: Iterable[tuple[str, str]]) -> None:
+def add_known_topics(matcher: Matcher, pairs: Iterable[tuple[str, str]]) -> None:
     """As dispatch does it: what the expressions say of topics is found in Python, and looked up from then on."""
-    verdicts = Expressions(matcher.patterns).verdicts(pairs)
-    matcher.learn(
-        {pair: frozenset(matcher.patterns[number][1] for number in each.matching) for pair, each in verdicts.items()}
+    match_topics = Expressions(matcher.patterns).match_topics(pairs)
+    matcher.add_known_topics(
+        {
+            pair: frozenset(matcher.patterns[number][1] for number in each.matching)
+            for pair, each in match_topics.items()
+        }
     )
 
 
@@ -119,7 +122,7 @@ def learn(matcher: Matcher, pairs: Iterable[tuple[str, str]]) -> None:
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Few routes are a literal in the plan, many a table that is joined."""
     if request.param == "join":
-        monkeypatch.setattr(matching, "_FEW_ROUTES", 0)
+        monkeypatch.setattr(matching, "_MAX_LITERAL_ROUTES", 0)
     return str(request.param)
 
 
@@ -128,7 +131,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def test_sql_agrees_with_the_rule(
     spark: SparkSession, form: str, events: list[Event], subscriptions: list[Subscription]
 ) -> None:
-    assert by_sql(deliveries(table(spark, events), subscriptions)) == by_rule(events, subscriptions)
+    assert by_sql(match_subscriptions(table(spark, events), subscriptions)) == by_rule(events, subscriptions)
 
 
 @few
@@ -137,12 +140,12 @@ def test_what_was_learned_changes_nothing(
     spark: SparkSession, form: str, events: list[Event], subscriptions: list[Subscription]
 ) -> None:
     matcher = Matcher(subscriptions)
-    learn(matcher, {(event.realm, event.topic) for event in events[::2]})
+    add_known_topics(matcher, {(event.realm, event.topic) for event in events[::2]})
     rows = matcher.add_targets(table(spark, events)).collect()
     found = {(row.position, subscriptions[target].name) for row in rows for target in row.targets}
     assert found == by_rule(events, subscriptions)
-    learned = {(event.realm, event.topic) for event in events[::2]}
-    assert not any(row.unseen for row in rows if (row.realm, row.topic) in learned)
+    known_topics = {(event.realm, event.topic) for event in events[::2]}
+    assert not any(row.unseen for row in rows if (row.realm, row.topic) in known_topics)
 
 
 @few
@@ -154,7 +157,7 @@ def test_packs_are_matched_as_their_events_are(
     for position, event in enumerate(events):
         by_topic.setdefault((event.realm, event.topic), []).append(position)
     bodies = [[events[position].encode() for position in positions] for positions in by_topic.values()]
-    packs = spark.createDataFrame(
+    batches = spark.createDataFrame(
         pa.table(
             {
                 "realm": [realm for realm, _ in by_topic],
@@ -166,13 +169,15 @@ def test_packs_are_matched_as_their_events_are(
         )
     )
     found = []
-    matcher = Matcher(subscriptions, packed=True)
-    expressions, interests = Expressions(matcher.patterns), Interests(matcher.patterns, matcher.choices)
-    assert matcher.filters == any(each.filter for each in subscriptions)
-    for row in matcher.match(packs, [packs[name] for name in ("positions", "realm", "topic")]).collect():
-        passing = row.matched.passing if matcher.filters else None
+    matcher = Matcher(subscriptions, in_topic_batches=True)
+    expressions, interests = Expressions(matcher.patterns), TopicInterests(matcher.patterns, matcher.target_topics)
+    assert matcher.has_filters == any(each.filter for each in subscriptions)
+    for row in matcher.match(batches, [batches[name] for name in ("positions", "realm", "topic")]).collect():
+        passing = row.matched.passing if matcher.has_filters else None
         pair = (row.realm, row.topic)
-        refused = interests.refused(pair, expressions.verdicts([pair])[pair]) if row.matched.unseen else frozenset()
+        refused = (
+            interests.non_matching(pair, expressions.match_topics([pair])[pair]) if row.matched.unseen else frozenset()
+        )
         for place, position in enumerate(row.positions):
             targets = [*row.matched.targets, *(passing[place] if passing is not None else ())]
             found += [(position, subscriptions[target].name) for target in targets if target not in refused]
@@ -226,7 +231,7 @@ def test_an_accepted_expression_matches_the_longest_topics_in_java_as_in_python(
     assert all(LONGEST - 10 < len(topic.encode()) <= LONGEST for topic in LONG_TOPICS)
     for event in events:
         encode_checked(event)
-    assert by_sql(deliveries(table(spark, events), subscriptions)) == by_rule(events, subscriptions)
+    assert by_sql(match_subscriptions(table(spark, events), subscriptions)) == by_rule(events, subscriptions)
 
 
 def is_accepted(expression: str) -> bool:
@@ -253,7 +258,7 @@ def random_expression(random: Random) -> str:
     return sequence(0)
 
 
-def test_a_definition_that_no_event_can_match_stops_nobody(spark: SparkSession, form: str) -> None:
+def test_a_definition_that_no_event_can_match_stops_no_other_subscription(spark: SparkSession, form: str) -> None:
     """Such as an older version may have stored."""
     unfit = Subscription(
         name="unfit",
@@ -266,7 +271,9 @@ def test_a_definition_that_no_event_can_match_stops_nobody(spark: SparkSession, 
         Event(topic=topic, new={"id": 1, "a": value}, **about) for topic in ("users/user", "aXb") for value in "xy?"
     ]
     expected = {(position, "good") for position in range(6)} | {(3, "unfit")}
-    assert by_sql(deliveries(table(spark, events), [unfit, good])) == expected == by_rule(events, [unfit, good])
+    assert (
+        by_sql(match_subscriptions(table(spark, events), [unfit, good])) == expected == by_rule(events, [unfit, good])
+    )
 
 
 def test_a_topic_is_unseen_until_it_is_learned(spark: SparkSession) -> None:
@@ -284,12 +291,12 @@ def test_a_topic_is_unseen_until_it_is_learned(spark: SparkSession) -> None:
         return [row.unseen for row in sorted(matcher.add_targets(events).collect(), key=lambda row: row.position)]
 
     assert unseen() == [True, True, True]  # also one that is named exactly, as long as an expression may match it too
-    learn(matcher, [("udm", "users/user"), ("udm", "other"), ("udm", "groups/group")])
+    add_known_topics(matcher, [("udm", "users/user"), ("udm", "other"), ("udm", "groups/group")])
     assert unseen() == [False, False, False]
     assert [row.targets for row in matcher.add_targets(events).orderBy("position").collect()] == [[0], [0], []]
 
 
-def test_what_is_no_event_goes_to_nobody(spark: SparkSession) -> None:
+def test_a_message_that_is_not_an_event_has_no_targets(spark: SparkSession) -> None:
     frame = spark.createDataFrame(
         pa.table(
             {

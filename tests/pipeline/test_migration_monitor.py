@@ -1,54 +1,49 @@
-"""The service tells of migrations and brings them forward until every queue is ready."""
-
-import logging
+"""The service reports migrations and advances them until every queue is ready."""
 
 from purveyor.model.errors import ServerUnavailable
-from purveyor.pipeline.migration_monitor import MigrationWatch
+from purveyor.pipeline.migration_monitor import MigrationMonitor
+from purveyor.queues.migration.events import EventListener, MigrationCompleted, StreamDraining
 
-LOGGER = logging.getLogger("purveyor.migration")
 
+def test_it_polls_until_all_queues_are_ready_and_reports_each_event_once() -> None:
+    reported: list[tuple[str, str]] = []
+    calls = 0
 
-def test_it_looks_until_all_is_ready_and_tells_each_thing_once() -> None:
-    said: list[tuple[str, str]] = []
-    looks = 0
-
-    def ensure() -> bool:
-        nonlocal looks
-        looks += 1
-        if looks == 2:
+    def ensure(listener: EventListener) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
             raise ServerUnavailable("away")
-        LOGGER.info("sealed with 5 messages remaining to drain" if looks < 4 else "Migration completed for 'x'")
-        return looks >= 4
+        listener(StreamDraining("x", 5) if calls < 4 else MigrationCompleted("x"))
+        return calls >= 4
 
-    level, propagate = LOGGER.level, LOGGER.propagate
-    with MigrationWatch(ensure, lambda event, text: said.append((event, text))) as watch:
-        watch.ensure()
-        for _ in range(6):
-            watch._look_at = 0.0  # a second has passed
-            watch.look()
-    assert looks == 4, "it looks on after an outage, and no more when all is ready"
-    assert said == [
-        ("migration", "sealed with 5 messages remaining to drain"),
+    monitor = MigrationMonitor(ensure, lambda event, text: reported.append((event, text)))
+    monitor.ensure()
+    for _ in range(6):
+        monitor._poll_at = 0.0  # a second has passed
+        monitor.poll()
+    assert calls == 4, "it polls again after an outage, and no more when all queues are ready"
+    assert reported == [
+        ("migration", "Stream 'x' sealed with 5 messages remaining to drain"),
         ("migration", "Migration completed for 'x'"),
         ("migration", "Stream migration completed, resuming normal operation"),
     ]
-    assert (LOGGER.level, LOGGER.propagate, LOGGER.handlers) == (level, propagate, [])
 
 
-def test_it_tells_what_a_query_has_completed() -> None:
-    said: list[str] = []
+def test_it_reports_the_migration_that_a_query_has_completed() -> None:
+    reported: list[str] = []
     answers = iter((False, True))
 
-    def ensure() -> bool:
-        ready = next(answers)
-        if not ready:
-            LOGGER.info("Stream '%s' sealed with %d messages remaining to drain", "stream:x", 5)
-        return ready
+    def ensure(listener: EventListener) -> bool:
+        is_ready = next(answers)
+        if not is_ready:
+            listener(StreamDraining("stream:x", 5))
+        return is_ready
 
-    with MigrationWatch(ensure, lambda _, text: said.append(text)) as watch:
-        watch.ensure()
-        watch.ensure()
-    assert said == [
+    monitor = MigrationMonitor(ensure, lambda _, text: reported.append(text))
+    monitor.ensure()
+    monitor.ensure()
+    assert reported == [
         "Stream 'stream:x' sealed with 5 messages remaining to drain",
         "Sealed stream 'stream:x' is empty, completing migration",
         "Migration completed for 'stream:x'",

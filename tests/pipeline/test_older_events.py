@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.archive.conftest import Archive, archive
-from tests.pipeline.dispatch.conftest import world
-from tests.pipeline.dispatch.world import World
+from tests.support.archive import Archive, archive
+from tests.support.dispatch_world import World, world
 
 __all__ = ["archive", "world"]
 
@@ -48,7 +47,7 @@ PARKED: dict[str, dict[str, Any]] = {
 }
 
 
-def test_they_are_dispatched_or_parked_and_stop_nobody(world: World) -> None:
+def test_older_events_are_dispatched_or_parked_and_stop_no_subscription(world: World) -> None:
     world.add("all", ".*")
     good, bad = list(DELIVERED.values()), list(PARKED.values())
     numbers = range(len(good) + len(bad))

@@ -1,4 +1,4 @@
-"""A part that fails comes back, and says why it was away."""
+"""The supervisor restarts a part that fails, and reports the error."""
 
 import threading
 from collections.abc import Callable
@@ -11,15 +11,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.model.errors import DataLost, InvalidConfig, NoAnswer, PlanOutdated, ServerUnavailable, UnknownStream
-from purveyor.pipeline.backoff import Backoff
-from purveyor.pipeline.error_summary import explain
-from purveyor.pipeline.part_status import PartStatus, Reading, State, status_path, write_status
-from purveyor.pipeline.part_supervisor import Keeper, Part
-from purveyor.pipeline.running_parts import QueryRun, ThreadRun
-from tests.spark.broker import Broker
-from tests.waiting import wait_until
+from purveyor.model.restarts import RestartAfter, RestartPolicy, Restarts, RunEnd
+from purveyor.pipeline.job_failures import explain
+from purveyor.pipeline.part_status import PartProgress, PartStatus, State, status_path, write_status
+from purveyor.pipeline.part_supervisor import RESTART_POLICY, Part, PartSupervisor, QueryRun, ThreadRun
+from tests.support.broker import Broker
+from tests.support.waiting import wait_until
 
-QUICK = Backoff(first_seconds=0.01, longest_seconds=0.02)
+QUICK = RestartPolicy(max_deaths=None, first_pause_seconds=0.01, max_pause_seconds=0.02)
 
 
 class Script:
@@ -42,51 +41,50 @@ class Script:
         self.stopped += 1
 
 
-def kept(part: Part, *, backoff: Backoff = QUICK) -> tuple[Keeper, list[PartStatus]]:
+def kept(part: Part, *, policy: RestartPolicy = QUICK) -> tuple[PartSupervisor, list[PartStatus]]:
     heard: list[PartStatus] = []
-    keeper = Keeper(part, backoff=backoff, on_change=heard.append)
-    keeper.start()
-    return keeper, heard
+    supervisor = PartSupervisor(part, restart_policy=policy, on_change=heard.append)
+    supervisor.start()
+    return supervisor, heard
 
 
-def in_state(keeper: Keeper, state: State) -> Callable[[], bool]:
-    return lambda: keeper.status.state is state
+def in_state(supervisor: PartSupervisor, state: State) -> Callable[[], bool]:
+    return lambda: supervisor.status.state is state
 
 
-def end(keeper: Keeper) -> None:
-    keeper.stop(1)
-    assert keeper.join(120)
+def end(supervisor: PartSupervisor) -> None:
+    supervisor.stop(1)
+    assert supervisor.join(120)
 
 
-def test_pauses_double_and_begin_anew_after_a_minute_of_health() -> None:
-    policy = Backoff()
-    for pause in (1, 2, 4, 8, 16, 30, 30):
-        policy = policy.failed(ran_seconds=5)
-        assert policy.pause_seconds == pause
-    assert policy.failed(ran_seconds=60).pause_seconds == 1
-    assert Backoff(failures=10_000).pause_seconds == 30
+def test_pauses_double_and_begin_again_after_a_minute_of_health() -> None:
+    restarts = Restarts(RESTART_POLICY)
+    pauses = [restarts.decide(RunEnd(ran_seconds=5), now) for now in range(7)]
+    assert pauses == [RestartAfter(pause) for pause in (1, 2, 4, 8, 16, 30, 30)]
+    assert restarts.decide(RunEnd(ran_seconds=60), 8) == RestartAfter(1)
 
 
 def test_a_part_that_fails_is_started_again_until_it_runs() -> None:
     script = Script(NoAnswer("nobody answers"), ServerUnavailable("away", fix="is it up?"), None)
-    keeper, heard = kept(Part("dispatch", script.start))
-    wait_until(in_state(keeper, State.RUNNING))
+    supervisor, heard = kept(Part("dispatch", script.start))
+    wait_until(in_state(supervisor, State.RUNNING))
     assert script.starts == 3
     waits = [status for status in heard if status.state is State.WAITING]
     assert [str(status.error) for status in waits] == ["nobody answers", "away (is it up?)"]
-    assert (keeper.status.restarts, str(keeper.status.error)) == (2, "away (is it up?)")
-    end(keeper)
-    assert keeper.status.state is State.STOPPED
+    assert (supervisor.status.restarts, str(supervisor.status.error)) == (2, "away (is it up?)")
+    end(supervisor)
+    assert supervisor.status.state is State.STOPPED
     assert script.stopped == 1
     assert all(before != after for before, after in pairwise(heard))
 
 
 def test_an_error_is_forgotten_after_a_time_of_health() -> None:
-    keeper, _ = kept(
-        Part("p", Script(NoAnswer("gone"), None).start), backoff=Backoff(first_seconds=0, healthy_seconds=0)
+    supervisor, _ = kept(
+        Part("p", Script(NoAnswer("gone"), None).start),
+        policy=RestartPolicy(max_deaths=None, first_pause_seconds=0, window_seconds=0),
     )
-    wait_until(lambda: keeper.status.state is State.RUNNING and keeper.status.error is None)
-    end(keeper)
+    wait_until(lambda: supervisor.status.state is State.RUNNING and supervisor.status.error is None)
+    end(supervisor)
 
 
 def test_a_start_that_raises_is_an_error_like_any_other() -> None:
@@ -98,23 +96,23 @@ def test_a_start_that_raises_is_an_error_like_any_other() -> None:
             raise error
         return script.start()
 
-    keeper, heard = kept(Part("transform", start))
-    wait_until(in_state(keeper, State.RUNNING))
+    supervisor, heard = kept(Part("transform", start))
+    wait_until(in_state(supervisor, State.RUNNING))
     assert [status.error.message for status in heard if status.error][:1] == ["no stream 'stream:ldif'"]
-    end(keeper)
+    end(supervisor)
 
 
 @pytest.mark.parametrize("error", [InvalidConfig("bad", fix="mend"), DataLost("gone", fix="begin anew")])
 def test_an_error_that_no_attempt_can_mend_is_the_end(error: InvalidConfig | DataLost) -> None:
     script = Script(error)
-    keeper, _ = kept(Part("transform", script.start))
-    assert keeper.join(120)
-    assert (keeper.status.state, script.starts) == (State.FAILED, 1)
-    assert keeper.status.error is not None
-    assert (keeper.status.error.message, keeper.status.error.fix) == (error.message, error.fix)
+    supervisor, _ = kept(Part("transform", script.start))
+    assert supervisor.join(120)
+    assert (supervisor.status.state, script.starts) == (State.FAILED, 1)
+    assert supervisor.status.error is not None
+    assert (supervisor.status.error.message, supervisor.status.error.fix) == (error.message, error.fix)
 
 
-def test_a_plan_that_came_too_late_is_made_again() -> None:
+def test_an_outdated_plan_is_made_again() -> None:
     text = "org.apache.spark.X: Traceback (most recent call last):\npurveyor.model.errors.PlanOutdated: 1 to 4 are gone"
     for error in (PlanOutdated("1 to 4 are gone"), RuntimeError(text)):
         assert (explain(error).message, explain(error).permanent) == ("1 to 4 are gone", False)
@@ -122,10 +120,13 @@ def test_a_plan_that_came_too_late_is_made_again() -> None:
 
 
 def test_a_stop_during_a_pause_is_a_stop_at_once() -> None:
-    keeper, _ = kept(Part("p", Script(NoAnswer("x")).start), backoff=Backoff(first_seconds=600, longest_seconds=600))
-    wait_until(in_state(keeper, State.WAITING))
-    end(keeper)
-    assert keeper.status.state is State.STOPPED
+    supervisor, _ = kept(
+        Part("p", Script(NoAnswer("x")).start),
+        policy=RestartPolicy(max_deaths=None, first_pause_seconds=600, max_pause_seconds=600),
+    )
+    wait_until(in_state(supervisor, State.WAITING))
+    end(supervisor)
+    assert supervisor.status.state is State.STOPPED
 
 
 def test_a_part_that_just_ends_is_started_again() -> None:
@@ -136,12 +137,12 @@ def test_a_part_that_just_ends_is_started_again() -> None:
         begun.append(script.start())
         return begun[-1]
 
-    keeper, heard = kept(Part("prefill", start))
-    wait_until(in_state(keeper, State.RUNNING))
+    supervisor, heard = kept(Part("prefill", start))
+    wait_until(in_state(supervisor, State.RUNNING))
     begun[0].stop(30)
     wait_until(lambda: script.starts == 2)
     assert [str(status.error) for status in heard if status.state is State.WAITING] == ["it ended without an error"]
-    end(keeper)
+    end(supervisor)
 
 
 class Queries:
@@ -163,7 +164,7 @@ def queries(spark: SparkSession, tmp_path: Path) -> Queries:
     return Queries(spark, tmp_path / "checkpoint")
 
 
-def test_a_query_whose_batch_fails_goes_on_from_its_checkpoint(queries: Queries) -> None:
+def test_a_query_whose_batch_fails_continues_from_its_checkpoint(queries: Queries) -> None:
     failed: list[int] = []
     done: list[int] = []
 
@@ -173,14 +174,14 @@ def test_a_query_whose_batch_fails_goes_on_from_its_checkpoint(queries: Queries)
             raise NoAnswer("nobody answered on $JS.API", fix="wait")
         done.append(number)
 
-    keeper, heard = kept(Part("dispatch", lambda: queries.start(batch)))
+    supervisor, heard = kept(Part("dispatch", lambda: queries.start(batch)))
     wait_until(lambda: len(done) >= 3)
     assert done[:3] == [0, 1, 2]
     assert [str(status.error) for status in heard if status.state is State.WAITING] == [
         "nobody answered on $JS.API (wait)"
     ]
-    wait_until(lambda: (keeper.status.reading.batch or 0) >= 2)
-    end(keeper)
+    wait_until(lambda: (supervisor.status.progress.batch or 0) >= 2)
+    end(supervisor)
     assert not queries.queries[-1].isActive
 
 
@@ -199,7 +200,7 @@ def test_a_query_that_is_stopped_finishes_its_batch(queries: Queries) -> None:
     go_on.set()
     stopping.join(120)
     assert finished
-    assert not run.alive()
+    assert not run.is_alive()
     assert run.failure() is None
 
 
@@ -207,7 +208,7 @@ def test_the_reading_of_a_query_is_its_last_report() -> None:
     report = {"numInputRows": 7, "processedRowsPerSecond": 3.5, "batchId": 4, "batchDuration": 20}
     offsets = {"endOffset": {"stream": "s", "sequence": 9}, "latestOffset": {"stream": "s", "sequence": 12}}
     query = SimpleNamespace(lastProgress={**report, "sources": [offsets]})
-    assert QueryRun(query).read() == Reading(  # type: ignore[arg-type]
+    assert QueryRun(query).read() == PartProgress(  # type: ignore[arg-type]
         position=9, lag=3, rows=7, rows_per_second=3.5, batch=4, batch_ms=20
     )
 
@@ -215,9 +216,9 @@ def test_the_reading_of_a_query_is_its_last_report() -> None:
 def test_messages_are_counted_by_position_and_not_by_rows_of_spark() -> None:
     report = {"numInputRows": 2, "processedRowsPerSecond": 100.0, "batchId": 4, "batchDuration": 20}
     offsets = {"startOffset": {"stream": "s", "sequence": 5}, "endOffset": {"stream": "s", "sequence": 105}}
-    reading = QueryRun(SimpleNamespace(lastProgress={**report, "sources": [offsets]})).read()  # type: ignore[arg-type]
-    assert reading is not None
-    assert (reading.rows, reading.rows_per_second) == (100, 5000.0)
+    progress = QueryRun(SimpleNamespace(lastProgress={**report, "sources": [offsets]})).read()  # type: ignore[arg-type]
+    assert progress is not None
+    assert (progress.rows, progress.rows_per_second) == (100, 5000.0)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_messages_are_counted_by_position_and_not_by_rows_of_spark() -> None:
         ({"stream": "S", "servers": "nats://127.0.0.1:1", "patienceSeconds": "1"}, "gave up after 1 s", False),
     ],
 )
-def test_an_error_of_a_source_is_told_in_our_words(
+def test_an_error_of_a_source_is_reported_as_a_purveyor_error(
     queries: Queries, broker: Broker, options: dict[str, str], message: str, permanent: bool
 ) -> None:
     def start() -> None:
@@ -245,7 +246,7 @@ def test_an_error_of_a_source_is_told_in_our_words(
     assert found.permanent is permanent
 
 
-def test_errors_of_others_are_told_in_one_line() -> None:
+def test_other_errors_are_reported_in_one_line() -> None:
     trace = "Aborted.\nTraceback (most recent call last):\n  File x\nbuiltins.ValueError: bad value\n\nDriver stack:"
     assert explain(RuntimeError(trace)).message == "ValueError: bad value"
     assert explain(RuntimeError("first\nsecond")).message == "first"
@@ -253,10 +254,10 @@ def test_errors_of_others_are_told_in_one_line() -> None:
 
 
 def test_the_status_file_is_replaced_whole(tmp_path: Path) -> None:
-    keeper = Keeper(Part("archive", Script().start))
+    supervisor = PartSupervisor(Part("archive", Script().start))
     path = status_path(tmp_path)
-    write_status(path, {"group": "dispatcher"}, [keeper.status])
+    write_status(path, {"group": "dispatcher"}, [supervisor.status])
     first = path.stat().st_ino
-    write_status(path, {"group": "dispatcher"}, [keeper.status])
+    write_status(path, {"group": "dispatcher"}, [supervisor.status])
     assert path.stat().st_ino != first
     assert [file.name for file in tmp_path.iterdir()] == ["pipeline-status.json"]

@@ -1,4 +1,4 @@
-"""The pipeline as a whole: what it waits for, what ends it, and what it tells meanwhile."""
+"""The pipeline as a whole: what it waits for, what ends it, and what it reports."""
 
 import json
 import os
@@ -14,15 +14,14 @@ from pyspark.sql import SparkSession
 
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidConfig, PurveyorError, StoreInUse
-from purveyor.pipeline.checkpoint_locks import EngineLocks, Locks
+from purveyor.pipeline.checkpoint_locks import CheckpointLocks, EngineLocks
 from purveyor.pipeline.engine import EngineLost
 from purveyor.pipeline.part_status import PartStatus, State, status_path
-from purveyor.pipeline.part_supervisor import Part
-from purveyor.pipeline.running_parts import ThreadRun
-from purveyor.pipeline.service import PartFailed, PartName, PipelineSettings, Service
-from tests.conftest import OwnServer
-from tests.spark.broker import Broker
-from tests.waiting import wait_until
+from purveyor.pipeline.part_supervisor import Part, ThreadRun
+from purveyor.pipeline.service import PartFailed, PartName, PipelineService, PipelineSettings
+from tests.support.broker import Broker
+from tests.support.nats_servers import OwnServer
+from tests.support.waiting import wait_until
 
 Work = Callable[[threading.Event], None]
 NOWHERE = Address.parse("nats://127.0.0.1:1")
@@ -35,10 +34,10 @@ class Heard:
         self.steps: list[tuple[str, str]] = []
         self.parts: Sequence[PartStatus] = ()
 
-    def say(self, event: str, text: str) -> None:
+    def report_step(self, event: str, text: str) -> None:
         self.steps.append((event, text))
 
-    def show(self, parts: Sequence[PartStatus]) -> None:
+    def report_parts(self, parts: Sequence[PartStatus]) -> None:
         self.parts = parts
 
     def heard(self, event: str) -> bool:
@@ -61,7 +60,7 @@ class SharedEngine:
         self.stopped = True
 
 
-class Running:
+class RunningPart:
     """A service in a thread, with parts of plain functions."""
 
     def __init__(
@@ -70,7 +69,7 @@ class Running:
         self.reporter, self.engine, self.stop = Heard(), SharedEngine(spark), threading.Event()
         self.error: PurveyorError | None = None
         made = [Part(name, partial(ThreadRun, name, work)) for name, work in parts.items()]
-        self.service = Service(settings, lambda *_: made, self.reporter, start_engine=lambda *_: self.engine)
+        self.service = PipelineService(settings, lambda *_: made, self.reporter, start_engine=lambda *_: self.engine)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
@@ -100,10 +99,10 @@ def settings(tmp_path: Path, address: Address) -> PipelineSettings:
     return PipelineSettings(data_dir=tmp_path, find_address=lambda: address, parts=(PartName.PREFILL,))
 
 
-def test_it_is_ready_when_all_parts_run_and_ends_when_told(
+def test_it_is_ready_when_all_parts_run_and_ends_when_stopped(
     settings: PipelineSettings, spark: SparkSession, broker: Broker
 ) -> None:
-    running = Running(settings, spark, dispatch=idle, archive=idle)
+    running = RunningPart(settings, spark, dispatch=idle, archive=idle)
     running.hears("ready")
     path = status_path(settings.data_dir, settings.label)
     told = json.loads(wait_until(lambda: path.exists() and path.read_text()))
@@ -133,7 +132,7 @@ def test_a_server_that_is_away_at_the_start_is_waited_for(
 ) -> None:
     where = [NOWHERE]
     waiting = PipelineSettings(data_dir=tmp_path, find_address=lambda: where[0], parts=(PartName.PREFILL,))
-    running = Running(waiting, spark, prefill=idle)
+    running = RunningPart(waiting, spark, prefill=idle)
     running.hears("waiting")
     assert not running.reporter.heard("starting")
     where[0] = own_server().address
@@ -144,7 +143,7 @@ def test_a_server_that_is_away_at_the_start_is_waited_for(
 
 def test_a_stop_while_it_waits_for_the_server_is_a_stop(spark: SparkSession, tmp_path: Path) -> None:
     waiting = PipelineSettings(data_dir=tmp_path, find_address=lambda: NOWHERE, parts=(PartName.PREFILL,))
-    running = Running(waiting, spark, prefill=idle)
+    running = RunningPart(waiting, spark, prefill=idle)
     running.hears("waiting")
     running.stop.set()
     assert running.ends() is None
@@ -160,7 +159,7 @@ def test_a_part_that_can_never_work_ends_the_whole(settings: PipelineSettings, s
     def broken(_: threading.Event) -> None:
         raise InvalidConfig("the mapping has no rules", fix="give it one")
 
-    error = Running(settings, spark, archive=healthy, transform=broken).ends()
+    error = RunningPart(settings, spark, archive=healthy, transform=broken).ends()
     assert isinstance(error, PartFailed)
     assert (error.message, error.fix) == ("transform cannot work: the mapping has no rules", "give it one")
     assert stopped.is_set()
@@ -170,7 +169,7 @@ def test_a_part_that_fails_for_now_ends_nothing(settings: PipelineSettings, spar
     def failing(_: threading.Event) -> None:
         raise ValueError("today not")
 
-    running = Running(settings, spark, archive=idle, dispatch=failing)
+    running = RunningPart(settings, spark, archive=idle, dispatch=failing)
     wait_until(lambda: [part.state for part in running.reporter.parts] == [State.RUNNING, State.WAITING])
     assert str(running.reporter.parts[1].error) == "today not"
     assert not running.reporter.heard("ready")
@@ -179,7 +178,7 @@ def test_a_part_that_fails_for_now_ends_nothing(settings: PipelineSettings, spar
 
 
 def test_the_end_of_the_engine_is_the_end(settings: PipelineSettings, spark: SparkSession) -> None:
-    running = Running(settings, spark, archive=idle)
+    running = RunningPart(settings, spark, archive=idle)
     running.hears("ready")
     running.engine.lost = True
     assert isinstance(running.ends(), EngineLost)
@@ -207,17 +206,17 @@ def end(process: "subprocess.Popen[str]") -> None:
     process.communicate(timeout=120)
 
 
-def test_a_second_process_is_told_who_runs_the_part(tmp_path: Path) -> None:
+def test_a_second_process_names_the_owner_of_the_part(tmp_path: Path) -> None:
     first = owner(tmp_path / "checkpoints", "dispatch-dispatcher")
     try:
-        locks = Locks(tmp_path / "checkpoints", ["archive", "dispatch-dispatcher"])
+        locks = CheckpointLocks(tmp_path / "checkpoints", ["archive", "dispatch-dispatcher"])
         refused = locks.take()
         assert isinstance(refused, StoreInUse)
         assert (
             f"part dispatch-dispatcher of the pipeline on {tmp_path} is run by process {first.pid}" in refused.message
         )
         assert refused.fix == f"stop it with: kill {first.pid}"
-        with Locks(tmp_path / "checkpoints", ["archive"]) as others:  # what could be taken was not kept
+        with CheckpointLocks(tmp_path / "checkpoints", ["archive"]) as others:  # what could be taken was not kept
             assert others.take() is None
     finally:
         end(first)
@@ -227,7 +226,7 @@ def test_a_standby_takes_over_when_the_owner_is_killed(tmp_path: Path) -> None:
     first = owner(tmp_path, "archive,transform")
     waits: list[StoreInUse] = []
     taken: list[bool] = []
-    locks = Locks(tmp_path, ["transform"])
+    locks = CheckpointLocks(tmp_path, ["transform"])
     standby = threading.Thread(target=lambda: taken.append(locks.wait(lambda: True, waits.append)))
     standby.start()
     try:
@@ -241,17 +240,19 @@ def test_a_standby_takes_over_when_the_owner_is_killed(tmp_path: Path) -> None:
     locks.release()
 
 
-def test_a_pipeline_stands_by_and_says_so(settings: PipelineSettings, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_second_pipeline_waits_and_reports_it(
+    settings: PipelineSettings, spark: SparkSession, tmp_path: Path
+) -> None:
     first = owner(tmp_path / "checkpoints", "transform")
     wanted = PipelineSettings(data_dir=tmp_path, find_address=settings.find_address, parts=(PartName.TRANSFORM,))
     try:
-        running = Running(wanted, spark, transform=idle)
+        running = RunningPart(wanted, spark, transform=idle)
         running.hears("standby")
         assert f"is run by process {first.pid}" in running.reporter.steps[0][1]
         impatient = PipelineSettings(
             data_dir=tmp_path, find_address=settings.find_address, parts=(PartName.TRANSFORM,), wait=False
         )
-        assert isinstance(Running(impatient, spark, transform=idle).ends(), StoreInUse)
+        assert isinstance(RunningPart(impatient, spark, transform=idle).ends(), StoreInUse)
     finally:
         end(first)
     running.hears("ready")
@@ -298,8 +299,8 @@ def test_groups_have_checkpoints_of_their_own(tmp_path: Path) -> None:
     backup = PipelineSettings(
         data_dir=tmp_path, find_address=lambda: NOWHERE, group="backup", parts=(PartName.DISPATCH, PartName.PREFILL)
     )
-    assert usual.locked == ["transform", "dispatch-dispatcher", "archive"]
-    assert backup.locked == ["dispatch-backup"]
+    assert usual.locked_checkpoints == ["transform", "dispatch-dispatcher", "archive"]
+    assert backup.locked_checkpoints == ["dispatch-backup"]
     assert usual.checkpoint(PartName.ARCHIVE) == tmp_path / "checkpoints" / "archive"
     assert (usual.label, backup.label) == ("", "backup-dispatch-prefill")
     with pytest.raises(InvalidConfig, match="no part"):

@@ -1,4 +1,4 @@
-"""Packs hold what was read: each message comes out as it went in, by position, however Spark cut them on the way."""
+"""Topic batches hold what was read: each message comes out unchanged, by position, however Spark divided them."""
 
 import json
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purveyor.jetstream.bulk.header_columns import TYPE as HEADERS
+from purveyor.jetstream.bulk.header_columns import HEADERS_TYPE as HEADERS
 from purveyor.model.control_events import CONTROL_SUBJECT
 from purveyor.pipeline import topic_batches
-from purveyor.pipeline.topic_batches import Load, pack, whole_portions
+from purveyor.pipeline.topic_batches import UnpackedMessages, group_portions, to_topic_batches
 
 TOPICS = ("users/user", "groups/group", "ünï/ö")
 BLOCKS = {
@@ -24,8 +24,8 @@ BLOCKS = {
 
 
 def event(topic: str, size: int) -> bytes:
-    told = {"publisher_name": "t", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": topic}
-    return json.dumps({**told, "body": {"old": {}, "new": {"id": 1, "more": "x" * size}}}).encode()
+    as_tuples = {"publisher_name": "t", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": topic}
+    return json.dumps({**as_tuples, "body": {"old": {}, "new": {"id": 1, "more": "x" * size}}}).encode()
 
 
 bodies = st.builds(event, st.sampled_from(TOPICS), st.integers(0, 300)) | st.just(b"rubbish") | st.just(b"")
@@ -45,24 +45,24 @@ def batch(messages: Sequence[Message], first: int = 1, step: int = 1) -> pa.Reco
     )
 
 
-def told(load: Load) -> list[tuple[Any, ...]]:
-    rows = load.some(np.arange(load.rows.num_rows))
+def as_tuples(unpacked: UnpackedMessages) -> list[tuple[Any, ...]]:
+    rows = unpacked.take_rows(np.arange(unpacked.rows.num_rows))
     return [(row["position"], row["subject"], row["headers"], row["data"]) for row in rows]
 
 
 @given(
     portions=st.lists(messages_of_all_kinds, min_size=1, max_size=4),
     cut=st.integers(1, 5),
-    most_rows=st.integers(1, 30),
-    most_bytes=st.sampled_from((1, 500, 1 << 20)),
-    in_pack=st.sampled_from((1, 200, 1 << 20)),
+    max_rows=st.integers(1, 30),
+    max_bytes=st.sampled_from((1, 500, 1 << 20)),
+    batch_bytes=st.sampled_from((1, 200, 1 << 20)),
 )
 def test_what_is_unpacked_is_what_was_packed(
-    portions: list[list[Message]], cut: int, most_rows: int, most_bytes: int, in_pack: int
+    portions: list[list[Message]], cut: int, max_rows: int, max_bytes: int, batch_bytes: int
 ) -> None:
     made, expected, first = [], [], 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topic_batches, "_MOST_BYTES", in_pack)
+        patch.setattr(topic_batches, "_MAX_BATCH_BYTES", batch_bytes)
         for messages in portions:
             given_ = batch(messages, first, 2)
             expected += [
@@ -70,16 +70,16 @@ def test_what_is_unpacked_is_what_was_packed(
                 for row in given_.to_pylist()
                 if row["subject"] != CONTROL_SUBJECT
             ]
-            made.append(pack(given_))
+            made.append(to_topic_batches(given_))
             first += 100
     sent = pa.Table.from_batches(made).combine_chunks().to_batches(max_chunksize=cut)
-    loads = [Load(found) for found in whole_portions(sent, most_rows, most_bytes)]
-    assert [row for load in loads for row in told(load)] == expected
-    whole = [set(load.packs.column("portion").to_pylist()) for load in loads]
+    unpacked_groups = [UnpackedMessages(found) for found in group_portions(sent, max_rows, max_bytes)]
+    assert [row for unpacked in unpacked_groups for row in as_tuples(unpacked)] == expected
+    whole = [set(unpacked.topic_batches.column("portion").to_pylist()) for unpacked in unpacked_groups]
     assert sum(map(len, whole)) == len(set().union(*whole)), "a portion is written by one call"
-    for load in loads:
-        load.rows.validate(full=True)
-        assert load.rows.schema.field("headers").type == HEADERS
+    for unpacked in unpacked_groups:
+        unpacked.rows.validate(full=True)
+        assert unpacked.rows.schema.field("headers").type == HEADERS
 
 
 def test_a_pack_holds_one_topic_and_what_is_no_event_has_one_of_its_own() -> None:
@@ -88,7 +88,7 @@ def test_a_pack_holds_one_topic_and_what_is_no_event_has_one_of_its_own() -> Non
         ("incoming", b"", b"{"),
         ("incoming", b"", event("groups", 1)),
     ]
-    found = pack(batch(messages * 3)).to_pylist()
+    found = to_topic_batches(batch(messages * 3)).to_pylist()
     assert {(row["realm"], row["topic"]): row["positions"] for row in found} == {
         ("udm", "users/user"): [1, 4, 7],
         (None, None): [2, 5, 8],
@@ -98,11 +98,13 @@ def test_a_pack_holds_one_topic_and_what_is_no_event_has_one_of_its_own() -> Non
 
 
 def test_a_large_pack_is_cut() -> None:
-    found = pack(batch([("incoming", b"", event("users/user", 100_000))] * 10))
+    found = to_topic_batches(batch([("incoming", b"", event("users/user", 100_000))] * 10))
     assert found.num_rows > 1
-    assert max(len(row["data"]) for row in found.to_pylist()) < topic_batches._MOST_BYTES + 101_000
-    assert told(Load([found])) == [(n, "incoming", [], event("users/user", 100_000)) for n in range(1, 11)]
+    assert max(len(row["data"]) for row in found.to_pylist()) < topic_batches._MAX_BATCH_BYTES + 101_000
+    assert as_tuples(UnpackedMessages([found])) == [
+        (n, "incoming", [], event("users/user", 100_000)) for n in range(1, 11)
+    ]
 
 
 def test_control_events_are_in_no_pack() -> None:
-    assert pack(batch([(CONTROL_SUBJECT, b"", b"{}")])).num_rows == 0
+    assert to_topic_batches(batch([(CONTROL_SUBJECT, b"", b"{}")])).num_rows == 0

@@ -11,8 +11,8 @@ from purveyor.model.errors import InvalidInput
 from purveyor.queues import connect
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.letter import CUT, DeadLetter, park
-from tests.conftest import OwnServer
+from purveyor.queues.dead_letters.letter import CUT_FROM_BYTES, DeadLetter, park
+from tests.support.nats_servers import OwnServer
 
 THEN = datetime(2026, 11, 15, 12, 0, 0, 123456, UTC)
 
@@ -87,7 +87,7 @@ async def test_a_body_that_does_not_fit_any_more_is_cut(own_server: OwnServer) -
         receipt = await park(queues, letter(data=bytes(4000)))
         stored = await queues.streams.get(DEAD_LETTERS.stream, receipt.sequence)
         assert 2000 < len(stored.data) < 4000
-        assert DeadLetter.from_message(stored.headers, stored.data).details[CUT] == 4000
+        assert DeadLetter.from_message(stored.headers, stored.data).details[CUT_FROM_BYTES] == 4000
 
 
 def test_what_is_no_dead_letter_is_said_to_be_none() -> None:

@@ -13,8 +13,8 @@ from purveyor.jetstream.config import AckPolicy, ConsumerConfig, Retention, Stor
 from purveyor.model.errors import InvalidName, MigrationNeeded
 from purveyor.queues.catalogue import PREFILL, Queue, Reader, incoming, internal_queues, stage_queue, subscription_queue
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.config_diff import stream_differences
 from purveyor.queues.ensure import Action, QueueStatus
+from purveyor.queues.migration.plan import stream_differences
 
 
 def queue(name: str, retention: Retention = Retention.INTEREST, *readers: Reader) -> Queue:
@@ -24,7 +24,7 @@ def queue(name: str, retention: Retention = Retention.INTEREST, *readers: Reader
         subjects=(f"{name}", f"{name}.>"),
         retention=retention,
         writer="test",
-        readers=readers or (Reader(durable="reader", who="test"),),
+        readers=readers or (Reader(durable="reader", used_by="test"),),
     )
 
 
@@ -73,8 +73,8 @@ async def test_what_can_change_in_place_is_changed_and_limits_of_the_operator_st
     await queues.ensure(queue(unique, Retention.LIMITS))
     stream = f"stream:{unique}"
     await queues.streams.update(stream, {"max_bytes": 1_000_000, "allow_direct": False})
-    reader = Reader(durable="reader", who="test", ack_wait=timedelta(seconds=7), max_ack_pending=9)
-    second = Reader(durable="second", who="test")
+    reader = Reader(durable="reader", used_by="test", ack_wait=timedelta(seconds=7), max_ack_pending=9)
+    second = Reader(durable="second", used_by="test")
     ensured = await queues.ensure(queue(unique, Retention.INTEREST, reader, second))
     assert (ensured.status, ensured.action) == (QueueStatus.READY, Action.UPDATED)
     config = (await queues.streams.info(stream)).config
@@ -87,7 +87,7 @@ async def test_a_durable_of_a_work_queue_loses_its_limit_in_place_with_what_it_h
     queues: Queues, unique: str
 ) -> None:
     """As that of `prefill`, which had one."""
-    limited = Reader(durable="reader", who="test", max_ack_pending=2)
+    limited = Reader(durable="reader", used_by="test", max_ack_pending=2)
     await queues.ensure(queue(unique, Retention.WORK_QUEUE, limited))
     for number in range(4):
         await queues.publish(unique, str(number).encode())
@@ -104,7 +104,7 @@ async def test_a_durable_of_a_work_queue_loses_its_limit_in_place_with_what_it_h
 
 
 async def test_filters_of_a_durable_follow_the_declaration(queues: Queues, unique: str) -> None:
-    one = Reader(durable="reader", who="test", filter_subjects=(f"{unique}.a",))
+    one = Reader(durable="reader", used_by="test", filter_subjects=(f"{unique}.a",))
     two = dataclasses.replace(one, filter_subjects=(f"{unique}.a", f"{unique}.b"))
     for reader in (one, two, one):
         await queues.ensure(queue(unique, Retention.LIMITS, reader))

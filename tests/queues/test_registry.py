@@ -23,15 +23,16 @@ from purveyor.queues.registry import (
     Registry,
     Snapshot,
     Suspension,
-    changed_since,
+    read_snapshot,
+)
+from purveyor.queues.sync_client import (
     read_subscriptions,
-    refresh,
     settle_begin,
     update_definition,
     update_dispatch,
     update_prefill,
 )
-from tests.conftest import OwnServer
+from tests.support.nats_servers import OwnServer
 
 WHEN = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
@@ -73,12 +74,11 @@ async def test_who_looks_again_and_again_reads_only_what_changed(own_server: Own
         registry = await Registry.open(queues)
 
         async def looked(before: Snapshot) -> Snapshot:
-            last = (await queues.streams.info(f"KV_{SUBSCRIPTIONS}")).state.last_seq
-            now = await refresh(queues, before, last)
+            now = await read_snapshot(queues, before)
             assert now.subscriptions == (await registry.list()).subscriptions
             return now
 
-        assert (await refresh(queues, Snapshot(), 0)) == Snapshot()
+        assert (await read_snapshot(queues)) == Snapshot()
         for number in range(700):  # more than a page
             await registry.create(new_record(f"s{number}"))
         first = await looked(Snapshot())
@@ -141,16 +141,16 @@ async def test_removing_leaves_what_belongs_to_the_next_of_the_name(
     late = await registry.get(unique)
     acknowledged = await queues.bucket(ACKNOWLEDGED)
     await acknowledged.put(unique, f'{{"incarnation": "{old.incarnation}", "position": 3}}'.encode())
-    assert await registry.acknowledged(late) == 3
+    assert await registry.last_acknowledged(late) == 3
     await registry.remove(late)
     await registry.create(new)
     current = await registry.get(unique)
-    assert await registry.acknowledged(current) is None
+    assert await registry.last_acknowledged(current) is None
     await acknowledged.put(unique, f'{{"incarnation": "{new.incarnation}", "position": 8}}'.encode())
     with pytest.raises(WrongRevision):
         await registry.remove(late)  # a second one who deletes, and is slow
     assert (await registry.get(unique)).incarnation == new.incarnation
-    assert await registry.acknowledged(current) == 8
+    assert await registry.last_acknowledged(current) == 8
 
 
 async def test_only_what_changed_is_read_again(registry: Registry, address: Address, unique: str) -> None:
@@ -159,11 +159,9 @@ async def test_only_what_changed_is_read_again(registry: Registry, address: Addr
         await registry.create(new_record(name))
     first = read_subscriptions(address)
     assert set(names) <= set(first.subscriptions)
-    assert not changed_since(address, first.last_sequence)
     assert read_subscriptions(address, first) is first
     await registry.remove(first.subscriptions[names[0]])
     await registry.create(new_record(unique))
-    assert changed_since(address, first.last_sequence)
     second = read_subscriptions(address, first)
     assert second == read_subscriptions(address)
     assert second.subscriptions[names[1]] is first.subscriptions[names[1]]
@@ -189,7 +187,6 @@ async def test_one_unreadable_value_stops_nobody_else(
 async def test_a_server_without_a_registry_has_no_subscriptions(own_server: OwnServer) -> None:
     address = own_server().address
     assert read_subscriptions(address) == Snapshot()
-    assert not changed_since(address, 0)
     assert read_subscriptions(address, Snapshot(last_sequence=7)) == Snapshot()
 
 

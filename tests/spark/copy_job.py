@@ -4,22 +4,14 @@ Its arguments are one JSON object. It says which package its executors run, and 
 """
 
 import json
-import os
 import sys
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from purveyor.spark import session
-
-QUIET = {
-    "spark.ui.enabled": "false",
-    "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
-}
+from tests.support.spark_session import QUIET
 
 
 def recipe(frame: DataFrame, source: str, target: str) -> DataFrame:

@@ -1,4 +1,4 @@
-"""A checkpoint is on the disk before the durable moves, and what was not on the disk is run again after a power cut."""
+"""A checkpoint is on the disk before the durable moves, and after a power cut all other batches run again."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from purveyor.spark.checkpoint_files import SYNCED_NAME, CheckpointFiles, roll_b
 from purveyor.spark.offsets import Offset
 from purveyor.spark.options import read_settings
 from purveyor.spark.readers import JetStreamStreamReader
-from purveyor.spark.stream_control import Control
-from tests.spark.broker import Broker
+from purveyor.spark.stream_control import StreamControl
+from tests.support.broker import Broker
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_durable_does_not_move_while_its_checkpoint_cannot_be_flushed(
     broker: Broker, queue: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"servers": broker.url, "stream": queue, "durable": "spark", "syncCheckpoint": str(checkpoint)}
-    control = Control(read_settings(options))
+    control = StreamControl(read_settings(options))
     offset = Offset(queue, broker.created(queue), 4)
 
     def broken(_: int) -> None:

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from tests.spark.broker import Broker
-from tests.spark.conftest import Collector, Read
-from tests.spark.failures import failure
-from tests.waiting import wait_until
+from tests.support.broker import Broker
+from tests.support.spark_session import Collector, Read, failure
+from tests.support.waiting import wait_until
 
 
 def test_an_interest_stream_keeps_what_the_query_has_not_done(
@@ -42,9 +41,9 @@ def test_an_interest_stream_keeps_what_the_query_has_not_done(
 def test_the_durable_is_made_before_anything_is_missed(
     broker: Broker, follow: Read, collector: Collector, unique: str
 ) -> None:
-    """An interest stream keeps nothing while nobody is interested; from the first start of the query on, it does."""
+    """An interest stream keeps nothing without a consumer; from the first start of the query on, it does."""
     broker.make(unique, retention="interest")
-    broker.numbers(unique, 1, 5)  # for nobody
+    broker.numbers(unique, 1, 5)  # without a consumer
     collector.finish(follow(unique, durable="spark"))
     assert broker.consumers(unique) == ["spark"]
     broker.numbers(unique, 6, 10)
@@ -93,7 +92,7 @@ def test_a_commit_may_be_repeated_and_never_goes_back(
     broker.make(unique)
     broker.durable(unique, "spark")
     broker.numbers(unique, 1, 10)
-    broker.move(unique, "spark", past=8)  # somebody moved it further
+    broker.move(unique, "spark", past=8)  # another client moved it further
     collector.finish(follow(unique, durable="spark", maxOffsetsPerTrigger=4))
     assert broker.floor(unique, "spark") == 10
     collector.finish(follow(unique, durable="spark"))
@@ -108,12 +107,12 @@ def test_a_query_that_reads_some_subjects_frees_only_those(
     broker.durable(unique, "rest", filter_subjects=[f"{unique}.b"])
     frame = follow(unique, durable="spark", subjects=f"{unique}.a,{unique}.c.>,{unique}.c.d")
     collector.finish(frame)
-    for number in range(12):  # sequences 1 and up: a, b, c.d, nobody
+    for number in range(12):  # sequences 1 and up: a, b, c.d, none
         broker.add(f"{unique}.{('a', 'b', 'c.d', 'x')[number % 4]}", ["x"])
     collector.finish(frame)
     assert collector.sequences() == [1, 3, 5, 7, 9, 11]
     assert broker.sequences(unique) == [2, 6, 10]
-    for _ in range(10):  # for nobody: the front of the stream moves past the query, and nothing is lost
+    for _ in range(10):  # without a consumer: the front of the stream moves past the query, and nothing is lost
         broker.add(f"{unique}.x", ["x"])
     broker.move(unique, "rest", past=12)
     broker.add(f"{unique}.a", ["last"])
@@ -148,7 +147,7 @@ def test_a_work_queue_by_subject_leaves_the_others_work_alone(
 
 
 @pytest.mark.parametrize("starting", ["latest", "5"])
-def test_unread_work_is_never_thrown_away(
+def test_unread_messages_of_a_work_queue_are_never_removed(
     broker: Broker, follow: Read, collector: Collector, unique: str, starting: str
 ) -> None:
     broker.make(unique, retention="workqueue")

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.scale import chance, pick
-from tests.spark.broker import Broker
-from tests.spark.conftest import Read
 from tests.spark.copy_job import recipe
-from tests.spark.processes import descendants, environment, kill, python_workers
-from tests.waiting import wait_until
+from tests.support.broker import Broker
+from tests.support.processes import descendants, environment, kill, python_workers
+from tests.support.scale import chance, pick
+from tests.support.spark_session import Read
+from tests.support.waiting import wait_until
 
 BATCHES, BATCH = pick(8, 50), pick(100, 500)
 ALL = [str(number) for number in range(1, BATCHES * BATCH + 1)]

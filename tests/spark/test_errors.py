@@ -1,11 +1,10 @@
-"""A user's mistake is answered in our words, in the exception that the user sees."""
+"""A user's mistake gives a Purveyor error, in the exception that the user sees."""
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.broker import Broker
-from tests.spark.conftest import Collector, Read
-from tests.spark.failures import failure, said
+from tests.support.broker import Broker
+from tests.support.spark_session import Collector, Read, failure, said
 
 SECRET = "s3cr3t-Pa55"
 
@@ -14,7 +13,7 @@ SECRET = "s3cr3t-Pa55"
     ("options", "message", "fix"),
     [
         ({"startingOfsets": "1"}, "no option 'startingofsets'", "did you mean startingOffsets?"),
-        ({"columns": "key"}, "no column 'key'", "choose of sequence, timestamp"),
+        ({"columns": "key"}, "no column 'key'", "choose from sequence, timestamp"),
         ({"minPartitions": "none"}, "option minPartitions: 'none'", "a whole number, 1 or more"),
         ({"stream": "a b"}, "a b", ""),
         ({"stream": "NO-SUCH"}, "no stream 'NO-SUCH'", "stream"),
@@ -64,7 +63,7 @@ def test_a_plan_shows_no_password_given_as_an_option(broker: Broker, read: Read,
         assert SECRET not in frame._jdf.queryExecution().toString()
 
 
-def test_a_wrong_password_is_told_without_it(read: Read, broker: Broker, unique: str) -> None:
+def test_the_error_for_a_wrong_password_does_not_show_it(read: Read, broker: Broker, unique: str) -> None:
     host = broker.address.urls[0]
     text = said(lambda: read(unique, servers=host, user="ada", password=SECRET).collect())
     assert "check user, password" in text
@@ -77,7 +76,7 @@ def test_a_server_that_is_not_there(read: Read) -> None:
     assert "is the server up" in text
 
 
-def test_an_interest_stream_without_direct_get_is_told(read: Read, broker: Broker, unique: str) -> None:
+def test_an_interest_stream_without_direct_get_is_an_error(read: Read, broker: Broker, unique: str) -> None:
     broker.make(unique, retention="interest", allow_direct=False)
     broker.durable(unique, "somebody")
     broker.numbers(unique, 1, 3)

@@ -1,4 +1,4 @@
-"""A query goes on over the migration of its queue: it drains the sealed stream, and follows the next one."""
+"""A query continues through the migration of its queue: it drains the sealed stream, and follows the next one."""
 
 import asyncio
 from typing import Any
@@ -8,12 +8,12 @@ from purveyor.model.errors import UnknownStream
 from purveyor.queues.catalogue import Queue, Reader
 from purveyor.queues.client import connect
 from purveyor.queues.migration.record import QueueStatus
-from tests.spark.broker import Broker
-from tests.spark.conftest import Collector, Read
-from tests.waiting import wait_until
+from tests.support.broker import Broker
+from tests.support.spark_session import Collector, Read
+from tests.support.waiting import wait_until
 
 
-def test_two_queries_drain_a_sealed_work_queue_by_position_and_go_on_after_it(
+def test_two_queries_drain_a_sealed_work_queue_by_position_and_continue_after_it(
     broker: Broker, follow: Read, collector: Collector, unique: str
 ) -> None:
     """Each of them gets every message once, in order; the checkpoints stay as they are."""
@@ -28,7 +28,7 @@ def test_two_queries_drain_a_sealed_work_queue_by_position_and_go_on_after_it(
         subjects=(unique,),
         retention=Retention.INTEREST,
         writer="test",
-        readers=tuple(Reader(durable=name, who="test") for name in names),
+        readers=tuple(Reader(durable=name, used_by="test") for name in names),
     )
 
     async def ensure() -> QueueStatus:

@@ -1,4 +1,4 @@
-"""Every option: what it becomes, what is wrong with it, and that no secret is told."""
+"""Every option: its setting, its errors, and that no secret is shown."""
 
 import pickle
 from datetime import UTC, datetime, timedelta, timezone
@@ -12,8 +12,8 @@ from purveyor.jetstream.address import Tls
 from purveyor.model.errors import InvalidInput, SetupError
 from purveyor.spark.options import (
     COLUMNS,
+    NamedOffset,
     ReadSettings,
-    Word,
     WriteDelivery,
     WriteSettings,
     read_settings,
@@ -35,7 +35,7 @@ def test_the_defaults_to_read() -> None:
     settings = reading()
     assert settings.address.urls == ("nats://127.0.0.1:4222",)
     assert settings == ReadSettings(address=settings.address, stream="S")
-    assert (settings.starting, settings.ending) == (Word.EARLIEST, Word.LATEST)
+    assert (settings.starting, settings.ending) == (NamedOffset.EARLIEST, NamedOffset.LATEST)
     assert settings.columns == COLUMNS
     assert settings.fail_on_data_loss
     assert settings.max_offsets is None
@@ -51,8 +51,8 @@ def test_the_defaults_to_write() -> None:
     ("option", "value", "field", "expected"),
     [
         ("subjects", "a.*, b.> ,c", "subjects", ("a.*", "b.>", "c")),
-        ("startingOffsets", "latest", "starting", Word.LATEST),
-        ("startingOffsets", "EARLIEST", "starting", Word.EARLIEST),
+        ("startingOffsets", "latest", "starting", NamedOffset.LATEST),
+        ("startingOffsets", "EARLIEST", "starting", NamedOffset.EARLIEST),
         ("startingOffsets", "17", "starting", 17),
         ("startingOffsets", "2026-01-31T12:00:00Z", "starting", datetime(2026, 1, 31, 12, tzinfo=UTC)),
         ("startingOffsets", "2026-01-31", "starting", datetime(2026, 1, 31, tzinfo=UTC)),
@@ -62,7 +62,7 @@ def test_the_defaults_to_write() -> None:
             "starting",
             datetime(2026, 1, 31, 12, tzinfo=timezone(timedelta(hours=2))),
         ),
-        ("endingOffsets", "earliest", "ending", Word.EARLIEST),
+        ("endingOffsets", "earliest", "ending", NamedOffset.EARLIEST),
         ("endingOffsets", "9", "ending", 9),
         ("maxOffsetsPerTrigger", "500", "max_offsets", 500),
         ("batchSeconds", "5", "batch_seconds", 5),
@@ -96,7 +96,7 @@ def test_an_option_to_write(option: str, value: str, field: str, expected: objec
     assert getattr(writing(**{option.upper(): value}), field) == expected
 
 
-def test_who_we_are() -> None:
+def test_logins() -> None:
     assert reading(servers="nats://ada:pw@h1,nats://h2:4333").address.urls == ("nats://h1:4222", "nats://h2:4333")
     by_url = reading(servers="nats://ada:pw@h1").address
     by_options = reading(servers="nats://h1", user="ada", password="pw").address
@@ -141,7 +141,7 @@ WRONG = [
     ({"patienceSeconds": "0"}, "patienceSeconds: '0'", "1"),
     ({"user": "ada"}, "user needs option password", "both"),
     ({"password": "pw"}, "password needs option user", "both"),
-    ({"token": "t", "user": "ada", "password": "pw"}, "more than one way", "token"),
+    ({"token": "t", "user": "ada", "password": "pw"}, "more than one login", "token"),
     ({"startingOfsets": "1"}, "no option 'startingOfsets'", "did you mean startingOffsets?"),
     ({"topic": "1"}, "no option 'topic'", "known: servers"),
     ({"orderBy": "x"}, "no option 'orderBy'", None),
@@ -215,7 +215,7 @@ def test_an_unknown_option_shows_no_value() -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_whatever_is_written_it_is_settings_or_our_error(name: str, value: str) -> None:
+def test_any_option_gives_settings_or_a_purveyor_error(name: str, value: str) -> None:
     for option in (name, "startingOffsets", "subjects", "servers", "columns", "maxOffsetsPerTrigger", "stream"):
         try:
             settings = read_settings({**BASE, option: value})

@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions
-from purveyor.jetstream.server.restart_policy import RestartPolicy
-from tests.conftest import OwnServer
-from tests.killing import restart_server
-from tests.scale import chance, pick
-from tests.spark.broker import Broker
-from tests.spark.conftest import Collector, Read
-from tests.waiting import wait_until
+from purveyor.model.restarts import RestartPolicy
+from tests.support.broker import Broker
+from tests.support.killing import restart_server
+from tests.support.nats_servers import OwnServer
+from tests.support.scale import chance, pick
+from tests.support.spark_session import Collector, Read
+from tests.support.waiting import wait_until
 
 
 def _moved(query: StreamingQuery) -> bool:
@@ -67,7 +67,7 @@ def test_every_message_that_was_there_is_read_once(own_server: OwnServer, follow
     random = chance("random life of a stream under random queries")
     world = World(own_server(ServerOptions(sync="2m", restart=RestartPolicy(max_deaths=1000))), random)
     never: set[int] = set()
-    """Removed while no query ran, and not read before: nobody may see them."""
+    """Removed while no query ran, and not read before: no query may see them."""
     for _ in range(pick(4, 25)):
         for _ in range(random.randrange(2, 6)):
             world.act()

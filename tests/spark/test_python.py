@@ -1,4 +1,4 @@
-"""The workers of a session run the Python of its driver, or the user is told what to set."""
+"""The workers of a session run the Python of its driver, or an error says what to set."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import pytest
 from purveyor.model.errors import InvalidConfig
 from purveyor.spark.java import find_java
 from purveyor.spark.session import worker_python
-from tests.spark.broker import Broker
-from tests.spark.processes import environment
+from tests.support.broker import Broker
+from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +54,7 @@ def test_a_local_session_of_a_virtual_environment_that_is_not_activated_works(
     assert [bytes(row["data"]) for row in broker.rows(f"{unique}-b")] == [b"%d" % number for number in range(1, 21)]
 
 
-def test_the_choice_of_the_user_stands() -> None:
+def test_the_users_python_wins() -> None:
     for local in (True, False):
         assert worker_python("/opt/python", "/opt/python", local=local, environment="/venv") == "/opt/python"
         assert worker_python("python3", "python3", local=local, environment="/venv") == "python3"
@@ -66,7 +66,7 @@ def test_a_local_session_gets_the_python_of_its_driver() -> None:
         assert worker_python("python3", None, local=True, environment=prefix) == sys.executable
 
 
-def test_for_a_cluster_a_user_in_a_virtual_environment_is_told_what_to_set() -> None:
+def test_on_a_cluster_a_virtual_environment_needs_pyspark_python() -> None:
     assert worker_python("python3", None, local=False, environment=None) == "python3"
     with pytest.raises(InvalidConfig, match="set PYSPARK_PYTHON"):
         worker_python("python3", None, local=False, environment="/venv")

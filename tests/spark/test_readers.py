@@ -1,10 +1,10 @@
-"""Reading a stream as a table: what is there is what is read, with its exact types, however it is asked for."""
+"""Reading a stream as a table: every message with exact types, by any choice of offsets, subjects and columns."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -16,9 +16,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from purveyor.jetstream.bulk.net.pool import Patience, connect, give_back
-from tests.spark.broker import Broker
-from tests.spark.conftest import Read
+from purveyor.jetstream.bulk.net.pool import RetryDeadline, connect, release
+from tests.support.broker import Broker
+from tests.support.spark_session import Read
 
 
 def sequences(frame: DataFrame) -> list[int]:
@@ -64,9 +64,9 @@ def test_payloads_and_headers_of_every_kind(broker: Broker, read: Read, unique: 
 
 def test_a_message_without_headers_has_an_empty_map(broker: Broker, read: Read, unique: str) -> None:
     broker.make(unique, subjects=[unique])
-    link = connect(broker.address, Patience(60))
+    link = connect(broker.address, RetryDeadline(60))
     link.request(unique, b"plain")
-    give_back(broker.address, link)
+    release(broker.address, link)
     (row,) = read(unique).collect()
     assert row.headers == {}
     assert bytes(row.data) == b"plain"
@@ -137,7 +137,7 @@ def test_subjects_with_wildcards_and_several(
     assert sequences(read(unique, subjects=subjects.format(unique), columns="sequence", minPartitions=3)) == expected
 
 
-def test_columns_are_a_choice_of_what_is_carried(broker: Broker, read: Read, spark: SparkSession, unique: str) -> None:
+def test_only_selected_columns_are_read(broker: Broker, read: Read, spark: SparkSession, unique: str) -> None:
     broker.make(unique)
     broker.numbers(unique, 1, 3)
     frame = read(unique, columns="data, sequence")
@@ -212,7 +212,7 @@ def test_history_is_a_table_for_sql(broker: Broker, read: Read, spark: SparkSess
     assert {row.kind: int(row.total) for row in found} == {"even": 210, "odd": 225}
 
 
-def test_a_start_that_is_gone_is_told(broker: Broker, read: Read, unique: str) -> None:
+def test_a_start_that_is_gone_is_an_error(broker: Broker, read: Read, unique: str) -> None:
     broker.make(unique)
     broker.numbers(unique, 1, 20)
     broker.purge(unique, seq=11)

@@ -8,11 +8,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.spark import progress_of
-from tests.conftest import OwnServer
-from tests.killing import restart_server
-from tests.spark.broker import Broker, offset
-from tests.spark.conftest import Collector, Read
-from tests.spark.failures import failure
+from tests.support.broker import Broker, offset
+from tests.support.killing import restart_server
+from tests.support.nats_servers import OwnServer
+from tests.support.spark_session import Collector, Read, failure
 
 
 def reports(query: StreamingQuery) -> list[dict[str, Any]]:
@@ -63,7 +62,7 @@ def test_available_now_ends_though_messages_keep_coming(
 
 
 @pytest.mark.parametrize(("starting", "expected"), [("latest", [6, 7]), ("3", [3, 4, 5, 6, 7]), ("7", [7])])
-def test_a_query_begins_where_it_is_told(  # noqa: PLR0917 - fixtures
+def test_a_query_begins_at_its_starting_offset(  # noqa: PLR0917 - fixtures
     broker: Broker, follow: Read, collector: Collector, unique: str, starting: str, expected: list[int]
 ) -> None:
     broker.make(unique)
@@ -134,7 +133,7 @@ def test_a_purge_of_everything_while_a_query_runs(
     assert progress_of(query)[0].lost == 0
 
 
-def test_a_stream_made_again_under_a_running_query_is_told(
+def test_a_stream_created_again_under_a_running_query_is_an_error(
     broker: Broker, follow: Read, collector: Collector, unique: str
 ) -> None:
     broker.make(unique)
@@ -146,8 +145,8 @@ def test_a_stream_made_again_under_a_running_query_is_told(
     broker.make(unique)
     broker.numbers(unique, 1, 20)
     said = failure(query)
-    # Between the two the stream may be seen as missing; what is told at a restart is who it is.
-    if "deleted and made again" not in said:
+    # Between the two the stream may be missing; a restart reports the identity.
+    if "deleted and created again" not in said:
         assert f"no stream '{unique}'" in said
         said = failure(collector.start(follow(unique), available_now=False))
     assert before in said
@@ -156,7 +155,7 @@ def test_a_stream_made_again_under_a_running_query_is_told(
     assert collector.sequences() == list(range(1, 11))
 
 
-def test_a_stream_made_again_is_not_read_in_place_of_the_old_one(
+def test_a_stream_created_again_is_not_read_in_place_of_the_old_one(
     broker: Broker, follow: Read, collector: Collector, unique: str
 ) -> None:
     """A batch that failed is read again, but not from another stream which happens to have those sequences."""
@@ -180,7 +179,7 @@ def test_a_stream_made_again_is_not_read_in_place_of_the_old_one(
     assert collector.sequences() == []
 
 
-def test_a_missing_stream_is_told(follow: Read, collector: Collector) -> None:
+def test_a_missing_stream_is_an_error(follow: Read, collector: Collector) -> None:
     assert "no stream 'NO-SUCH-STREAM'" in failure(collector.start(follow("NO-SUCH-STREAM")))
 
 
@@ -202,7 +201,7 @@ def test_a_server_restart_under_a_running_query_is_a_wait(
     assert collector.sequences() == list(range(1, 31))
 
 
-def test_progress_tells_position_lag_and_rates(broker: Broker, follow: Read, collector: Collector, unique: str) -> None:
+def test_progress_has_position_lag_and_rates(broker: Broker, follow: Read, collector: Collector, unique: str) -> None:
     broker.make(unique)
     broker.numbers(unique, 1, 30)
     query = collector.finish(follow(unique, maxOffsetsPerTrigger=10))

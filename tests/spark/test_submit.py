@@ -10,8 +10,8 @@ import pytest
 
 from purveyor.spark.java import find_java
 from purveyor.spark.session import package_zip
-from tests.spark.broker import Broker
-from tests.spark.processes import environment
+from tests.support.broker import Broker
+from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "spark"

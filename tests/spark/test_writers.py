@@ -1,4 +1,4 @@
-"""Writing rows: each one stored or told why not, in order, once for each id."""
+"""Writing rows: each one is stored or refused with a reason, in order, once for each id."""
 
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from purveyor.jetstream.address import Address
 from purveyor.spark.options import WriteSettings
 from purveyor.spark.writers import to_messages
-from tests.spark.broker import Broker
-from tests.spark.conftest import Read
-from tests.spark.failures import failure
-from tests.spark.failures import said as telling
+from tests.support.broker import Broker
+from tests.support.spark_session import Read, failure
+from tests.support.spark_session import said as telling
 
 NOWHERE = Address(("nats://127.0.0.1:1",))
 
@@ -30,7 +29,7 @@ def refused(frame: DataFrame, broker: Broker, **options: Any) -> str:
     return telling(lambda: write(frame, broker, **options))
 
 
-def test_rows_are_messages_with_all_they_carry(broker: Broker, spark: SparkSession, unique: str) -> None:
+def test_rows_become_messages_with_all_columns(broker: Broker, spark: SparkSession, unique: str) -> None:
     broker.make(unique)
     rows = [
         (f"{unique}.a", bytearray(b"\x00\xff"), {"Trace": ["x", "y"], "Leer": []}, "id-1"),
@@ -106,7 +105,7 @@ def test_writing_without_ids_adds_all_again(broker: Broker, spark: SparkSession,
 
 
 WRONG_COLUMNS = [
-    ("data string, key string", {"subject": "s"}, "cannot write column 'key'", "select of subject, data"),
+    ("data string, key string", {"subject": "s"}, "cannot write column 'key'", "select from subject, data"),
     ("data string", {}, "no subject to write to", "option subject"),
     ("subject string", {}, "no column data to write", "binary or string"),
     ("subject string, data long", {}, "column 'data' is bigint", "binary or string"),
@@ -120,7 +119,7 @@ WRONG_COLUMNS = [
 
 
 @pytest.mark.parametrize(("schema", "options", "said", "fix"), WRONG_COLUMNS)
-def test_wrong_columns_are_told_before_anything_is_sent(  # noqa: PLR0917 - fixtures
+def test_wrong_columns_are_an_error_before_anything_is_sent(  # noqa: PLR0917 - fixtures
     broker: Broker, spark: SparkSession, schema: str, options: dict[str, str], said: str, fix: str
 ) -> None:
     text = refused(spark.createDataFrame([], schema), broker, **options)
@@ -138,7 +137,7 @@ def test_overwriting_is_refused(broker: Broker, spark: SparkSession, unique: str
     assert broker.texts(unique) == ["1", "2", "3"]
 
 
-def test_a_full_stream_is_told_with_the_servers_reason(broker: Broker, spark: SparkSession, unique: str) -> None:
+def test_a_full_stream_is_an_error_with_the_servers_reason(broker: Broker, spark: SparkSession, unique: str) -> None:
     broker.make(unique, max_msgs=5, discard="new")
     said = refused(spark.range(10).select(F.col("id").cast("string").alias("data")).coalesce(1), broker, subject=unique)
     assert "maximum messages exceeded" in said
@@ -147,7 +146,9 @@ def test_a_full_stream_is_told_with_the_servers_reason(broker: Broker, spark: Sp
     assert broker.state(unique)["messages"] == 5
 
 
-def test_a_sealed_stream_a_large_row_and_a_subject_of_nobody(broker: Broker, spark: SparkSession, unique: str) -> None:
+def test_a_sealed_stream_a_large_row_and_a_subject_without_a_stream(
+    broker: Broker, spark: SparkSession, unique: str
+) -> None:
     one = spark.createDataFrame([("x",)], "data string")
     broker.make(unique)
     assert "PublishRefused" in (
@@ -165,7 +166,7 @@ def test_a_sealed_stream_a_large_row_and_a_subject_of_nobody(broker: Broker, spa
     assert "10109" in said
 
 
-def test_a_null_subject_without_a_default_is_told(broker: Broker, spark: SparkSession, unique: str) -> None:
+def test_a_null_subject_without_a_default_is_an_error(broker: Broker, spark: SparkSession, unique: str) -> None:
     broker.make(unique)
     frame = spark.createDataFrame([(unique, "1"), (None, "2")], "subject string, data string").coalesce(1)
     assert "subject" in refused(frame, broker)
@@ -188,7 +189,9 @@ def test_atomic_where_the_stream_allows_it_is_all_or_nothing(broker: Broker, spa
     assert broker.state(unique)["messages"] == 500
 
 
-def test_atomic_on_a_stream_that_does_not_allow_it_is_told(broker: Broker, spark: SparkSession, unique: str) -> None:
+def test_atomic_on_a_stream_that_does_not_allow_it_is_an_error(
+    broker: Broker, spark: SparkSession, unique: str
+) -> None:
     broker.make(unique)
     said = refused(spark.createDataFrame([("x",)], "data string"), broker, subject=unique, stream=unique,
                    delivery="atomic")  # fmt: skip
@@ -245,7 +248,9 @@ def test_a_refused_row_fails_the_query_and_a_restart_completes_the_batch(
     assert broker.texts(target) == [str(number) for number in range(1, 11)]
 
 
-def test_a_wrong_column_of_a_streaming_write_is_told(broker: Broker, follow: Read, tmp_path: Path, unique: str) -> None:
+def test_a_wrong_column_of_a_streaming_write_is_an_error(
+    broker: Broker, follow: Read, tmp_path: Path, unique: str
+) -> None:
     broker.make(unique)
     text = telling(lambda: sink(follow(unique), broker, tmp_path / "cp", subject=f"{unique}.x").awaitTermination(60))
     assert "cannot write column 'sequence'" in text

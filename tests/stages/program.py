@@ -16,11 +16,11 @@ from purveyor.jetstream import bulk  # noqa: F401 - loaded once, before the fork
 from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
-from purveyor.stages.crash_points import Point, listen
-from purveyor.stages.timeouts import Timing
+from purveyor.stages.crash_points import CrashPoint, set_listener
+from purveyor.stages.stage_options import Timing
 
 IN_HANDLER = "in the handler"
-POINTS = (*(point.value for point in Point), IN_HANDLER)
+POINTS = (*(point.value for point in CrashPoint), IN_HANDLER)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ async def _serve(plan: Plan) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             left -= 1
 
-    listen(lambda point: maybe_die(point.value))
+    set_listener(lambda point: maybe_die(point.value))
     async with connect(plan.address) as queues:
         await application(queues, plan, maybe_die).serve()
 

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from purveyor.jetstream.address import Address
-from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.queues.catalogue import DEAD_LETTERS, STAGE_REPLIES, endpoint_queue
 from purveyor.queues.client import Queues
-from purveyor.queues.stage_queues import STAGE_REPLIES, endpoint_queue
 from purveyor.stages import SqlStore, Stages
-from tests.scale import chance, pick
 from tests.stages.chain import SERVICES, TIMING, Service, Step, start
-from tests.stages.conftest import make_database, rows
-from tests.waiting import until
+from tests.support.scale import chance, pick
+from tests.support.stages import make_database, rows
+from tests.support.waiting import until
 
 
 @pytest.mark.chaos

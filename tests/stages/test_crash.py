@@ -7,33 +7,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from purveyor.jetstream.address import Address
 from purveyor.model import json_fields
-from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.queues.catalogue import DEAD_LETTERS, STAGE_REPLIES, endpoint_queue
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.letter import token
-from purveyor.queues.stage_queues import STAGE_REPLIES, endpoint_queue
+from purveyor.queues.dead_letters.letter import subject_token
 from purveyor.stages import SqlStore, Stages
-from tests.scale import LONG, chance, pick
-from tests.stages.conftest import make_database, rows
 from tests.stages.program import POINTS, Job, Plan, start
-from tests.waiting import until
+from tests.support.scale import LONG, chance, pick
+from tests.support.stages import make_database, rows, stored
+from tests.support.waiting import until
 
 KEYS = 5
 RUNS = [("sqlite", 1, True), ("postgresql", 3, True), ("sqlite", 3, False), ("postgresql", 3, False)]
 MORE = [("sqlite", 1, False), ("sqlite", 3, True), ("postgresql", 1, True), ("postgresql", 1, False)]
-
-
-async def stored(queues: Queues, stream: str, subject: str) -> list[dict[str, Any]]:
-    """All messages of a subject, in order."""
-    found: list[dict[str, Any]] = []
-    async for batch in queues.read_range(stream, 1, (await queues.streams.info(stream)).state.last_seq):
-        found.extend(row for row in batch.to_pylist() if row["subject"] == subject)
-    return found
 
 
 class Instances:
@@ -118,7 +108,7 @@ async def test_killed_at_each_point_every_message_is_done_once_or_a_dead_letter(
         running.stop()
     done = await rows(database, "SELECT number, note FROM effects ORDER BY id")
     messages = await stored(queues, endpoint_queue(f"{unique}-sink", 1).stream, f"stage.{unique}-sink.0")
-    letters = await stored(queues, DEAD_LETTERS.stream, f"dead-letters.{token(f'stage:{unique}.0')}")
+    letters = await stored(queues, DEAD_LETTERS.stream, f"dead-letters.{subject_token(f'stage:{unique}.0')}")
     print(f"{len(sent)} messages, {running.deaths} deaths, {len(letters)} dead letters")
     assert sorted(number for number, _ in done) == sorted(set(sent) - poisonous)
     out = [json_fields.parse(message["data"], "job")["number"] for message in messages]

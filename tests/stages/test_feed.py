@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.app.subscription_source import SubscriptionSource
-from purveyor.delivery.pull import Pull
+from purveyor.delivery.pull import open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.headers import POSITION
@@ -22,12 +22,10 @@ from purveyor.queues.client import Queues, connect
 from purveyor.stages import Context, Retry, SqlStore, Stages
 from purveyor.stages.source import Incoming
 from purveyor.stages.sql_store import now_ms
-from tests.conftest import OwnServer
-from tests.proxy import TcpProxy
-from tests.stages.conftest import QUICK
-from tests.stages.test_stage import effects
-from tests.stages.test_subscription import event
-from tests.waiting import until
+from tests.support.nats_servers import OwnServer
+from tests.support.proxy import TcpProxy
+from tests.support.stages import QUICK, effects, event
+from tests.support.waiting import until
 
 PATIENCE_SECONDS = 0.5
 
@@ -37,15 +35,15 @@ class WatchedSource(SubscriptionSource):
 
     answers = 0
 
-    async def done(self, messages: Sequence[Incoming]) -> None:
+    async def ack(self, messages: Sequence[Incoming]) -> None:
         try:
-            await super().done(messages)
+            await super().ack(messages)
         finally:
             self.answers += len(messages)
 
-    async def later(self, message: Incoming, delay: timedelta) -> None:
+    async def retry(self, message: Incoming, delay: timedelta) -> None:
         try:
-            await super().later(message, delay)
+            await super().retry(message, delay)
         finally:
             self.answers += 1
 
@@ -180,7 +178,7 @@ async def test_an_event_in_the_place_of_one_that_was_handled_before_an_outage_is
                 shutil.rmtree(directory)
                 shutil.copytree(older, directory)
                 server = own_server(directory=directory)
-                async with connect(server.address) as queues, Pull(queues) as other:
+                async with connect(server.address) as queues, open_pull(queues) as other:
                     await publish(queues, name, [1])
                     [taken] = await other.lease(name, "b", lease_seconds=1)  # handed out, and given up
                     assert taken.sequence == 1

@@ -11,10 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from purveyor.model.errors import AlreadyExists, InvalidConfig, InvalidInput, InvalidName, NoAnswer
 from purveyor.queues.client import Queues
 from purveyor.stages import Context, Goto, Next, Reply, Request, Retry, Stages
-from tests.stages.conftest import MakeStages, rows
-from tests.stages.test_stage import Order as Note
-from tests.stages.test_stage import effects, is_empty, sink, waiting
-from tests.waiting import until
+from tests.support.stages import MakeStages, effects, is_empty, rows, sink, waiting
+from tests.support.stages import Order as Note
+from tests.support.waiting import until
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ async def test_an_initiation_is_part_of_the_callers_transaction(
 async def test_what_nobody_takes_is_held_without_holding_up_others_and_goes_out_in_order(
     make_stages: MakeStages, queues: Queues, database: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purveyor.stages.relay._PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("purveyor.stages.relay._PROBE_INTERVAL_SECONDS", 0.2)
     stages = make_stages()
     missing = stages.remote(f"{unique}.missing", request=Note, reply=type(None))
     there = await sink(queues, stages, unique)

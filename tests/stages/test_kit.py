@@ -14,8 +14,8 @@ from purveyor.app.cli.main import run
 from purveyor.model.errors import NoAnswer
 from purveyor.stages import Stages
 from purveyor.stages.testing import StageKit
-from tests.conftest import OwnServer
-from tests.stages.conftest import fresh_database
+from tests.support.nats_servers import OwnServer
+from tests.support.stages import fresh_database
 
 Say = Callable[..., str]
 

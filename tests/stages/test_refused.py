@@ -10,16 +10,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.model.errors import InvalidHeader, InvalidInput, PublishRefused
-from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.queues.catalogue import DEAD_LETTERS, endpoint_queue
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.letter import CUT, LEFT_OUT, DeadLetter
-from purveyor.queues.stage_queues import endpoint_queue
+from purveyor.queues.dead_letters.letter import CUT_FROM_BYTES, HEADERS_LEFT_OUT, DeadLetter
 from purveyor.stages import Context, Refuse, Request, Retry, Stages
 from purveyor.stages.flow import FLOW, KEY, Outgoing
-from tests.stages.conftest import rows
-from tests.stages.test_crash import stored
-from tests.stages.test_stage import QUICK_RETRY, Order, effects, is_empty, letters, sink
-from tests.waiting import until
+from tests.support.stages import QUICK_RETRY, Order, effects, is_empty, letters, rows, sink, stored
+from tests.support.waiting import until
 
 ODD_KEYS = ["cn=a\r\ncn=b", " padded ", "trailing\t", "", "ü\x0b", '"quoted"', "plain"]
 """Keys that a header does not carry as they are, beside some that it does."""
@@ -90,7 +87,7 @@ async def test_rows_of_an_older_version_that_cannot_be_sent_hold_up_nothing(
     assert "no name" in reasons[f"{unique}-3"].reason
     assert "white space" in reasons[f"{unique}-7"].reason
     assert "bytes" in reasons[f"{unique}-11"].reason
-    assert reasons[f"{unique}-13"].details[CUT] == limit + 1
+    assert reasons[f"{unique}-13"].details[CUT_FROM_BYTES] == limit + 1
     assert all(letter.data.startswith(b'{"number"') for id_, letter in reasons.items() if not id_.endswith("-13"))
 
 
@@ -114,7 +111,7 @@ async def test_what_the_stream_refuses_for_its_size_is_parked_and_the_rest_goes_
 async def test_a_held_subject_whose_oldest_row_is_refused_for_good_goes_on(
     stages: Stages, queues: Queues, database: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purveyor.stages.relay._PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("purveyor.stages.relay._PROBE_INTERVAL_SECONDS", 0.1)
     to = stages.remote(f"{unique}-sink", request=Order, reply=type(None))
     queue = endpoint_queue(f"{unique}-sink", 1)
     async with stages:
@@ -294,5 +291,5 @@ async def test_a_message_with_headers_that_no_letter_can_carry_is_parked_all_the
     assert handled == [200]
     found = {json.loads(letter.data)["number"]: letter for letter in await letters(queues, unique)}
     assert set(found) == {*range(len(blocks)), *range(100, 100 + len(blocks))}
-    assert LEFT_OUT in found[5].details
-    assert LEFT_OUT in found[105].details
+    assert HEADERS_LEFT_OUT in found[5].details
+    assert HEADERS_LEFT_OUT in found[105].details

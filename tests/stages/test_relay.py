@@ -12,19 +12,17 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.jetstream.address import Address
+from purveyor.queues.catalogue import endpoint_queue
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.stage_queues import endpoint_queue
 from purveyor.stages import Context, Retry, SqlStore, Stages
-from purveyor.stages.cleanup import Upkeep
+from purveyor.stages.cleanup import Cleanup
 from purveyor.stages.flow import Outgoing
 from purveyor.stages.source import QueueSource
-from purveyor.stages.timeouts import Timing
-from tests.conftest import OwnServer
-from tests.proxy import TcpProxy
-from tests.stages.conftest import QUICK, MakeStages, rows
-from tests.stages.test_crash import stored
-from tests.stages.test_stage import Order, effects, is_empty, sink, waiting
-from tests.waiting import until
+from purveyor.stages.stage_options import Timing
+from tests.support.nats_servers import OwnServer
+from tests.support.proxy import TcpProxy
+from tests.support.stages import QUICK, MakeStages, Order, effects, is_empty, rows, sink, stored, waiting
+from tests.support.waiting import until
 
 
 async def out(queues: Queues, name: str) -> list[dict[str, Any]]:
@@ -76,7 +74,7 @@ async def test_a_row_numbered_before_and_committed_after_another_is_sent(
 async def test_what_another_process_commits_is_heard_of_without_a_look(
     queues: Queues, postgres_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purveyor.stages.relay._POLL_SECONDS", 3600)
+    monkeypatch.setattr("purveyor.stages.relay._POLL_INTERVAL_SECONDS", 3600)
     stages = Stages(queues, store=SqlStore(postgres_url, create_tables=True), app="test")
     other = Stages(queues, store=SqlStore(postgres_url), app="test")
     to = await sink(queues, stages, unique)
@@ -90,10 +88,10 @@ async def test_what_another_process_commits_is_heard_of_without_a_look(
 
 async def test_the_relay_looks_once_a_second_when_nothing_happens(stages: Stages) -> None:
     async with stages:
-        await until(lambda: stages.relay.looks)
-        before, began = stages.relay.looks, asyncio.get_running_loop().time()
-        await until(lambda: stages.relay.looks >= before + 2)
-        assert stages.relay.looks - before <= asyncio.get_running_loop().time() - began + 1
+        await until(lambda: stages.relay.polls)
+        before, began = stages.relay.polls, asyncio.get_running_loop().time()
+        await until(lambda: stages.relay.polls >= before + 2)
+        assert stages.relay.polls - before <= asyncio.get_running_loop().time() - began + 1
 
 
 async def test_the_cost_of_a_look_does_not_grow_with_the_table(postgres_url: str) -> None:
@@ -105,7 +103,7 @@ async def test_the_cost_of_a_look_does_not_grow_with_the_table(postgres_url: str
     async with store.engine.begin() as connection:
         await connection.exec_driver_sql("UPDATE purveyor_outbox SET sent_ms = 1 WHERE id <= 19990")
         await connection.exec_driver_sql("ANALYZE purveyor_outbox")
-    asked_for = (store.statements._unsent, store.statements._waiting, store.statements._newest)  # type: ignore[attr-defined]
+    asked_for = (store.statements._unsent, store.statements._waiting, store.statements._newest)
     for statement in asked_for:
         asked = statement.replace("%s", "0", 1).replace("%s", "1000000")
         plan = "\n".join(line for (line,) in await rows(postgres_url, f"EXPLAIN {asked}"))
@@ -133,7 +131,7 @@ async def test_what_is_old_and_done_goes_and_nothing_else(
         sources = {f"{unique}.0": source}
         kept = Timing()
         at_once = Timing(outbox_kept=timedelta(seconds=-1), inbox_kept=timedelta(seconds=-1))
-        assert await Upkeep(stages.store, sources, kept).once() == (0, 0)
+        assert await Cleanup(stages.store, sources, kept).run_once() == (0, 0)
         async with stages.store.transaction() as transaction:
             await transaction.put([Outgoing("unsent", "stage.nobody.0", b"{}", {})])
         # One that the broker could deliver again: it lies above what is acknowledged.
@@ -142,7 +140,7 @@ async def test_what_is_old_and_done_goes_and_nothing_else(
                 f"UPDATE purveyor_inbox SET sequence = 1000 WHERE message_id = "
                 f"(SELECT min(message_id) FROM purveyor_inbox WHERE stage = '{unique}.0')"
             )
-        assert await Upkeep(stages.store, sources, at_once).once() == (5, 4)
+        assert await Cleanup(stages.store, sources, at_once).run_once() == (5, 4)
     assert await rows(database, "SELECT message_id FROM purveyor_outbox") == [("unsent",)]
     assert await rows(database, "SELECT sequence FROM purveyor_inbox") == [(1000,)]
 

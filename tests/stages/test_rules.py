@@ -1,4 +1,4 @@
-"""The pure rules: types and JSON, lanes, delays, how many messages share a transaction."""
+"""The pure rules: types and JSON, the scheduler, delays, how many messages share a transaction."""
 
 import enum
 import uuid
@@ -15,14 +15,14 @@ from pydantic import BaseModel
 import purveyor.stages
 from purveyor.jetstream import headers as header_codec
 from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName, PublishRefused
-from purveyor.queues.stage_queues import check_endpoint, endpoint_of, endpoint_queue
+from purveyor.queues.catalogue import check_endpoint, endpoint_of, endpoint_queue
 from purveyor.stages import Retry
-from purveyor.stages.flow import FLOW, Flow, Frame, check_sendable, derived_id, identity, key_of, message
-from purveyor.stages.key_scheduler import Lanes
+from purveyor.stages.flow import FLOW, Flow, Frame, check_sendable, derived_id, flow_message, message_identity, read_key
+from purveyor.stages.key_scheduler import KeyScheduler
 from purveyor.stages.message_codec import dump, load
-from purveyor.stages.processor import Pace
+from purveyor.stages.processor import GroupSize
 from purveyor.stages.source import Incoming
-from purveyor.stages.timeouts import Timing
+from purveyor.stages.stage_options import Timing
 
 
 class Colour(enum.Enum):
@@ -96,12 +96,12 @@ def test_a_flow_travels_in_a_header_and_a_reply_goes_to_the_one_who_asked_last()
     assert header.isascii()
     assert "\n" not in header
     assert Flow.from_headers({FLOW: (header,)}, "id") == flow
-    asked = flow.asking(Frame("stage.b.1", None, None), interactive=None)
-    answered = asked.answering()
+    asked = flow.for_request(Frame("stage.b.1", None, None), interactive=None)
+    answered = asked.for_reply()
     assert answered is not None
-    frame, going = answered
-    assert (frame.subject, going.stack) == ("stage.b.1", flow.stack)
-    assert Flow("t").answering() is None
+    frame, outgoing = answered
+    assert (frame.subject, outgoing.stack) == ("stage.b.1", flow.stack)
+    assert Flow("t").for_reply() is None
     with pytest.raises(InvalidInput, match="Purveyor-Flow"):
         Flow.from_headers({FLOW: ("[]",)}, "id")
     assert derived_id("s", "m", 0) == derived_id("s", "m", 0) != derived_id("s", "m", 1)
@@ -112,8 +112,8 @@ def test_delays_grow_and_end() -> None:
     delays = [retry.after(failures) for failures in range(1, 8)]
     assert [delay.total_seconds() for delay in delays if delay] == [0.5, 1, 2, 4, 8, 16]
     assert delays[-1] is None
-    assert not retry.hopeless(37)
-    assert retry.hopeless(38)
+    assert not retry.is_exhausted(37)
+    assert retry.is_exhausted(38)
     with pytest.raises(InvalidConfig):
         Retry.parallel(attempts=0)
     with pytest.raises(InvalidConfig, match="inbox"):
@@ -121,14 +121,14 @@ def test_delays_grow_and_end() -> None:
 
 
 def test_quick_handlers_share_more_and_more_and_slow_ones_nothing() -> None:
-    pace = Pace()
+    group_size = GroupSize()
     for _ in range(10):
-        pace.went(0.001 * pace.group, pace.group, cut=False)
-    assert pace.group == 128
-    pace.went(0.5, 3, cut=True)
-    assert pace.group == 3
-    pace.fell()
-    assert pace.group == 1
+        group_size.record(0.001 * group_size.limit, group_size.limit, truncated=False)
+    assert group_size.limit == 128
+    group_size.record(0.5, 3, truncated=True)
+    assert group_size.limit == 3
+    group_size.reset()
+    assert group_size.limit == 1
 
 
 def test_endpoint_names_and_their_queues_are_one_to_one() -> None:
@@ -156,24 +156,24 @@ def incoming(number: int, key: str | None, *, interactive: bool = False) -> Inco
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.booleans()), max_size=60), st.data())
-def test_lanes_never_let_a_key_overtake_itself_and_lose_nothing(steps: list[Any], data: st.DataObject) -> None:
-    lanes = Lanes(ordered=True)
+def test_the_scheduler_never_lets_a_key_overtake_itself_and_lose_nothing(steps: list[Any], data: st.DataObject) -> None:
+    scheduler = KeyScheduler(ordered=True)
     at_work: list[list[Incoming]] = []
     done: dict[str, list[int]] = {key: [] for key in "abc"}
     added: dict[str, list[int]] = {key: [] for key in "abc"}
 
     def finish(group: list[Incoming], *, fails: bool) -> None:
         if fails:
-            lanes.put_back(group)
+            scheduler.put_back(group)
         else:
             for message in group:
                 done[message.key or ""].append(message.sequence)
-        lanes.release(message.key for message in group)
+        scheduler.release(message.key for message in group)
 
     for number, (key, limit, fails) in enumerate(steps):
-        lanes.add([incoming(number, key, interactive=number % 5 == 0)])
+        scheduler.add([incoming(number, key, interactive=number % 5 == 0)])
         added[key].append(number)
-        if taken := lanes.take(limit):
+        if taken := scheduler.take(limit):
             busy = {message.key for group in at_work for message in group}
             assert not busy & {message.key for message in taken}
             at_work.append(taken)
@@ -182,18 +182,18 @@ def test_lanes_never_let_a_key_overtake_itself_and_lose_nothing(steps: list[Any]
             finish(at_work.pop(0), fails=fails)
     for group in at_work:
         finish(group, fails=False)
-    while taken := lanes.take(3):
+    while taken := scheduler.take(3):
         finish(taken, fails=False)
     assert done == added
 
 
 def test_in_parallel_interactive_messages_come_first() -> None:
-    lanes = Lanes(ordered=False)
-    lanes.add([incoming(1, None), incoming(2, None), incoming(3, None, interactive=True)])
-    assert [message.sequence for message in lanes.take(2)] == [3, 1]
-    lanes.put_back([incoming(1, None)])
-    assert [message.sequence for message in lanes.drain()] == [1, 2]
-    assert not lanes.available
+    scheduler = KeyScheduler(ordered=False)
+    scheduler.add([incoming(1, None), incoming(2, None), incoming(3, None, interactive=True)])
+    assert [message.sequence for message in scheduler.take(2)] == [3, 1]
+    scheduler.put_back([incoming(1, None)])
+    assert [message.sequence for message in scheduler.drain()] == [1, 2]
+    assert not scheduler.has_ready
 
 
 def test_the_public_names() -> None:
@@ -204,23 +204,23 @@ def test_the_public_names() -> None:
 
 @given(st.text(st.characters(codec=None)), st.integers(0, 70_000))
 def test_what_is_accepted_travels_in_headers_and_the_rest_is_refused(key: str, size: int) -> None:
-    going = message("id-1", "stage.a.0", b"{}", Flow("t", state=["s" * size]), key)
+    outgoing = flow_message("id-1", "stage.a.0", b"{}", Flow("t", state=["s" * size]), key)
     try:
-        check_sendable(going, 1 << 20)
+        check_sendable(outgoing, 1 << 20)
     except InvalidInput:
         assert "\0" in key or any("\ud800" <= letter <= "\udfff" for letter in key)
     except PublishRefused:
         assert size > 60_000
     else:
-        block = header_codec.encode(header_codec.normalise({**going.headers, header_codec.MSG_ID: going.id}))
-        assert len(block) <= header_codec.LARGEST_BLOCK
-        assert key_of(header_codec.decode(block).headers) == key
+        block = header_codec.encode(header_codec.normalise({**outgoing.headers, header_codec.MSG_ID: outgoing.id}))
+        assert len(block) <= header_codec.MAX_HEADER_BLOCK_BYTES
+        assert read_key(header_codec.decode(block).headers) == key
 
 
 @given(st.binary(min_size=1, max_size=40))
 def test_any_id_of_a_message_can_be_stored_and_tells_it_from_others(given_id: bytes) -> None:
     def known_as(raw: bytes) -> str:
-        return identity({header_codec.MSG_ID: (raw.decode("utf-8", "surrogateescape"),)}, "s", 1, "t")
+        return message_identity({header_codec.MSG_ID: (raw.decode("utf-8", "surrogateescape"),)}, "s", 1, "t")
 
     stored = known_as(given_id)
     assert "\0" not in stored

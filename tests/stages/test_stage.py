@@ -1,7 +1,6 @@
 """One stage: its work, its database and its messages are one, or nothing of it happened."""
 
 import asyncio
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -10,57 +9,18 @@ from psycopg import AsyncConnection as Psycopg
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-from purveyor.delivery.dead_letters.service import Choice, DeadLetters
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
 from purveyor.model.errors import InvalidConfig, SetupError
-from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.queues.catalogue import endpoint_queue
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.letter import DeadLetter, token
-from purveyor.queues.stage_queues import endpoint_queue
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages, Target
-from tests.stages.conftest import QUICK, MakeStages, rows
-from tests.waiting import until
-
-QUICK_RETRY = Retry.parallel(attempts=3, first_delay=timedelta(milliseconds=10))
-
-
-@dataclass(frozen=True)
-class Order:
-    number: int
-    note: str = ""
-
-
-async def effects(database: str) -> list[int]:
-    return sorted(number for (number,) in await rows(database, "SELECT number FROM effects"))
-
-
-async def waiting(queues: Queues, endpoint: str) -> int:
-    return (await queues.streams.info(endpoint_queue(endpoint, 1).stream)).state.messages
-
-
-async def is_empty(queues: Queues, endpoint: str) -> bool:
-    return await waiting(queues, endpoint) == 0
+from tests.support.stages import QUICK, QUICK_RETRY, MakeStages, Order, effects, is_empty, letters, rows, sink, waiting
+from tests.support.waiting import until
 
 
 async def is_stored(queues: Queues, endpoint: str, body: bytes) -> bool:
     """Whether a message under the first id was stored, which it is not while the server knows that id."""
     return not (await queues.publish(f"stage.{endpoint}.0", body, msg_id=f"{endpoint}-1")).duplicate
-
-
-async def letters(queues: Queues, endpoint: str) -> list[DeadLetter]:
-    subject = f"dead-letters.{token(f'stage:{endpoint}.0')}"
-    found: list[DeadLetter] = []
-    sequence = 1
-    for _ in range((await queues.streams.subjects(DEAD_LETTERS.stream, subject)).get(subject, 0)):
-        stored = await queues.streams.get_next(DEAD_LETTERS.stream, sequence, subject)
-        found.append(DeadLetter.from_message(stored.headers, stored.data))
-        sequence = stored.sequence + 1
-    return found
-
-
-async def sink(queues: Queues, stages: Stages, name: str) -> Target[Order, None]:
-    """Somewhere to send to, where messages stay."""
-    await queues.ensure(endpoint_queue(f"{name}-sink", 1))
-    return stages.remote(f"{name}-sink", request=Order, reply=type(None))
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])
@@ -205,8 +165,8 @@ async def test_a_dead_letter_that_is_put_back_is_processed_once(
         await until(lambda: is_empty(queues, unique))
         (letter,) = await letters(queues, unique)
         works = True
-        async with DeadLetters(queues) as dead:
-            chosen = Choice(origin=letter.origin)
+        async with open_dead_letters(queues) as dead:
+            chosen = DeadLetterFilter(origin=letter.origin)
             assert (await dead.retry(chosen)).targets == {f"stage.{unique}.0": 1}
             await until(lambda: is_empty(queues, unique))
             assert (await dead.retry(chosen)).chosen == 0
@@ -397,7 +357,7 @@ async def test_mistakes_in_declarations_are_told_at_once(stages: Stages, unique:
         async def wrong_database(ctx: Context[None], message: Order, db: str) -> Order:
             return message
 
-    with pytest.raises(InvalidConfig, match="cannot travel"):
+    with pytest.raises(InvalidConfig, match="have no JSON form"):
         stages.terminator(f"{unique}-2", message=Stages)
     with pytest.raises(InvalidConfig, match="no last stage"):
         await stages.start()

@@ -1,13 +1,13 @@
 """A provisioning consumer that is a transactional stage: each event has its effect once, in order."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.app.subscription_source import SubscriptionSource
-from purveyor.delivery.dead_letters.service import Choice, DeadLetters
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.headers import POSITION, first
 from purveyor.model.event import Event
@@ -15,19 +15,8 @@ from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
-from tests.stages.conftest import QUICK, rows
-from tests.waiting import until
-
-
-def event(number: int, key: str) -> bytes:
-    made = Event(
-        publisher_name="test",
-        ts=datetime(2026, 11, 16, tzinfo=UTC),
-        realm="udm",
-        topic="users/user",
-        new={"number": number, "id": key},
-    )
-    return made.encode()
+from tests.support.stages import QUICK, event, rows
+from tests.support.waiting import until
 
 
 async def test_events_of_a_subscription_go_through_a_stage_once_and_in_order(
@@ -74,8 +63,10 @@ async def test_events_of_a_subscription_go_through_a_stage_once_and_in_order(
     assert (await queues.streams.subjects(DEAD_LETTERS.stream, subject)) == {subject: 1}
 
     known = True
-    async with DeadLetters(queues) as letters:
-        assert (await letters.retry(Choice(origin=f"stage:{name}.accounts.0"))).targets == {f"{name}.retry": 1}
+    async with open_dead_letters(queues) as letters:
+        assert (await letters.retry(DeadLetterFilter(origin=f"stage:{name}.accounts.0"))).targets == {
+            f"{name}.retry": 1
+        }
     [back] = [await queues.streams.get_last(f"stream:{name}", f"{name}.retry")]
     assert first(back.headers, POSITION) == "7"
     stages, source = application()

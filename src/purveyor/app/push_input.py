@@ -1,4 +1,4 @@
-"""Check push settings that a user gives: refuse endpoints that may not be reached, encrypt secrets for storage.
+"""Check push settings that a user gives: reject endpoints that push may not reach, encrypt secrets for storage.
 
 A stored definition holds references to secrets (`model/push_config.py`). A secret that is given again unchanged keeps
 its reference.
@@ -11,8 +11,8 @@ from typing import Final
 
 from purveyor.app.settings import Settings
 from purveyor.delivery.push.egress_policy import Network, check_endpoint, parse_ranges
-from purveyor.delivery.push.secret_encryption import SecretBox
-from purveyor.delivery.push.signing import key_of
+from purveyor.delivery.push.secret_encryption import SecretCipher
+from purveyor.delivery.push.signing import parse_signing_key
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json
 from purveyor.model.push_config import (
@@ -24,73 +24,73 @@ from purveyor.model.push_config import (
     secret_variable,
 )
 
-GRACE: Final = "secret_grace_seconds"
-"""Beside a new secret: for so long messages are signed with the one before as well."""
+SECRET_GRACE_FIELD: Final = "secret_grace_seconds"
+"""Given beside a new secret: for this long push also signs with the old secret."""
 DEFAULT_GRACE_SECONDS: Final = 24 * 3600.0
-_ENDPOINTS: Final = ("endpoint", "endpoints")
-_SECRETS: Final = ("secret", "bearer_token")
-_OLD: Final = "old_secret"
-"""How the names of the fields begin that hold the secret before."""
+_ENDPOINT_FIELDS: Final = ("endpoint", "endpoints")
+_SECRET_FIELDS: Final = ("secret", "bearer_token")
+_OLD_SECRET_PREFIX: Final = "old_secret"
+"""The names of the fields that hold the old secret begin with this."""
 _FIX: Final = f"give the secret itself, or env:{SECRET_PREFIX}..., a variable of the push worker"
 
 
-def _no_box() -> SecretBox:
+def _no_cipher() -> SecretCipher:
     raise InvalidInput(
         "secrets cannot be stored here", fix=f"give env:{SECRET_PREFIX}..., a variable of the push worker"
     )
 
 
-def box_of(settings: Settings) -> SecretBox:
-    """With the key of the settings, or the one in the data directory."""
+def open_cipher(settings: Settings) -> SecretCipher:
+    """Return a cipher with the key from the settings, or with the key file in the data directory."""
     if settings.push_key is not None:
-        return SecretBox(settings.push_key.get_secret_value())
-    return SecretBox.at(settings.data_dir)
+        return SecretCipher(settings.push_key.get_secret_value())
+    return SecretCipher.from_directory(settings.data_dir)
 
 
 @dataclass(frozen=True, slots=True)
-class PushEdge:
-    """See the module."""
+class PushInput:
+    """Parses the push settings of a subscription that a user adds or changes."""
 
-    box: Callable[[], SecretBox] = _no_box
-    """Made when it is needed: most deployments have no secret to keep."""
+    cipher: Callable[[], SecretCipher] = _no_cipher
+    """Called when a secret is to be stored: most deployments have none."""
     allowed: Sequence[Network] = ()
 
     @classmethod
-    def of(cls, settings: Settings) -> "PushEdge":
-        """As the settings say."""
-        return cls(lambda: box_of(settings), parse_ranges(settings.push_allow))
+    def from_settings(cls, settings: Settings) -> "PushInput":
+        """Use the key and the allowed addresses of the settings."""
+        return cls(lambda: open_cipher(settings), parse_ranges(settings.push_allow))
 
-    def added(self, given: Json, existing: Push | None = None) -> Push:
-        """The settings of a new subscription; `existing` are those of one that is there, if it is added again."""
-        wanted = {name: value for name, value in given.items() if name != GRACE}
-        return self._stored(wanted, given, existing)
+    def parse_new(self, given: Json, existing: Push | None = None) -> Push:
+        """Parse the settings of a new subscription; `existing` is set if one of that name exists."""
+        wanted = {name: value for name, value in given.items() if name != SECRET_GRACE_FIELD}
+        return self._parse(wanted, given, existing)
 
-    def changed(self, given: Json, existing: Push | None) -> Push:
-        """Settings with what is given in place of what there was; null takes out. A replaced secret stays valid."""
+    def parse_change(self, given: Json, existing: Push | None) -> Push:
+        """Merge given fields into existing settings; null removes a field. An old secret stays valid for a while."""
         merged = {} if existing is None else existing.to_json()
-        if any(name in given for name in _ENDPOINTS):
-            merged = {name: value for name, value in merged.items() if name not in _ENDPOINTS}
-        merged |= {name: value for name, value in given.items() if name != GRACE}
-        push = self._stored(merged, given, existing)
-        if existing is None or "secret" not in given or push.secret == existing.secret or _moves(push, existing):
+        if any(name in given for name in _ENDPOINT_FIELDS):
+            merged = {name: value for name, value in merged.items() if name not in _ENDPOINT_FIELDS}
+        merged |= {name: value for name, value in given.items() if name != SECRET_GRACE_FIELD}
+        push = self._parse(merged, given, existing)
+        if existing is None or "secret" not in given or push.secret == existing.secret or _has_new_host(push, existing):
             return push
-        stored = {name: value for name, value in push.to_json().items() if not name.startswith(_OLD)}
-        grace = given.get(GRACE)
+        stored = {name: value for name, value in push.to_json().items() if not name.startswith(_OLD_SECRET_PREFIX)}
+        grace = given.get(SECRET_GRACE_FIELD)
         seconds = DEFAULT_GRACE_SECONDS if grace is None else float(grace)
         if existing.secret is not None and push.secret is not None and seconds > 0:
             until = datetime.now(UTC) + timedelta(seconds=seconds)
             stored |= {"old_secret": existing.secret, "old_secret_until": until.isoformat()}
         return Push.from_json(stored)
 
-    def _stored(self, wanted: Json, given: Json, existing: Push | None) -> Push:
-        """Check what is wanted, of which `given` was asked for now, and put references in place of secrets."""
+    def _parse(self, wanted: Json, given: Json, existing: Push | None) -> Push:
+        """Check the wanted settings, and replace secrets by references. `given` are the fields of this request."""
         stored = {name: value for name, value in wanted.items() if value is not None}
         before = {} if existing is None else existing.to_json()
-        if existing is not None and _moves(Push.from_json(_without_secrets(stored)), existing):
-            _check_given_again(stored, given)
-            stored = {name: value for name, value in stored.items() if not name.startswith(_OLD)}
+        if existing is not None and _has_new_host(Push.from_json(_without_secrets(stored)), existing):
+            _check_secrets_given_again(stored, given)
+            stored = {name: value for name, value in stored.items() if not name.startswith(_OLD_SECRET_PREFIX)}
             before = {}
-        for name in _SECRETS:
+        for name in _SECRET_FIELDS:
             if name in stored:
                 stored[name] = self._reference(name, stored[name], before.get(name))
         push = Push.from_json(stored)
@@ -100,33 +100,37 @@ class PushEdge:
 
     def _reference(self, name: str, given: object, before: str | None) -> str:
         if not isinstance(given, str) or not given:
-            raise InvalidInput(f"{name!r} is no text", fix=_FIX)
+            raise InvalidInput(f"{name!r} is not a text", fix=_FIX)
         if before is not None and given in (HIDDEN, before):
             return before
         if given.startswith(FROM_ENVIRONMENT):
             secret_variable(given)
             return given
         if given == HIDDEN or given.startswith(SEALED):
-            raise InvalidInput(f"{given[:10]!r} is no {name}", fix=_FIX)
+            raise InvalidInput(f"{given[:10]!r} is not a {name}", fix=_FIX)
         if name == "secret":
-            key_of(given)
-        box = self.box()
-        if before is not None and before.startswith(SEALED) and _is_same(box, before, given):
+            parse_signing_key(given)
+        cipher = self.cipher()
+        if before is not None and before.startswith(SEALED) and _is_same(cipher, before, given):
             return before
-        return box.seal(given)
+        return cipher.encrypt(given)
 
 
 def _without_secrets(stored: Json) -> Json:
-    return {name: value for name, value in stored.items() if name not in _SECRETS and not name.startswith(_OLD)}
+    return {
+        name: value
+        for name, value in stored.items()
+        if name not in _SECRET_FIELDS and not name.startswith(_OLD_SECRET_PREFIX)
+    }
 
 
-def _moves(push: Push, existing: Push) -> bool:
-    """Whether messages go to a host that they did not go to."""
+def _has_new_host(push: Push, existing: Push) -> bool:
+    """Return whether messages would go to a host that they did not go to before."""
     return not {each.origin for each in push.targets} <= {each.origin for each in existing.targets}
 
 
-def _check_given_again(stored: Json, given: Json) -> None:
-    kept = [name for name in _SECRETS if name in stored and given.get(name) in (None, HIDDEN)]
+def _check_secrets_given_again(stored: Json, given: Json) -> None:
+    kept = [name for name in _SECRET_FIELDS if name in stored and given.get(name) in (None, HIDDEN)]
     if kept:
         raise InvalidInput(
             f"the endpoint is at another host, and {' and '.join(kept)} would be sent there",
@@ -134,8 +138,8 @@ def _check_given_again(stored: Json, given: Json) -> None:
         )
 
 
-def _is_same(box: SecretBox, reference: str, secret: str) -> bool:
+def _is_same(cipher: SecretCipher, reference: str, secret: str) -> bool:
     try:
-        return box.open(reference) == secret
+        return cipher.decrypt(reference) == secret
     except InvalidInput:
         return False

@@ -1,6 +1,6 @@
-"""Settings, read once at the start: flags before `PURVEYOR_*` environment variables before `purveyor.toml`.
+"""Settings, read once at the start: flags override `PURVEYOR_*` environment variables, which override `purveyor.toml`.
 
-A mistake is told with the key, its value and the place it came from, so that people know which of the three to mend.
+An error names the key, its value and its source, so that the user knows which of the three to correct.
 """
 
 import difflib
@@ -30,7 +30,7 @@ from purveyor.queues.catalogue import DEFAULT_GROUP
 PREFIX = "PURVEYOR_"
 DEFAULT_CONNECTIONS = 4096
 FILE_NAME = "purveyor.toml"
-_SHORTEST_LETTER_DAYS = 0.05
+_MIN_DEAD_LETTER_DAYS = 0.05
 _SECRET = frozenset(
     {"nats_url", "database_url", "admin_password", "events_password", "prefill_password", "push_key", "publishers"}
 )
@@ -47,17 +47,17 @@ _FLAGS = {
     "push_per_host": "per-host",
     "database_url": "database",
 }
-"""Flags that are shorter than their key, because their command says the rest."""
+"""Flags with a shorter name than their key: their command gives the context."""
 
 
 def default_data_dir() -> Path:
-    """Where data goes when nothing is said: the data home of the XDG convention."""
+    """Return the default data directory: the data home of the XDG convention."""
     home = os.environ.get("XDG_DATA_HOME", "")
     return (Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share") / "purveyor"
 
 
-def _ours(check: Any) -> AfterValidator:
-    """One of our own checks as a validator of pydantic, which wants a ValueError."""
+def _validated_by(check: Any) -> AfterValidator:
+    """Return a pydantic validator that runs one of our checks and raises ValueError."""
 
     def validate(value: Any) -> Any:
         try:
@@ -70,45 +70,45 @@ def _ours(check: Any) -> AfterValidator:
 
 
 def check_group(name: str) -> None:
-    """A dispatcher group is a durable of `incoming`, beside the archive's."""
+    """Check a dispatcher group. It is a durable of `incoming` and must not have the name of the archive's durable."""
     check_name(name, "dispatcher group")
     if name == "archive":
-        raise InvalidConfig("the group 'archive'", fix="choose another name: this durable is the archive's own")
+        raise InvalidConfig("the group 'archive'", fix="choose another name: the archive uses this durable")
 
 
-def _words(value: Any) -> Any:
-    """A list, or a text with commas, as an environment variable has it."""
+def _split_commas(value: Any) -> Any:
+    """Split a text at commas (environment variables); return a list unchanged."""
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 
 def check_username(name: str) -> None:
-    """A user of the API: HTTP Basic ends it at a colon."""
+    """Check a user name of the API: HTTP Basic ends it at a colon."""
     if not 0 < len(name) <= 128 or ":" in name or not name.isprintable():
         raise InvalidConfig(f"the user {name!r}", fix="use 1 to 128 printable characters without ':'")
 
 
 def check_database_url(url: str) -> None:
-    """A database that stages work with; the password in it is for nobody's eyes."""
+    """Check the URL of a stage database. The error does not contain the URL, which may hold a password."""
     scheme, found, _ = url.partition("://")
     if not found or scheme.partition("+")[0] not in ("postgresql", "sqlite"):
-        raise InvalidConfig("not a database of stages", fix="postgresql://user@host/name or sqlite:///file")
+        raise InvalidConfig("not a database for stages", fix="use postgresql://user@host/name or sqlite:///file")
 
 
 def check_collector(url: str) -> None:
-    """Where traces go."""
+    """Check the URL of a trace collector."""
     if not url.startswith(("http://", "https://")):
-        raise InvalidConfig(f"{url!r} is no collector", fix="use http://host:4318, where it takes OTLP over HTTP")
+        raise InvalidConfig(f"{url!r} is not a collector", fix="use an OTLP over HTTP address such as http://host:4318")
 
 
 class LogFormat(Enum):
-    """How lines of logs look."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class LogLevel(Enum):
-    """From which weight on there is a line."""
+    """The lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -117,78 +117,78 @@ class LogLevel(Enum):
     CRITICAL = "critical"
 
 
-def check_letter_days(days: float) -> None:
-    """A time to keep dead letters for: long enough that people see them."""
-    if 0 < days < _SHORTEST_LETTER_DAYS:
-        raise InvalidConfig(f"dead letters kept for {days:g} days", fix="give 0.05 or more, or 0 for no end")
+def check_dead_letter_days(days: float) -> None:
+    """Check how long to keep dead letters: long enough that an operator sees them."""
+    if 0 < days < _MIN_DEAD_LETTER_DAYS:
+        raise InvalidConfig(f"dead letters kept for {days:g} days", fix="give 0.05 or more, or 0 for no limit")
 
 
-Username = Annotated[str, _ours(check_username)]
+Username = Annotated[str, _validated_by(check_username)]
 Secret = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
 File = Annotated[Path, AfterValidator(Path.expanduser)]
 
 
 class Publisher(BaseModel):
-    """One more login that may publish events, into its realms alone."""
+    """An additional login that may publish events into its realms only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     username: Username
     password: Secret | None = None
     password_env: Annotated[str, Field(min_length=1)] | None = None
-    """The environment variable that holds the password, instead of the file."""
+    """The environment variable with the password, to keep it out of the file."""
     realms: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Settings(BaseSettings):
-    """What can be chosen about a deployment. Every key is a flag, an environment variable and a key of the file."""
+    """The settings of a deployment. Every key is a flag, an environment variable and a key of the file."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
     data_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(default_factory=default_data_dir)
-    """Where data is kept: the embedded server's store, the archive, checkpoints, generated passwords, logs."""
-    nats_url: Annotated[str, _ours(Address.parse)] | None = Field(default=None, repr=False)
-    """A NATS server, or several parted by commas; unset: the embedded one."""
+    """The data directory: the embedded server's store, the archive, checkpoints, generated passwords, logs."""
+    nats_url: Annotated[str, _validated_by(Address.parse)] | None = Field(default=None, repr=False)
+    """The NATS server, or several separated by commas; unset: the embedded one."""
     nats_credentials: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
-    """A .creds or nkey seed file for it."""
-    nats_inbox: Annotated[str, _ours(check_subject)] = DEFAULT_INBOX
-    """How the subjects begin on which answers of the server come."""
+    """A .creds or nkey seed file for the NATS server."""
+    nats_inbox: Annotated[str, _validated_by(check_subject)] = DEFAULT_INBOX
+    """The subject prefix for replies of the NATS server."""
     nats_tls_ca: File | None = None
-    """Who is trusted to vouch for the NATS server (PEM)."""
+    """The certificate authority of the NATS server (PEM)."""
     nats_tls_cert: File | None = None
-    """The certificate that a client shows the NATS server (PEM)."""
+    """The client certificate for the NATS server (PEM)."""
     nats_tls_key: File | None = None
     """The key of that certificate."""
     nats_tls_hostname: Annotated[str, Field(min_length=1)] | None = None
-    """The name that the server's certificate must have, if it is not that of its address."""
+    """The name in the server's certificate, if it differs from its address."""
     nats_server_tls_cert: File | None = None
-    """The certificate of the embedded server (PEM), which then speaks TLS."""
+    """The certificate of the embedded server (PEM), which enables TLS."""
     nats_server_tls_key: File | None = None
     """The key of that certificate."""
-    nats_subscription_users: tuple[Annotated[str, _ours(check_subscription_name)], ...] = ()
-    """Subscriptions that the embedded server has a user of its own for."""
+    nats_subscription_users: tuple[Annotated[str, _validated_by(check_subscription_name)], ...] = ()
+    """Subscriptions for which the embedded server has a separate user."""
     replicas: Annotated[int, Field(ge=1, le=5)] = 1
-    """How many servers of a cluster keep each queue."""
+    """The number of cluster servers that store each queue."""
     migrate: bool = True
-    """Whether a start may migrate a queue that cannot be updated in place."""
-    sync: Annotated[str, _ours(check_sync)] = "always"
-    """When the embedded server writes to disk: `always`, or a duration such as 2m."""
-    database_url: Annotated[str, _ours(check_database_url)] | None = Field(default=None, repr=False)
-    """The database of an application with stages, for the commands that look at both."""
+    """Whether a process may migrate a queue at its start if the queue cannot be updated in place."""
+    sync: Annotated[str, _validated_by(check_sync)] = "always"
+    """When the embedded server syncs to disk: `always`, or a duration such as 2m."""
+    database_url: Annotated[str, _validated_by(check_database_url)] | None = Field(default=None, repr=False)
+    """The database of an application with stages, for the commands that read it."""
     spark_master: Annotated[str, Field(min_length=1)] = "local[*]"
-    """Where Spark runs."""
+    """The Spark master."""
     spark_ui: bool = False
-    """Whether Spark serves its own web pages; the console links to them."""
-    dispatcher_group: Annotated[str, _ours(check_group)] = DEFAULT_GROUP
-    """The durable by which this dispatcher reads `incoming`; each group gets all events."""
+    """Whether Spark serves its own web interface; the console links to it."""
+    dispatcher_group: Annotated[str, _validated_by(check_group)] = DEFAULT_GROUP
+    """The durable with which this dispatcher reads `incoming`; each group gets all events."""
     transform_mapping: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
-    """How entries of a directory become objects (TOML); unset: as built in."""
+    """The mapping of directory entries to objects (TOML); unset: the built-in one."""
     archive_seconds: Annotated[float, Field(gt=0, le=3600)] = 2.0
-    """How often the archive writes, at most."""
-    dead_letter_days: Annotated[float, Field(ge=0, le=36_500), _ours(check_letter_days)] | None = None
-    """How long dead letters are kept; 0: for ever; unset: as the queue is set."""
+    """The minimum time between two writes of the archive."""
+    dead_letter_days: Annotated[float, Field(ge=0, le=36_500), _validated_by(check_dead_letter_days)] | None = None
+    """How long to keep dead letters; 0: for ever; unset: as the queue is configured."""
     api_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Where the API listens."""
+    """The address of the API."""
     api_port: Annotated[int, Field(ge=0, le=65535)] = 7777
     """The port of the API; 0: a free one."""
     api_tls_cert: File | None = None
@@ -196,17 +196,19 @@ class Settings(BaseSettings):
     api_tls_key: File | None = None
     """The key of that certificate."""
     api_connections: Annotated[int, Field(ge=16, le=1_000_000)] = DEFAULT_CONNECTIONS
-    """How many connections an API process has open at most; one address that is no trusted proxy gets half of them."""
-    trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words), _ours(parse_ranges)] = ()
-    """Addresses or networks of proxies before the API: from them alone `X-Forwarded-For` and `-Proto` are taken."""
+    """The maximum number of open connections of an API process; one address that is no trusted proxy gets half."""
+    trusted_proxies: Annotated[
+        tuple[str, ...], NoDecode, BeforeValidator(_split_commas), _validated_by(parse_ranges)
+    ] = ()
+    """Addresses or networks of proxies in front of the API: only their `X-Forwarded-For` and `-Proto` are trusted."""
     console: bool = True
     """Whether the API serves the console at `/`."""
-    push_allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words), _ours(parse_ranges)] = ()
-    """Address ranges that push may reach beyond public ones, and without TLS."""
+    push_allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas), _validated_by(parse_ranges)] = ()
+    """Address ranges that push may reach in addition to public ones, also without TLS."""
     push_key: Secret | None = None
-    """What secrets of push are encrypted with; None: a key in the data directory."""
+    """The key that encrypts the secrets of push; unset: a key in the data directory."""
     push_per_host: Annotated[int, Field(ge=1, le=10_000)] = 256
-    """So many connections at a time go to one host."""
+    """The maximum number of push connections to one host."""
     admin_username: Username = "admin"
     """The login of administrators."""
     admin_password: Secret | None = None
@@ -216,21 +218,21 @@ class Settings(BaseSettings):
     events_password: Secret | None = None
     """Its password; unset: generated."""
     prefill_username: Username = "prefill"
-    """The login of those who tell how far a prefill is."""
+    """The login that reports the status of prefills."""
     prefill_password: Secret | None = None
     """Its password; unset: generated."""
     publishers: tuple[Publisher, ...] = ()
-    """More logins that may publish, each into its realms alone."""
+    """Additional logins that may publish, each into its realms only."""
     metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Where parts without an HTTP port of their own listen for Prometheus."""
+    """The address of the metrics port of processes other than the API."""
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Where parts without an HTTP port of their own answer Prometheus; None: nowhere."""
+    """The metrics port of processes other than the API; unset: none."""
     log_format: LogFormat = LogFormat.TEXT
-    """How lines of logs look."""
+    """The format of log lines."""
     log_level: LogLevel = LogLevel.WARNING
-    """From which weight on there is a line."""
-    otel_endpoint: Annotated[str, _ours(check_collector)] | None = None
-    """An OpenTelemetry collector (OTLP over HTTP) that gets traces."""
+    """The lowest level that is logged."""
+    otel_endpoint: Annotated[str, _validated_by(check_collector)] | None = None
+    """The OpenTelemetry collector (OTLP over HTTP) for traces."""
 
     @classmethod
     def settings_customise_sources(
@@ -241,15 +243,15 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then the environment, then the file."""
+        """Return the sources in order of precedence: flags, environment, file."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     @property
     def nats_address(self) -> Address | None:
-        """The server that is set; None: the embedded one."""
+        """The configured NATS server; None: the embedded one."""
         if self.nats_url is None:
             return None
-        _both("nats_tls_cert", self.nats_tls_cert, "nats_tls_key", self.nats_tls_key)
+        _require_both("nats_tls_cert", self.nats_tls_cert, "nats_tls_key", self.nats_tls_key)
         tls = Tls(
             ca=self.nats_tls_ca,
             certificate=self.nats_tls_cert,
@@ -265,9 +267,9 @@ class Settings(BaseSettings):
 
     @property
     def nats_server_tls(self) -> ServerTls | None:
-        """The certificate of the embedded server; None: it speaks no TLS."""
+        """The certificate of the embedded server; None: it does not use TLS."""
         cert, key = self.nats_server_tls_cert, self.nats_server_tls_key
-        _both("nats_server_tls_cert", cert, "nats_server_tls_key", key)
+        _require_both("nats_server_tls_cert", cert, "nats_server_tls_key", key)
         if cert is None or key is None:
             return None
         return ServerTls(certificate=cert, key=key, ca=self.nats_tls_ca, hostname=self.nats_tls_hostname)
@@ -278,14 +280,14 @@ class Settings(BaseSettings):
         return self.data_dir / "nats"
 
 
-def _both(one: str, first: Path | None, other: str, second: Path | None) -> None:
+def _require_both(one: str, first: Path | None, other: str, second: Path | None) -> None:
     if (first is None) != (second is None):
         given, missing = (one, other) if second is None else (other, one)
-        raise InvalidConfig(f"{given} without {missing}", fix="give both, or neither")
+        raise InvalidConfig(f"{given} without {missing}", fix="set both, or neither")
 
 
 def load(flags: Mapping[str, object], *, config: Path | None = None) -> Settings:
-    """The settings in force. Raises InvalidConfig that names the key, the value and where it came from."""
+    """Return the settings. Raise InvalidConfig with the key, the value and its source."""
     path = config if config is not None else Path(FILE_NAME)
     if config is not None and not config.is_file():
         raise InvalidConfig(f"the settings file {config} does not exist", fix="check --config")
@@ -297,15 +299,15 @@ def load(flags: Mapping[str, object], *, config: Path | None = None) -> Settings
     try:
         return FromFile(**given)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidConfig(f"{path} is not valid TOML: {error}", fix="mend it there") from None
+        raise InvalidConfig(f"{path} is not valid TOML: {error}", fix="correct the file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"{path} cannot be read: {error}", fix="check the file") from None
+        raise InvalidConfig(f"cannot read {path}: {error}", fix="check the file") from None
     except ValidationError as error:
         raise _explain(error, given, path) from None
 
 
 def refuse_secret_flag(nats_url: str | None) -> None:
-    """A password or token in a flag shows in `ps`, in the shell's history and in logs of commands: refuse it."""
+    """Refuse a password or token in a flag: it would show in `ps`, in the shell's history and in command logs."""
     if nats_url is not None and "@" in nats_url:
         raise InvalidInput(
             "--nats-url holds a user, password or token, and everyone on this machine can read flags with `ps`",
@@ -314,7 +316,7 @@ def refuse_secret_flag(nats_url: str | None) -> None:
 
 
 def refuse_secret_database(url: str | None) -> None:
-    """The same for the URL of a database: one with a user is fine, one with a password is not."""
+    """Refuse a database URL with a password in a flag. A URL with only a user is allowed."""
     if url is not None and ":" in url.partition("://")[2].rpartition("@")[0]:
         raise InvalidInput(
             "--database holds a password, and everyone on this machine can read flags with `ps`",

@@ -1,11 +1,13 @@
 """A subscription as the source of a stage: a provisioning consumer that is a transactional stage.
 
-Here delivery and stages meet, which do not know each other. An event is leased, goes through the stage by its steps,
-and is acknowledged at the end. The inbox knows it by its place in the subscription's queue and the time at which the
-server stored it there: after an older store is put back, the server gives the same places to other events.
+This module connects delivery and stages, which do not know each other. The source leases an event, passes it to the
+stage, and acknowledges it at the end. The inbox identifies an event by its sequence in the subscription's queue and the
+time at which the server stored it: after an operator restores an older store, the server gives the same sequences to
+other events.
 
-The broker may be away for any time. A handled event whose acknowledgement fails is remembered and acknowledged before
-the next lease, so that it is not delivered again. After a crash of this process it is, and the inbox turns it away.
+The NATS server may be unreachable for any time. The source remembers a handled event whose acknowledgement failed, and
+acknowledges it before the next lease, so that it is not delivered again. After a crash of this process it is delivered
+again, and the inbox skips it.
 """
 
 import asyncio
@@ -15,104 +17,109 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from purveyor.delivery.pull import Delivered, Pull
+from purveyor.delivery.pull import DeliveredMessage, PullService
+from purveyor.delivery.state_writer import SharedServices
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidInput, LeaseLost, Unavailable, UnknownMessage, UnknownStream
 from purveyor.model.event import Event
-from purveyor.model.tracing import of_headers
+from purveyor.model.tracing import carrier_from_headers
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
 from purveyor.stages.source import Incoming
 
 log = logging.getLogger("purveyor.stages")
 
-_MOST_AT_ONCE: Final = 100
-_WAIT_SECONDS: Final = 5.0
-_PAUSE_SECONDS: Final = 1.0
+_MAX_LEASED: Final = 100
+_LONG_POLL_SECONDS: Final = 5.0
+_RETRY_SECONDS: Final = 1.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SubscriptionSource:
-    """The events of a subscription for a stage that takes `Event`; give it to `Stages.terminator(..., source=...)`.
+    """The events of a subscription for a stage that takes `Event`; pass it to `Stages.terminator(..., source=...)`.
 
-    With `Retry.in_order` one process works at a time, and all give the same `instance`: to delivery they are one
-    consumer, so that who takes over gets at once what its predecessor had. With `Retry.parallel` (and a subscription
-    that allows it) each process needs an `instance` of its own.
+    With `Retry.in_order` one process works at a time, and all use the same `instance`: delivery treats them as one
+    consumer, so that the next process gets the leased events of its predecessor at once. With `Retry.parallel` (and a
+    subscription that allows it) each process needs its own `instance`.
     """
 
     def __init__(
         self, queues: Queues, subscription: str, *, instance: str = "stages", lease: timedelta = timedelta(seconds=30)
     ) -> None:
-        self.patience = lease
+        self.ack_wait = lease
         self._queues = queues
         self._name = subscription
         self._instance = instance
-        self._pull = Pull(queues)
+        self._shared = SharedServices.build(queues)
+        self._pull = PullService(self._shared)
         self._credit = 0
-        self._out: set[int] = set()
-        """Leased by this process and not answered, in success or not."""
-        self._handled: dict[int, datetime] = {}
-        """Handled, and the server has not confirmed the acknowledgement: sequences, and when they were stored."""
-        self._all_answered = asyncio.Event()
-        self._all_answered.set()
+        self._in_flight: set[int] = set()
+        """Sequences that this process has leased and not settled."""
+        self._unconfirmed: dict[int, datetime] = {}
+        """Handled events whose acknowledgement the server has not confirmed: sequence and time of storage."""
+        self._all_settled = asyncio.Event()
+        self._all_settled.set()
 
     async def batches(self) -> AsyncGenerator[list[Incoming]]:
-        """Events, the next ones when all before are answered: in ordered delivery the oldest come again until then."""
-        self._out.clear()
-        self._all_answered.set()
+        """Yield batches of events, the next one when the last one is settled.
+
+        Before that, ordered delivery would return the same events again.
+        """
+        self._in_flight.clear()
+        self._all_settled.set()
         while True:
-            await self._all_answered.wait()
+            await self._all_settled.wait()
             try:
-                await self._acknowledge_left_over()
+                await self._acknowledge_unconfirmed()
                 found = await self._pull.lease(
                     self._name,
                     self._instance,
-                    max=max(1, min(self._credit, _MOST_AT_ONCE)),
-                    lease_seconds=self.patience.total_seconds(),
-                    timeout=_WAIT_SECONDS,
+                    max=max(1, min(self._credit, _MAX_LEASED)),
+                    lease_seconds=self.ack_wait.total_seconds(),
+                    timeout=_LONG_POLL_SECONDS,
                 )
             except Unavailable as error:
-                log.warning("the stage of subscription %s waits for the broker: %s", self._name, error)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                log.warning("the stage of subscription %s waits for the NATS server: %s", self._name, error)
+                await asyncio.sleep(_RETRY_SECONDS)
                 continue
             if found:
                 self._credit -= len(found)
-                self._out.update(message.sequence for message in found)
-                self._all_answered.clear()
-                yield [self._incoming(message) for message in found]
+                self._in_flight.update(message.sequence for message in found)
+                self._all_settled.clear()
+                yield [self._to_incoming(message) for message in found]
 
     async def grant(self, count: int) -> None:
-        """There is room for so many more."""
+        """Allow `count` more events."""
         self._credit += count
 
-    async def done(self, messages: Sequence[Incoming]) -> None:
-        """Acknowledge them; those that an Unavailable leaves over, before the next lease."""
+    async def ack(self, messages: Sequence[Incoming]) -> None:
+        """Acknowledge events. Those that fail with Unavailable are acknowledged before the next lease."""
         sequences = [message.sequence for message in messages]
-        self._handled.update((message.sequence, message.stored) for message in messages)
+        self._unconfirmed.update((message.sequence, message.stored) for message in messages)
         try:
             await self._acknowledge(sequences)
         finally:
-            self._answered(sequences)
+            self._mark_settled(sequences)
 
-    async def later(self, message: Incoming, delay: timedelta) -> None:
-        """Give it again after a delay, or after an Unavailable when its lease is over."""
+    async def retry(self, message: Incoming, delay: timedelta) -> None:
+        """Deliver an event again after a delay; after an Unavailable, when its lease expires."""
         try:
             with contextlib.suppress(UnknownMessage, LeaseLost):
                 seconds = delay.total_seconds()
                 await self._pull.retry(self._name, message.sequence, delay=seconds, instance=self._instance)
         finally:
-            self._answered([message.sequence])
+            self._mark_settled([message.sequence])
 
-    async def working(self, messages: Sequence[Incoming]) -> None:
-        """Begin their leases anew."""
+    async def extend(self, messages: Sequence[Incoming]) -> None:
+        """Extend the leases of events."""
         leases = {message.origin.lease: message for message in messages}
         for message in leases.values():
             with contextlib.suppress(UnknownMessage, LeaseLost):
-                seconds = self.patience.total_seconds()
+                seconds = self.ack_wait.total_seconds()
                 await self._pull.extend(self._name, message.sequence, lease_seconds=seconds, instance=self._instance)
 
-    async def floor(self) -> int:
-        """What is acknowledged is deleted: below the first message of the queue there is nothing."""
+    async def ack_floor(self) -> int:
+        """Return the sequence below the first stored message: the API deletes acknowledged messages."""
         try:
             info = await self._queues.streams.info(subscription_queue(self._name).stream)
         except UnknownStream:
@@ -120,50 +127,50 @@ class SubscriptionSource:
         return info.state.first_seq - 1
 
     async def restart(self) -> None:
-        """Nothing to do: the next lease of this instance begins with the oldest event."""
+        """Do nothing: the next lease of this instance begins with the oldest event."""
 
     async def close(self) -> None:
-        """End what is under way."""
-        await self._pull.close()
+        """Close the pull service."""
+        await self._shared.close()
 
     async def _acknowledge(self, sequences: Iterable[int]) -> None:
         for sequence in sequences:
             with contextlib.suppress(UnknownMessage):  # acknowledged already, or the subscription is gone
                 await self._pull.acknowledge(self._name, sequence)
-            self._handled.pop(sequence, None)
+            self._unconfirmed.pop(sequence, None)
 
-    async def _acknowledge_left_over(self) -> None:
-        """Acknowledge what was handled before an outage, unless the server came back with an older store.
+    async def _acknowledge_unconfirmed(self) -> None:
+        """Acknowledge events that were handled before an outage.
 
-        Then another event may be in its place.
+        Skip an event if the server came back with an older store: then its sequence may belong to another event.
         """
-        for sequence, stored in [*self._handled.items()]:
+        for sequence, stored in [*self._unconfirmed.items()]:
             try:
                 found = await self._queues.streams.get(subscription_queue(self._name).stream, sequence)
             except (UnknownMessage, UnknownStream):
                 found = None
             if found is not None and found.timestamp == stored:
                 await self._acknowledge([sequence])
-            self._handled.pop(sequence, None)
+            self._unconfirmed.pop(sequence, None)
 
-    def _answered(self, sequences: Iterable[int]) -> None:
-        self._out.difference_update(sequences)
-        if not self._out:
-            self._all_answered.set()
+    def _mark_settled(self, sequences: Iterable[int]) -> None:
+        self._in_flight.difference_update(sequences)
+        if not self._in_flight:
+            self._all_settled.set()
 
-    def _incoming(self, message: Delivered) -> Incoming:
+    def _to_incoming(self, message: DeliveredMessage) -> Incoming:
         try:
             key = Event.decode(message.data).object_key
         except InvalidInput:
-            key = None  # the stage refuses it, with the reason
-        place = f"{self._name}:{message.sequence}:{message.position}"
+            key = None  # the stage refuses it and reports the reason
+        origin_id = f"{self._name}:{message.sequence}:{message.position}"
         stored = message.stored or datetime.now(UTC)
         return Incoming(
-            id=place if message.stored is None else f"{place}:{(stored - _EPOCH) // timedelta(microseconds=1)}",
-            former_id=None if message.stored is None else place,
+            id=origin_id if message.stored is None else f"{origin_id}:{(stored - _EPOCH) // timedelta(microseconds=1)}",
+            former_id=None if message.stored is None else origin_id,
             subject=f"{self._name}.{message.kind.value}",
             data=message.data,
-            headers={name: (value,) for name, value in of_headers(message.headers).items()} | _position(message),
+            headers={name: (value,) for name, value in carrier_from_headers(message.headers).items()} | _position_header(message),
             sequence=message.sequence,
             deliveries=message.num_delivered,
             stored=stored,
@@ -172,6 +179,6 @@ class SubscriptionSource:
         )
 
 
-def _position(message: Delivered) -> dict[str, tuple[str, ...]]:
-    """Given up and put back, it comes again in its place."""
+def _position_header(message: DeliveredMessage) -> dict[str, tuple[str, ...]]:
+    """Return the position header, so that a dead letter that is put back keeps its position."""
     return {} if message.position is None else {POSITION: (str(message.position),)}

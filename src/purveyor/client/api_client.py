@@ -1,9 +1,10 @@
-"""Requests to the API: with the login, again and again while it is away, its errors as those of our tree."""
+"""Requests to the HTTP API: with the login, repeated while the API is unavailable, its errors as those of our tree."""
 
 import asyncio
 import base64
 import json
 import logging
+import ssl
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -13,7 +14,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from purveyor.client.consumer_options import Backoff, ConsumerOptions, retry_after
+from purveyor.model.backoff import Backoff, RetryDelays, random_jitter
 from purveyor.model.errors import (
     AuthenticationFailed,
     InvalidInput,
@@ -25,25 +26,29 @@ from purveyor.model.errors import (
 )
 
 _log = logging.getLogger("purveyor.client")
-_CONNECT_SECONDS: Final = 10.0
-_ANSWER_SECONDS: Final = 30.0
-_LATER: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT})
+_CONNECT_TIMEOUT_SECONDS: Final = 10.0
+_RESPONSE_TIMEOUT_SECONDS: Final = 30.0
+"""Beside the time that the API itself waits for messages."""
+_RETRY_BACKOFF: Final = Backoff(0.1, 10.0)
+_RETRYABLE_STATUSES: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT})
 
 
-class Http:
-    """The routes below one subscription."""
+class ApiClient:
+    """The routes of one subscription."""
 
-    def __init__(self, url: str, subscription: str, authorization: str, options: ConsumerOptions) -> None:
+    def __init__(
+        self, url: str, subscription: str, authorization: str, *, instance: str, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._url = url.rstrip("/")
         self._base = f"{self._url}/v1/subscriptions/{quote(subscription, safe='')}"
-        self._headers = {"Authorization": authorization, "X-Consumer-Instance": options.instance}
-        self._options = options
+        self._headers = {"Authorization": authorization, "X-Consumer-Instance": instance}
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
-        self._away = False
+        self._is_unavailable = False
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            headers=self._headers, connector=aiohttp.TCPConnector(limit=0, ssl=self._options.tls or True)
+            headers=self._headers, connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
         )
         return self
 
@@ -63,57 +68,61 @@ class Http:
         patience_seconds: float | None = None,
         wait_seconds: float = 0.0,
     ) -> Any:
-        """The answer of one request. While the API is away it is made again, for ever if the patience is None.
+        """Return the response of one request; repeat it while the API is unavailable, for ever without a patience.
 
         A refusal is final, and raised: `AuthenticationFailed` (401), `PermissionDenied` (403), `NotFound`, `Refused`
         (409), `InvalidInput` (422). At the end of the patience: `ServerUnavailable`.
         """
-        give_up = None if patience_seconds is None else time.monotonic() + patience_seconds
-        backoff = Backoff()
+        deadline = None if patience_seconds is None else time.monotonic() + patience_seconds
+        delays = RetryDelays(_RETRY_BACKOFF)
         while True:
-            asked = 0.0
+            requested_seconds = 0.0
             try:
-                status, headers, text = await self._once(method, path, body, wait_seconds)
+                status, headers, text = await self._request(method, path, body, wait_seconds)
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
             except aiohttp.ClientError as error:
                 raise InvalidInput(f"no request can be made to {self._url}: {error}", fix="check the URL") from error
             else:
                 if status < HTTPStatus.BAD_REQUEST:
-                    self._is_back()
+                    self._log_available()
                     return json.loads(text)
-                if status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in _LATER:
+                if status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in _RETRYABLE_STATUSES:
                     raise _refusal(status, text)
-                asked, reason = retry_after(headers.get("Retry-After")), _detail(text) or f"status {status}"
-            pause = backoff.pause(asked)
-            if give_up is not None and time.monotonic() + pause > give_up:
-                raise ServerUnavailable(f"the API at {self._url} is away: {reason}", fix="try again later")
-            self._is_away(reason)
-            await asyncio.sleep(pause)
+                requested_seconds = parse_retry_after(headers.get("Retry-After"))
+                reason = _text_field(text, "detail") or f"status {status}"
+            delay_seconds = max(requested_seconds, delays.next_seconds(jitter=random_jitter()))
+            if deadline is not None and time.monotonic() + delay_seconds > deadline:
+                raise ServerUnavailable(f"the API at {self._url} is unavailable: {reason}", fix="try again later")
+            self._log_unavailable(reason)
+            await asyncio.sleep(delay_seconds)
 
-    async def _once(
+    async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, wait_seconds: float
     ) -> tuple[int, Mapping[str, str], bytes]:
         if self._session is None:
             raise InvalidInput("the consumer is not open", fix="use it in `async with Consumer(...) as consumer:`")
-        timeout = aiohttp.ClientTimeout(total=wait_seconds + _ANSWER_SECONDS, sock_connect=_CONNECT_SECONDS)
+        timeout = aiohttp.ClientTimeout(
+            total=wait_seconds + _RESPONSE_TIMEOUT_SECONDS, sock_connect=_CONNECT_TIMEOUT_SECONDS
+        )
         url = f"{self._base}/{path}" if path else self._base
-        async with self._session.request(method, url, json=body, timeout=timeout) as answer:
-            return answer.status, answer.headers, await answer.read()
+        async with self._session.request(method, url, json=body, timeout=timeout) as response:
+            return response.status, response.headers, await response.read()
 
-    def _is_away(self, reason: str) -> None:
-        if not self._away:
-            _log.warning("the API at %s is away, it is waited for: %s", self._url, reason)
-        self._away = True
+    def _log_unavailable(self, reason: str) -> None:
+        """Warn once per outage."""
+        if not self._is_unavailable:
+            _log.warning("the API at %s is unavailable, the consumer retries: %s", self._url, reason)
+        self._is_unavailable = True
 
-    def _is_back(self) -> None:
-        if self._away:
-            _log.warning("the API at %s answers again", self._url)
-        self._away = False
+    def _log_available(self) -> None:
+        if self._is_unavailable:
+            _log.warning("the API at %s is available again", self._url)
+        self._is_unavailable = False
 
 
-def authorization(subscription: str, password: str | None, token: str | None) -> str:
-    """The header by which a consumer logs in."""
+def authorization_header(subscription: str, password: str | None, token: str | None) -> str:
+    """Return the value of the `Authorization` header of a consumer."""
     if (password is None) == (token is None):
         raise InvalidInput("a consumer logs in with a password or with a token", fix="give one of the two")
     if token is not None:
@@ -121,8 +130,17 @@ def authorization(subscription: str, password: str | None, token: str | None) ->
     return "Basic " + base64.b64encode(f"{subscription}:{password}".encode()).decode()
 
 
+def parse_retry_after(header: str | None) -> float:
+    """Return the seconds of a `Retry-After` header; 0 for a date, which our API does not send.
+
+    >>> parse_retry_after("3"), parse_retry_after(None), parse_retry_after("Wed, 21 Oct 2026 07:28:00 GMT")
+    (3.0, 0.0, 0.0)
+    """
+    return float(header) if header is not None and header.isdecimal() else 0.0
+
+
 def _refusal(status: int, text: bytes) -> PurveyorError:
-    detail, fix = _detail(text) or f"the API answered {status}", _field(text, "fix")
+    detail, fix = _text_field(text, "detail") or f"the API answered {status}", _text_field(text, "fix")
     match status:
         case HTTPStatus.UNAUTHORIZED:
             return AuthenticationFailed(detail, fix=fix)
@@ -136,11 +154,7 @@ def _refusal(status: int, text: bytes) -> PurveyorError:
             return InvalidInput(detail, fix=fix)
 
 
-def _detail(text: bytes) -> str | None:
-    return _field(text, "detail")
-
-
-def _field(text: bytes, name: str) -> str | None:
+def _text_field(text: bytes, name: str) -> str | None:
     try:
         found = json.loads(text)[name]
     except (ValueError, KeyError, TypeError):

@@ -1,1 +1,1 @@
-"""Delivery: who gets what (subscriptions), and how it is handed over."""
+"""Delivery: subscriptions, delivery state and leases, pull, push, dead letters and credentials."""

@@ -1,17 +1,18 @@
-"""Who may speak for whom: passwords of subscriptions and tokens of all logins, as hashes in the bucket `credentials`.
+"""Credentials: passwords of subscriptions and tokens of all logins, as hashes in the bucket `credentials`.
 
     subscription.<name>   {"incarnation", "passwords": [{"hash", "until", "generation"}]}  the newest password first
     token.<id>            {"login", "incarnation", "hash", "label", "created", "until",
                            "generation", "parent", "bound"}                                one key for each token
-    session.<id>          {}    a session of the console that was ended, as long as its cookie would be valid
+    session.<id>          {}    a console session that was ended, while its cookie would be valid
 
-A password belongs to one incarnation of a subscription: what a deleted one of the same name left behind opens nothing.
-A password that is changed can stay valid for a while beside the new one, and a login can have several tokens: either
-way its clients change over one by one, and none of them is turned away.
+A password belongs to one incarnation of a subscription: the password of a deleted subscription of the same name is not
+accepted. After a change, the old password can stay valid for a while beside the new one, and a login can have several
+tokens. So its clients can change over one by one without a refused login.
 
-When a token ends is told in `tokens`.
+The rules by which tokens become invalid are in `tokens`.
 
-Passwords are people's, so their hash is argon2. A token is 256 random bits: nobody can guess one, a plain hash is safe.
+People choose passwords, so their hash is argon2. A token has 256 random bits: it cannot be guessed, and a plain hash is
+safe.
 """
 
 import asyncio
@@ -25,20 +26,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from purveyor.delivery.password_hashing import Hasher
+from purveyor.delivery.password_hashing import PasswordHasher
 from purveyor.delivery.tokens import (
     Password,
     Passwords,
     Token,
     TokenOptions,
-    alive_tokens,
-    binding,
+    binding_digest,
     digest,
+    limit_to_parent,
+    limit_to_password,
     read_password,
     read_token,
     token_json,
-    while_parent,
-    while_password,
+    valid_tokens,
 )
 from purveyor.jetstream.key_value import Bucket, BucketConfig
 from purveyor.model import json_fields
@@ -59,56 +60,55 @@ from purveyor.queues.client import Queues
 
 BUCKET: Final = "credentials"
 TOKEN_PREFIX: Final = "pvr"
-_PASSWORD: Final = "subscription."
-_TOKEN: Final = "token."
-_SESSION: Final = "session."
-MOST_TOKENS: Final = 100
-"""Of one login."""
-_SHAPE: Final = re.compile(rf"{TOKEN_PREFIX}_([0-9a-f]{{16}})_([A-Za-z0-9_-]{{43}})")
-_ATTEMPTS: Final = 20
-_AGAIN_SECONDS: Final = 1.0
-_PASSWORDS_KEPT: Final = Kind("password", ("incarnation", "passwords"))
-_TOKEN_KEPT: Final = Kind(
+_PASSWORD_KEY_PREFIX: Final = "subscription."
+_TOKEN_KEY_PREFIX: Final = "token."
+_SESSION_KEY_PREFIX: Final = "session."
+MAX_TOKENS_PER_LOGIN: Final = 100
+_TOKEN_PATTERN: Final = re.compile(rf"{TOKEN_PREFIX}_([0-9a-f]{{16}})_([A-Za-z0-9_-]{{43}})")
+_MAX_ATTEMPTS: Final = 20
+_WATCH_RETRY_SECONDS: Final = 1.0
+_PASSWORDS_RECORD: Final = Kind("password", ("incarnation", "passwords"))
+_TOKEN_RECORD: Final = Kind(
     "token", ("login", "incarnation", "hash", "label", "created", "until", "generation", "parent", "bound")
 )
 _MARKER_AGE: Final = timedelta(hours=1)
-"""How long the mark of a deletion is kept: longer than any API process remembers a login without checking it again."""
-_SPARE_AGE: Final = timedelta(minutes=5)
-"""The server removes what has ended, so much later: its clock and ours may differ."""
+"""How long the server keeps deletion markers: longer than an API process caches a successful login."""
+_CLOCK_SKEW: Final = timedelta(minutes=5)
+"""The server removes ended credentials this much later: its clock and ours may differ."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A password was right: for which incarnation of the subscription, and until when it is valid."""
+class PasswordMatch:
+    """The incarnation that a correct password belongs to, and how long the password is valid."""
 
     incarnation: str
     until: datetime | None
     generation: int = 0
 
 
-def _unheard() -> None:
-    """Nobody listens."""
+def _ignore() -> None:
+    """Do nothing."""
 
 
 class Credentials:
-    """See the module. Every method raises an `Unavailable` when the server is away."""
+    """The credentials of a server. Every method raises an `Unavailable` when the server is away."""
 
-    def __init__(self, queues: Queues, hasher: Hasher, *, replicas: int = 1) -> None:
+    def __init__(self, queues: Queues, hasher: PasswordHasher, *, replicas: int = 1) -> None:
         self._queues = queues
         self._hasher = hasher
         self._replicas = replicas
         self._bucket: Bucket | None = None
 
     async def set_first(self, name: str, incarnation: str, password: str) -> bool:
-        """Give a subscription its password when it is added; False if it has this one. Of many at once one succeeds.
+        """Set the first password of a subscription; return False if it has this password already.
 
-        `AlreadyExists` if it has another one.
+        Of many concurrent calls one succeeds. `AlreadyExists` if the subscription has another password.
         """
-        kept, revision = await self._passwords(name)
-        if kept is None or kept.incarnation != incarnation:
+        stored, revision = await self._passwords(name)
+        if stored is None or stored.incarnation != incarnation:
             first = Passwords(incarnation, (Password(await self._hasher.hash(password)),), revision)
-            with contextlib.suppress(WrongRevision):  # somebody else was quicker: is it the same?
+            with contextlib.suppress(WrongRevision):  # another process was faster: compare its password
                 await self._put(name, first)
                 return True
         opened = await self.check_password(name, password)
@@ -116,49 +116,49 @@ class Credentials:
             return False
         raise AlreadyExists(
             f"subscription {name!r} exists with another password",
-            fix=f"give that one, or set a new one with PATCH /v1/subscriptions/{name}",
+            fix=f"give that password, or set a new one with PATCH /v1/subscriptions/{name}",
             code=409,
         )
 
     async def set_password(
         self, name: str, incarnation: str, password: str, *, keep_seconds: float = 0, keep_tokens: bool = False
     ) -> None:
-        """Set a new password. The last one is valid for a while longer, older ones are not.
+        """Set a new password. The previous one stays valid for `keep_seconds`; older ones become invalid.
 
-        Tokens end with the last password, unless they are kept. Both changes are one write: no crash parts them.
+        Tokens become invalid with the previous password, unless `keep_tokens`. Both changes are one write.
         """
         new = await self._hasher.hash(password)
-        for _ in range(_ATTEMPTS):
-            kept, revision = await self._passwords(name)
+        for _ in range(_MAX_ATTEMPTS):
+            stored, revision = await self._passwords(name)
             passwords: tuple[Password, ...] = (Password(new),)
-            if kept is not None and kept.incarnation == incarnation:
-                last = kept.passwords[0]
+            if stored is not None and stored.incarnation == incarnation:
+                last = stored.passwords[0]
                 passwords = (Password(new, generation=last.generation + (0 if keep_tokens else 1)),)
                 if keep_seconds > 0:
                     passwords += (replace(last, until=datetime.now(UTC) + timedelta(seconds=keep_seconds)),)
             with contextlib.suppress(WrongRevision):
                 await self._put(name, Passwords(incarnation, passwords, revision))
                 return
-        raise Unavailable(f"the password of subscription {name!r} is changed by others as well", fix="try again")
+        raise Unavailable(f"other processes change the password of subscription {name!r} too", fix="try again")
 
-    async def check_password(self, name: str, password: str) -> Opened | None:
-        """What a password opens; None if that is nothing.
+    async def check_password(self, name: str, password: str) -> PasswordMatch | None:
+        """Check a password; None if it is wrong.
 
-        That takes as long for a name that does not exist. (While an old password is valid beside a new one, a wrong
-        one takes longer.)
+        The check takes as long for an unknown name. (While an old password is valid beside a new one, a wrong one takes
+        longer.)
         """
-        kept, _ = await self._passwords(name)
-        valid = [each for each in kept.passwords if each.valid] if kept is not None else []
-        if kept is None or not valid:
+        stored, _ = await self._passwords(name)
+        valid = [each for each in stored.passwords if each.valid] if stored is not None else []
+        if stored is None or not valid:
             await self._hasher.verify(None, password)
             return None
         for each in valid:
             if await self._hasher.verify(each.hash, password):
-                return Opened(kept.incarnation, each.until, each.generation)
+                return PasswordMatch(stored.incarnation, each.until, each.generation)
         return None
 
     async def remove(self, name: str, incarnation: str | None) -> None:
-        """Forget the password and the tokens of a subscription that is gone; None: of all that had its name."""
+        """Remove the password and the tokens of a deleted subscription; None: of all incarnations of that name."""
         bucket = await self._open()
         entry = await bucket.newest(password_key(name))
         if entry is not None and not entry.deleted and incarnation in (None, _incarnation(entry.value)):
@@ -171,17 +171,17 @@ class Credentials:
     async def add_token(
         self, login: str, incarnation: str | None, options: TokenOptions | None = None
     ) -> tuple[Token, str]:
-        """Make a token for a login; return it and its text, which is told once and never again.
+        """Create a token for a login; return it and its text, which is not stored.
 
-        1. It is stored. 2. All of the login are counted: one that is beyond the limit is removed, with `Refused`. So
-        many that are made at once are not more than allowed. A crash between the two leaves one that nobody has.
+        1. The token is stored. 2. The tokens of the login are counted: one beyond the limit is removed, with `Refused`.
+        So concurrent calls do not exceed the limit. A crash between the two leaves a token that no client has.
         """
         chosen = options or TokenOptions()
         identity, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         text = f"{TOKEN_PREFIX}_{identity}_{secret}"
         now = datetime.now(UTC)
-        kept, _ = (None, 0) if incarnation is None else await self._passwords(login)
-        current = 0 if kept is None or kept.incarnation != incarnation else kept.passwords[0].generation
+        stored, _ = (None, 0) if incarnation is None else await self._passwords(login)
+        current = 0 if stored is None or stored.incarnation != incarnation else stored.passwords[0].generation
         token = Token(
             id=identity,
             login=login,
@@ -191,49 +191,49 @@ class Credentials:
             until=None if chosen.seconds is None else now + timedelta(seconds=chosen.seconds),
             generation=current if chosen.generation is None else chosen.generation,
             parent=chosen.parent,
-            bound=None if chosen.password is None else binding(text, chosen.password),
+            bound=None if chosen.password is None else binding_digest(text, chosen.password),
         ).until_at_most(chosen.until)
         bucket = await self._open()
-        age = None if token.until is None else max(token.until - now, timedelta(0)) + _SPARE_AGE
-        await bucket.create(token_key(identity), _TOKEN_KEPT.dump(token_json(token, secret)), max_age=age)
+        age = None if token.until is None else max(token.until - now, timedelta(0)) + _CLOCK_SKEW
+        await bucket.create(token_key(identity), _TOKEN_RECORD.dump(token_json(token, secret)), max_age=age)
         found = [each.id for each in await self.tokens(login)]
-        if identity in found[MOST_TOKENS:]:
+        if identity in found[MAX_TOKENS_PER_LOGIN:]:
             await bucket.delete(token_key(identity))
             raise Refused(
-                f"login {login!r} has {MOST_TOKENS} tokens",
+                f"login {login!r} has {MAX_TOKENS_PER_LOGIN} tokens",
                 fix="end one with DELETE /v1/tokens/{id}; GET /v1/tokens lists them",
                 code=409,
             )
         if identity not in found and token.valid:
-            raise Refused("the password, or the token, that it was to be made with has ended", fix="log in", code=409)
+            raise Refused("the password or token of this request is no longer valid", fix="log in again", code=409)
         return token, text
 
     async def check_token(self, text: str) -> Token | None:
-        """The token that a text is; None if it is none, or it has ended."""
-        shape = _SHAPE.fullmatch(text)
+        """Return the token with this text; None if there is none or it is no longer valid."""
+        shape = _TOKEN_PATTERN.fullmatch(text)
         identity, secret = shape.groups() if shape else ("0" * 16, "")
         try:
             entry = await (await self._open()).get(token_key(identity))
         except UnknownKey:
             return None
-        value = _TOKEN_KEPT.read(entry.value, _TOKEN_KEPT.check, f"token {identity}")
+        value = _TOKEN_RECORD.read(entry.value, _TOKEN_RECORD.check, f"token {identity}")
         if not hmac.compare_digest(digest(secret), json_fields.text(value, "hash", "token")):
             return None
         token: Token | None = read_token(identity, value)
         if token is not None and token.incarnation is not None:
-            token = while_password(token, (await self._passwords(token.login))[0])
+            token = limit_to_password(token, (await self._passwords(token.login))[0])
         if token is not None and token.parent is not None:
-            token = while_parent(token, await self._find_token(token.parent))
+            token = limit_to_parent(token, await self._find_token(token.parent))
         return token if token is not None and token.valid else None
 
     async def tokens(self, login: str) -> list[Token]:
-        """The tokens of a login that have not ended, oldest first."""
-        return [token for token in await self._alive(await self._all_tokens(), login) if token.login == login]
+        """Return the valid tokens of a login, oldest first."""
+        return [token for token in await self._valid_tokens(await self._all_tokens(), login) if token.login == login]
 
     async def remove_token(self, login: str, identity: str) -> list[str]:
-        """End a token of a login, and those that were made with it; NotFound if it has none of that id.
+        """Remove a token of a login, and those that it created; NotFound if the login has no such token.
 
-        Returns the ids of all that were ended. The token itself goes last: after a crash it can be ended again.
+        Return the ids of all removed tokens. The token itself is removed last: after a crash the call can be repeated.
         """
         found = await self._all_tokens()
         if not any(token.id == identity and token.login == login for token in found):
@@ -245,18 +245,18 @@ class Credentials:
         return ended
 
     async def sweep(self) -> int:
-        """Remove tokens that have ended, whoever made them; return how many. Any number of processes may do it."""
+        """Remove invalid tokens of all logins; return how many. Any number of processes may run it."""
         found = await self._all_tokens(lenient=False)
-        alive = {token.id for token in await self._alive(found)}
-        ended = [token.id for token in found if token.id not in alive]
+        valid = {token.id for token in await self._valid_tokens(found)}
+        ended = [token.id for token in found if token.id not in valid]
         bucket = await self._open()
         for identity in ended:
             await bucket.delete(token_key(identity))
         return len(ended)
 
     async def end_session(self, identity: str, seconds: float) -> None:
-        """Tell every API process that a session of the console is over. It is kept as long as the session would be."""
-        age = timedelta(seconds=max(seconds, 0)) + _SPARE_AGE
+        """Store for all API processes that a console session is over, for as long as it would be valid."""
+        age = timedelta(seconds=max(seconds, 0)) + _CLOCK_SKEW
         await (await self._open()).put(session_key(identity), b"{}", max_age=age)
 
     async def _find_token(self, identity: str) -> Token | None:
@@ -264,36 +264,36 @@ class Credentials:
             entry = await (await self._open()).get(token_key(identity))
         except UnknownKey:
             return None
-        return read_token(identity, _TOKEN_KEPT.read(entry.value, _TOKEN_KEPT.check, f"token {identity}"))
+        return read_token(identity, _TOKEN_RECORD.read(entry.value, _TOKEN_RECORD.check, f"token {identity}"))
 
-    async def _alive(self, found: Sequence[Token], login: str | None = None) -> list[Token]:
-        """Those of all tokens that have not ended, by the passwords of one login or of all."""
+    async def _valid_tokens(self, found: Sequence[Token], login: str | None = None) -> list[Token]:
+        """Return the valid tokens, judged by the passwords of one login or of all."""
         names = {token.login for token in found if token.incarnation is not None and login in (None, token.login)}
-        return alive_tokens(found, {name: (await self._passwords(name))[0] for name in names})
+        return valid_tokens(found, {name: (await self._passwords(name))[0] for name in names})
 
     async def _all_tokens(self, *, lenient: bool = True) -> list[Token]:
-        """Every token, in the order in which they were made; those that are not understood are left out."""
+        """Return every token, oldest first. With `lenient`, skip tokens that this program does not understand."""
         found: list[Token] = []
         bucket = await self._open()
-        async with contextlib.aclosing(bucket.watch(f"{_TOKEN}>")) as changes:
+        async with contextlib.aclosing(bucket.watch(f"{_TOKEN_KEY_PREFIX}>")) as changes:
             async for entry in changes:
                 if entry is None:
                     break
                 if entry.deleted:
                     continue
-                identity = entry.key.removeprefix(_TOKEN)
+                identity = entry.key.removeprefix(_TOKEN_KEY_PREFIX)
                 try:
-                    found.append(read_token(identity, _TOKEN_KEPT.read(entry.value, _TOKEN_KEPT.check)))
+                    found.append(read_token(identity, _TOKEN_RECORD.read(entry.value, _TOKEN_RECORD.check)))
                 except UnreadableRecord as error:
-                    if not lenient:  # what was made with it may not be judged without it
+                    if not lenient:  # the validity of tokens that it created is unknown
                         raise
-                    _log.warning("token %s is left as it is: %s", identity, error)
+                    _log.warning("token %s is ignored: %s", identity, error)
         return found
 
-    async def follow(self, changed: Callable[[str | None], None], begun: Callable[[], None] = _unheard) -> None:
-        """Call `changed` with the key of everything that anybody changes, with None if some was missed. Without end.
+    async def follow(self, changed: Callable[[str | None], None], begun: Callable[[], None] = _ignore) -> None:
+        """Call `changed` with each changed key, and with None when changes may be missing. Runs until cancelled.
 
-        Sessions that were ended before are told at first. `begun` is called when all that happens from now on is seen.
+        The keys of ended sessions come first. `begun` is called when all later changes will be seen.
         """
         while True:
             try:
@@ -305,12 +305,12 @@ class Credentials:
                             current = True
                             changed(None)
                             begun()
-                        elif current or entry.key.startswith(_SESSION):
+                        elif current or entry.key.startswith(_SESSION_KEY_PREFIX):
                             changed(entry.key)
             except PurveyorError as error:
-                _log.warning("changes of passwords are not seen at present: %s", error)
+                _log.warning("changes of credentials cannot be watched now: %s", error)
             changed(None)
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_WATCH_RETRY_SECONDS)
 
     async def _open(self) -> Bucket:
         if self._bucket is None:
@@ -319,58 +319,58 @@ class Credentials:
         return self._bucket
 
     async def _passwords(self, name: str) -> tuple[Passwords | None, int]:
-        """What is kept under a name, and the revision to give when it is written."""
+        """Return the passwords of a subscription, and the revision for the next write."""
         entry = await (await self._open()).newest(password_key(name))
         if entry is None or entry.deleted:
             return None, 0 if entry is None else entry.revision
 
         def build(given: Json) -> Passwords:
-            value = _PASSWORDS_KEPT.check(given)
+            value = _PASSWORDS_RECORD.check(given)
             passwords = tuple(map(_password, value["passwords"]))
             return Passwords(json_fields.text(value, "incarnation", "password"), passwords, entry.revision)
 
-        return _PASSWORDS_KEPT.read(entry.value, build, f"subscription {name!r}"), entry.revision
+        return _PASSWORDS_RECORD.read(entry.value, build, f"subscription {name!r}"), entry.revision
 
-    async def _put(self, name: str, kept: Passwords) -> None:
-        value = {"incarnation": kept.incarnation, "passwords": [each.to_json() for each in kept.passwords]}
-        await (await self._open()).update(password_key(name), _PASSWORDS_KEPT.dump(value), kept.revision)
+    async def _put(self, name: str, stored: Passwords) -> None:
+        value = {"incarnation": stored.incarnation, "passwords": [each.to_json() for each in stored.passwords]}
+        await (await self._open()).update(password_key(name), _PASSWORDS_RECORD.dump(value), stored.revision)
 
 
 def password_key(name: str) -> str:
-    """The key of a subscription's passwords."""
-    return f"{_PASSWORD}{name}"
+    """Return the key of a subscription's passwords."""
+    return f"{_PASSWORD_KEY_PREFIX}{name}"
 
 
 def token_key(identity: str) -> str:
-    """The key of a token."""
-    return f"{_TOKEN}{identity}"
+    """Return the key of a token."""
+    return f"{_TOKEN_KEY_PREFIX}{identity}"
 
 
 def session_key(identity: str) -> str:
-    """The key of a session of the console that was ended."""
-    return f"{_SESSION}{identity}"
+    """Return the key of an ended console session."""
+    return f"{_SESSION_KEY_PREFIX}{identity}"
 
 
 def ended_session(key: str) -> str | None:
-    """The id of the session that a key tells the end of."""
-    return key.removeprefix(_SESSION) if key.startswith(_SESSION) else None
+    """Return the id of the ended session of a key; None for other keys."""
+    return key.removeprefix(_SESSION_KEY_PREFIX) if key.startswith(_SESSION_KEY_PREFIX) else None
 
 
 def token_id(text: str) -> str | None:
-    """The id of the token that a text seems to be."""
-    shape = _SHAPE.fullmatch(text)
+    """Return the id in the text of a token; None if the text has another form."""
+    shape = _TOKEN_PATTERN.fullmatch(text)
     return None if shape is None else shape[1]
 
 
-def _incarnation(kept: bytes) -> str | None:
-    """Whose a password is, whatever else is kept with it."""
+def _incarnation(stored: bytes) -> str | None:
+    """Return the incarnation of stored passwords of any version."""
     try:
-        found = json_fields.parse(kept, "password").get("incarnation")
+        found = json_fields.parse(stored, "password").get("incarnation")
     except InvalidInput:
         return None
     return found if isinstance(found, str) else None
 
 
 def _password(given: Json) -> Password:
-    json_fields.only(given, ("hash", "until", "generation"), "password")
+    json_fields.reject_unknown(given, ("hash", "until", "generation"), "password")
     return read_password(given)

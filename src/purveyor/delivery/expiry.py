@@ -1,67 +1,72 @@
-"""Messages that nobody acknowledges in time expire, also those of a subscription that nobody asks for.
+"""Expire messages that exceed the retention time of their subscription, also without consumers.
 
-The rule is applied wherever messages are handed out (`hands.lapse`); here somebody goes round and applies it to all
-others. A message that expires is acknowledged in the book, where it is counted: its position stays known to those who
-write the queue, and none goes in silence. An age limit of the stream would do neither.
+Each request for messages applies the rule (`transitions.expire_old`); this loop applies it to all other subscriptions.
+An expired message is acknowledged in the delivery state and counted there. So the writers of the queue still know its
+position, and no message disappears in silence. An age limit of the stream would provide neither.
 """
 
 import asyncio
 import logging
 from typing import Final
 
-from purveyor.delivery.pull import Pull
+from purveyor.delivery.pull import PullService
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.errors import PurveyorError, UnknownSubscription, UnreadableRecord
 from purveyor.model.registration import PrefillStatus, RecordState
 from purveyor.queues.registry import Registered
 
 _log = logging.getLogger(__name__)
-_EVERY_SECONDS: Final = 30.0
+_INTERVAL_SECONDS: Final = 30.0
 
 
 class Expiry:
-    """See the module. Any number of processes may do it."""
+    """Expires old messages of all subscriptions. Any number of processes may run it."""
 
-    def __init__(self, subscriptions: Subscriptions, pull: Pull, *, every_seconds: float = _EVERY_SECONDS) -> None:
+    def __init__(
+        self, subscriptions: Subscriptions, pull: PullService, *, every_seconds: float = _INTERVAL_SECONDS
+    ) -> None:
         self._subscriptions = subscriptions
         self._pull = pull
         self._every_seconds = every_seconds
 
     async def run(self) -> None:
-        """Now and then, until cancelled; a server that is away is waited for."""
+        """Expire messages periodically until cancelled; continue when the server is back."""
         while True:
             try:
                 await self.once()
             except PurveyorError as error:
-                _log.warning("what is to expire is looked for again soon: %s", error)
+                _log.warning("expired messages cannot be searched for now, another attempt follows: %s", error)
             await asyncio.sleep(self._every_seconds)
 
     async def once(self) -> dict[str, int]:
-        """Look at every subscription that keeps messages for a time only; how many expired, by its name."""
+        """Expire the messages of every subscription with a retention time; return how many, by name."""
         expired: dict[str, int] = {}
-        for found in (await self._subscriptions.list()).subscriptions.values():
-            if not may_expire(found):
+        for registered in (await self._subscriptions.list()).subscriptions.values():
+            if not has_expiring_messages(registered):
                 continue
             try:
-                count = await self._pull.expire(found.name)
+                count = await self._pull.expire(registered.name)
             except UnknownSubscription:
                 continue
-            except UnreadableRecord as error:  # nothing expires before somebody understands what was delivered
-                _log.warning("messages are kept longer than they should be: %s", error)
+            except UnreadableRecord as error:  # without the delivery state nothing may expire
+                _log.warning("messages are kept longer than their retention time: %s", error)
                 continue
             if count:
-                expired[found.name] = count
-                _log.warning("%d messages of subscription %s expired: nobody acknowledged them", count, found.name)
+                expired[registered.name] = count
+                _log.warning(
+                    "%d messages of subscription %s expired without an acknowledgement", count, registered.name
+                )
         return expired
 
 
-def may_expire(found: Registered) -> bool:
-    """Whether messages of a subscription can expire. Pure.
+def has_expiring_messages(registered: Registered) -> bool:
+    """Return whether messages of a subscription can expire. Pure.
 
-    Not before its prefill is done: until then nothing is delivered, and the prefill goes by what lies in the queue.
+    Not before its prefill is done: until then nothing is delivered, and the prefill depends on what is in the queue.
     """
-    if found.record.definition.retention_seconds is None or found.record.state is not RecordState.ACTIVE:
+    record, prefill = registered.record, registered.prefill
+    if record.definition.retention_seconds is None or record.state is not RecordState.ACTIVE:
         return False
-    if found.prefill is None:
-        return not found.record.definition.request_prefill
-    return found.prefill.status is PrefillStatus.DONE
+    if prefill is None:
+        return not record.definition.request_prefill
+    return prefill.status is PrefillStatus.DONE

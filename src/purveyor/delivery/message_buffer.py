@@ -1,156 +1,252 @@
-"""What a process has read of a subscription's queue: the messages that are not acknowledged, from the oldest on.
+"""The unacknowledged messages of a subscription that a process has read from the queue, within a memory budget.
 
-Messages are read a page at a time. Of each, what decides about its delivery is known until it is acknowledged; the
-message itself is held as far as there is memory for it (see `memory`), the oldest first, and read again when it is
-delivered. Nothing here is state that would be missed. Prefill comes first: the live subject is looked at only when the
-leader of the stream has said that there is no more of the prefill, because a replica that lags could not know. Dead
-letters that were put back come before both, the oldest position first; that there are any, and up to which sequence, is
-told by the book.
+The buffer reads pages from the oldest message on. For each message it keeps what the lease rules need until the message
+is acknowledged; it keeps the message itself only while the budget allows, the oldest first, and reads it again for
+delivery. All of it can be read again.
+
+The buffer reads prefill messages first. It reads live messages only when the leader of the stream has answered that
+there are no more prefill messages: a lagging replica could not know. Redriven dead letters come before both, the lowest
+position first; the delivery state says whether there are any, and up to which sequence.
 """
 
 import asyncio
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from purveyor.delivery.done import Seen
-from purveyor.delivery.memory_limit import Bodies, Memory, bytes_of
-from purveyor.delivery.message_keys import mark
-from purveyor.delivery.state import Acked, Book, Kind, Pending
-from purveyor.jetstream.direct_get import Wanted, read_page
-from purveyor.jetstream.headers import CAME_ON, LETTER, POSITION, Headers, first, number
+from purveyor.delivery.lease_types import AckTarget, Pending, compact_key_of, dead_letter_id, sort_position
+from purveyor.jetstream.direct_get import PageRequest, read_page
 from purveyor.jetstream.streams import StoredMessage
-from purveyor.model import json_fields
-from purveyor.model.errors import InvalidInput, UnknownMessage, UnknownStream
-from purveyor.model.event import event_key
+from purveyor.model.ack_ranges import SeenMessages
+from purveyor.model.delivery_state import DeliveryState, SubjectKind
+from purveyor.model.errors import UnknownMessage, UnknownStream
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
 
-_PAGE: Final = 64
+MAX_BYTES_PER_SUBSCRIPTION: Final = 8 << 20
+MAX_BYTES: Final = 64 << 20
+"""For all subscriptions of a process."""
+_OBJECT_BYTES: Final = 1000
+"""What the Python objects of a message take, in addition to its bytes."""
+_PAGE_MESSAGES: Final = 64
 _PAGE_BYTES: Final = 4 << 20
-_MOST: Final = 20_000
-"""Messages that are looked at, at most: behind so many of busy keys nobody searches for a free one."""
-_NEAR: Final = 8
-"""Messages so near to each other are read again in one question."""
-_AT_ONCE: Final = 32
-_KNOWN_BYTES: Final = 300
-"""What is known of a message takes so much, beside its key."""
+_MAX_MESSAGES: Final = 20_000
+"""The buffer does not search further for a message of a free key."""
+_MAX_GAP: Final = 8
+"""Messages with a smaller gap between them are read again in one request."""
+_PARALLEL_READS: Final = 32
+_SEQUENCE_LIMIT: Final = 2**63
+"""All sequences are below it."""
+_INFO_BYTES: Final = 300
+"""The size of a `_MessageInfo` without its key."""
 
 
-class _Known(NamedTuple):
-    """What decides about the delivery of a message."""
+class MemoryBudget:
+    """The memory that buffered messages of a process may take, per subscription and in total.
 
-    kind: Kind
+    When the total is exceeded, the least recently used subscriptions release their messages.
+    """
+
+    def __init__(self, each: int = MAX_BYTES_PER_SUBSCRIPTION, total: int = MAX_BYTES) -> None:
+        self.each = each
+        self.total = total
+        self.used = 0
+        self._holders: OrderedDict[HeldMessages, None] = OrderedDict()
+        """Subscriptions that hold messages, the most recently used last."""
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether more is used than allowed. What is known about messages that are not held counts too."""
+        return self.used > self.total
+
+    def touch(self, held: "HeldMessages") -> None:
+        """Record that the messages of a subscription are in use."""
+        if held in self._holders:
+            self._holders.move_to_end(held)
+
+    def reserve(self, held: "HeldMessages", size: int) -> bool:
+        """Reserve bytes for a subscription; return False if the budget does not allow it."""
+        if held.held_bytes + size > self.each:
+            return False
+        while self.used + size > self.total:
+            oldest = next((each for each in self._holders if each is not held), None)
+            if oldest is None:
+                return False
+            oldest.clear()
+        self.used += size
+        if not held.held_bytes:
+            self._holders[held] = None
+        return True
+
+    def give_back(self, held: "HeldMessages", size: int) -> None:
+        """Return reserved bytes of a subscription."""
+        self.used -= size
+        if not held.held_bytes:
+            self._holders.pop(held, None)
+
+
+class HeldMessages:
+    """The messages of one subscription that are in memory, by sequence."""
+
+    def __init__(self, memory: MemoryBudget) -> None:
+        self._memory = memory
+        self._messages: dict[int, tuple[StoredMessage, int]] = {}
+        self.held_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether messages may be read before they are needed."""
+        return self.held_bytes < self._memory.each // 2
+
+    def get(self, sequence: int) -> StoredMessage | None:
+        """Return a message, if it is in memory."""
+        found = self._messages.get(sequence)
+        return None if found is None else found[0]
+
+    def add(self, message: StoredMessage, size: int) -> None:
+        """Hold a message, if the budget allows it."""
+        if message.sequence not in self._messages and self._memory.reserve(self, size):
+            self.held_bytes += size
+            self._messages[message.sequence] = message, size
+
+    def drop(self, sequences: Iterable[int]) -> None:
+        """Release some messages."""
+        size = 0
+        for sequence in sequences:
+            found = self._messages.pop(sequence, None)
+            if found is not None:
+                size += found[1]
+        if size:
+            self.held_bytes -= size
+            self._memory.give_back(self, size)
+
+    def clear(self) -> None:
+        """Release all messages."""
+        size, self.held_bytes = self.held_bytes, 0
+        self._messages.clear()
+        self._memory.give_back(self, size)
+
+
+class _MessageInfo(NamedTuple):
+    """What the lease rules need to know about a message."""
+
+    kind: SubjectKind
     position: int
-    letter: int
+    dead_letter_id: int
     stored_at: int | None
-    """In milliseconds."""
+    """In milliseconds since 1970."""
     key: str | None
     size: int
 
     @property
-    def takes(self) -> int:
-        """The bytes that it takes itself."""
-        return _KNOWN_BYTES + (0 if self.key is None else len(self.key))
+    def info_bytes(self) -> int:
+        """The memory that this object takes."""
+        return _INFO_BYTES + (0 if self.key is None else len(self.key))
 
 
-class Window:
-    """See the module."""
+class MessageBuffer:
+    """The buffer of one subscription. With `keys`, it extracts the key of each message."""
 
-    def __init__(self, queues: Queues, name: str, memory: Memory, *, keys: bool) -> None:
+    def __init__(self, queues: Queues, name: str, memory: MemoryBudget, *, keys: bool) -> None:
         self._queues = queues
         self._name = name
         self._stream = subscription_queue(name).stream
         self._keys = keys
         self._memory = memory
-        self._prefill_over = False
-        self._there: dict[Kind, list[int]] = {kind: [] for kind in Kind}
-        self._read_to = dict.fromkeys(Kind, 0)
-        self._known: dict[int, _Known] = {}
-        self._bodies = Bodies(memory)
-        self._leftover: dict[Kind, set[int]] = {kind: set() for kind in Kind}
+        self._is_prefill_read = False
+        self._sequences: dict[SubjectKind, list[int]] = {kind: [] for kind in SubjectKind}
+        self._read_to = dict.fromkeys(SubjectKind, 0)
+        self._infos: dict[int, _MessageInfo] = {}
+        self._held = HeldMessages(memory)
+        self._leftover: dict[SubjectKind, set[int]] = {kind: set() for kind in SubjectKind}
 
     def touch(self) -> None:
-        """Note that it is used: of those that are not, the messages are given up first."""
-        self._memory.touch(self._bodies)
+        """Record that the buffer is in use. Buffers that are not used release their messages first."""
+        self._memory.touch(self._held)
 
-    def pending(self, book: Book) -> Iterator[Pending]:
-        """All that is known and not acknowledged in a book, in the order of delivery."""
-        for kind, sequences in self._there.items():
-            done = book.done(kind)
-            for sequence in self._by_position(sequences) if kind is Kind.RETRY else sequences:
-                if sequence not in done:
-                    known = self._known[sequence]
-                    yield Pending(sequence, kind, known.key, known.size)
+    def pending(self, state: DeliveryState) -> Iterator[Pending]:
+        """Yield the buffered messages that a state does not have as acknowledged, in the order of delivery."""
+        for kind, sequences in self._sequences.items():
+            acked = state.acked(kind)
+            for sequence in self._by_position(sequences) if kind is SubjectKind.RETRY else sequences:
+                if sequence not in acked:
+                    info = self._infos[sequence]
+                    yield Pending(sequence, kind, info.key, info.size)
 
     def _by_position(self, sequences: list[int]) -> list[int]:
-        return sorted(sequences, key=lambda sequence: (self._known[sequence].position, sequence))
+        return sorted(sequences, key=lambda sequence: (self._infos[sequence].position, sequence))
 
-    def lapsed(self, book: Book, before: int, in_hand: Collection[int], most: int) -> list[Acked]:
-        """Messages at hand that were stored before a time, in milliseconds, and that nobody has; so many at most."""
-        found: list[Acked] = []
-        for kind, sequences in self._there.items():
-            done = book.done(kind)
+    def find_expired(self, state: DeliveryState, before: int, leased: Collection[int], limit: int) -> list[AckTarget]:
+        """Return up to `limit` buffered messages that were stored before a time and are not leased."""
+        found: list[AckTarget] = []
+        for kind, sequences in self._sequences.items():
+            acked = state.acked(kind)
             for sequence in sequences:
-                known = self._known[sequence]
-                if known.stored_at is None or known.stored_at >= before or len(found) == most:
+                info = self._infos[sequence]
+                if info.stored_at is None or info.stored_at >= before or len(found) == limit:
                     break
-                if sequence not in in_hand and sequence not in done:
-                    found.append(Acked(sequence, kind, known.position, known.letter))
+                if sequence not in leased and sequence not in acked:
+                    found.append(AckTarget(sequence, kind, info.position, info.dead_letter_id))
         return found
 
-    def seen(self) -> dict[Kind, Seen]:
-        """How far each subject was looked at, and what is there."""
-        return {kind: Seen(self._there[kind], self._read_to[kind]) for kind in Kind}
+    def seen(self) -> dict[SubjectKind, SeenMessages]:
+        """Return what was read of each subject."""
+        return {kind: SeenMessages(self._sequences[kind], self._read_to[kind]) for kind in SubjectKind}
 
-    def body(self, sequence: int) -> StoredMessage | None:
-        """The message, if it is at hand."""
-        return self._bodies.get(sequence)
+    def message(self, sequence: int) -> StoredMessage | None:
+        """Return a message, if it is in memory."""
+        return self._held.get(sequence)
 
-    def find(self, sequence: int) -> Acked | None:
-        """A message that is known, as one to acknowledge."""
-        known = self._known.get(sequence)
-        return None if known is None else Acked(sequence, known.kind, known.position, known.letter)
+    async def read(self, sequence: int) -> StoredMessage | None:
+        """Return a message from memory or from the queue; None if it does not exist."""
+        message = self._held.get(sequence)
+        return message if message is not None or not 0 < sequence < _SEQUENCE_LIMIT else await self._get(sequence)
+
+    def find(self, sequence: int) -> AckTarget | None:
+        """Return a buffered message as a target for an acknowledgement."""
+        info = self._infos.get(sequence)
+        return None if info is None else AckTarget(sequence, info.kind, info.position, info.dead_letter_id)
 
     async def fetch(self, sequences: Sequence[int]) -> dict[int, StoredMessage]:
-        """Read messages again that are not held; one that is gone is not among them.
+        """Read messages again that are not in memory. Deleted messages are not in the result.
 
-        Neighbours are read in one question of any replica, the others of the leader. Where one is asked for, and there
-        is memory, those behind it are read with it: they are asked for next.
+        Neighbours are read in one request from any replica, other messages from the leader. A request for one message
+        also reads the messages behind it while the budget allows: the consumer asks for them next.
         """
         wanted = sorted(sequences)
         found: dict[int, StoredMessage] = {}
-        for begin, end in _groups(wanted if len(wanted) > 1 else [*wanted, *self._behind(wanted[0])]):
+        for begin, end in _groups(wanted if len(wanted) > 1 else [*wanted, *self._next_after(wanted[0])]):
             if begin < end:
                 await self._fetch_range(begin, end, found)
         missing = [sequence for sequence in wanted if sequence not in found]
-        for at in range(0, len(missing), _AT_ONCE):
-            answers = await asyncio.gather(*map(self._get, missing[at : at + _AT_ONCE]))
+        for at in range(0, len(missing), _PARALLEL_READS):
+            answers = await asyncio.gather(*map(self._get, missing[at : at + _PARALLEL_READS]))
             found |= {message.sequence: message for message in answers if message is not None}
         for message in found.values():
-            if (known := self._known.get(message.sequence)) is not None:
-                self._bodies.keep(message, known.size)
+            if (info := self._infos.get(message.sequence)) is not None:
+                self._held.add(message, info.size)
         return found
 
-    def _behind(self, sequence: int) -> list[int]:
-        known = self._known.get(sequence)
-        if known is None or not self._bodies.has_room:
+    def _next_after(self, sequence: int) -> list[int]:
+        info = self._infos.get(sequence)
+        if info is None or not self._held.has_room:
             return []
-        there = self._there[known.kind]
-        at = bisect_right(there, sequence)
-        return [each for each in there[at : at + _PAGE] if self._bodies.get(each) is None]
+        sequences = self._sequences[info.kind]
+        at = bisect_right(sequences, sequence)
+        return [each for each in sequences[at : at + _PAGE_MESSAGES] if self._held.get(each) is None]
 
     async def _fetch_range(self, begin: int, end: int, found: dict[int, StoredMessage]) -> None:
         more = True
         while more and begin <= end:
             count = end - begin + 1
-            wanted = Wanted(subject=f"{self._name}.>", from_sequence=begin, count=count, max_bytes=_PAGE_BYTES)
+            request = PageRequest(subject=f"{self._name}.>", from_sequence=begin, count=count, max_bytes=_PAGE_BYTES)
             try:
-                page = await read_page(self._queues, self._stream, wanted)
+                page = await read_page(self._queues, self._stream, request)
             except UnknownStream:
                 return
             found |= {message.sequence: message for message in page.messages if message.sequence <= end}
-            more = page.more and bool(page.messages)
+            more = page.has_more and bool(page.messages)
             begin = page.messages[-1].sequence + 1 if page.messages else begin
 
     async def _get(self, sequence: int) -> StoredMessage | None:
@@ -159,162 +255,137 @@ class Window:
         except (UnknownMessage, UnknownStream):
             return None
 
-    def is_behind(self, book: Book) -> bool:
-        """Whether dead letters were put back that were not looked at."""
-        return book.retry_to > max(self._read_to[Kind.RETRY], book.retry.floor)
+    def has_unread_redrives(self, state: DeliveryState) -> bool:
+        """Return whether there are redriven messages that were not read."""
+        return state.redriven_up_to > max(self._read_to[SubjectKind.RETRY], state.retry.floor)
 
-    async def catch_up(self, book: Book) -> None:
-        """Read what was put back."""
-        while self.is_behind(book) and len(self._known) < _MOST:
-            if await self._read(book, Kind.RETRY, _PAGE) or not self.is_behind(book):
+    async def fetch_redriven(self, state: DeliveryState) -> None:
+        """Read redriven messages."""
+        while self.has_unread_redrives(state) and len(self._infos) < _MAX_MESSAGES:
+            if await self._read(state, SubjectKind.RETRY, _PAGE_MESSAGES) or not self.has_unread_redrives(state):
                 continue
-            try:  # acknowledged and gone, or a replica that lags was asked: the leader knows
-                found = await self._queues.streams.get_next(
-                    self._stream, self._begin(book, Kind.RETRY), f"{self._name}.{Kind.RETRY.value}"
-                )
-            except UnknownMessage:
-                self._read_to[Kind.RETRY] = book.retry_to
-            else:
-                self._add(book, Kind.RETRY, [found])
+            # They are acknowledged and deleted, or the answer came from a lagging replica: ask the leader.
+            if not await self._read_next_from_leader(state, SubjectKind.RETRY):
+                self._read_to[SubjectKind.RETRY] = state.redriven_up_to
 
-    async def read_on(self, book: Book, count: int) -> bool:
-        """Read about so many more messages; whether there may be still more."""
-        if len(self._known) >= _MOST:
+    async def fetch_more(self, state: DeliveryState, count: int) -> bool:
+        """Read about `count` more messages; return whether there may be still more."""
+        if len(self._infos) >= _MAX_MESSAGES:
             return False
-        if not self._prefill_over:
-            if await self._read(book, Kind.PREFILL, count):
+        if not self._is_prefill_read:
+            if await self._read(state, SubjectKind.PREFILL, count):
                 return True
-            try:
-                found = await self._queues.streams.get_next(
-                    self._stream, self._begin(book, Kind.PREFILL), f"{self._name}.{Kind.PREFILL.value}"
-                )
-            except UnknownMessage:
-                self._prefill_over = True
-            else:
-                self._add(book, Kind.PREFILL, [found])
+            if await self._read_next_from_leader(state, SubjectKind.PREFILL):
                 return True
-        return await self._read(book, Kind.MAIN, count)
+            self._is_prefill_read = True
+        return await self._read(state, SubjectKind.MAIN, count)
 
-    async def _read(self, book: Book, kind: Kind, count: int) -> bool:
-        wanted = Wanted(
+    async def _read(self, state: DeliveryState, kind: SubjectKind, count: int) -> bool:
+        request = PageRequest(
             subject=f"{self._name}.{kind.value}",
-            from_sequence=self._begin(book, kind),
-            count=max(count, _PAGE),
+            from_sequence=self._next_sequence(state, kind),
+            count=max(count, _PAGE_MESSAGES),
             max_bytes=_PAGE_BYTES,
         )
-        page = await read_page(self._queues, self._stream, wanted)
-        self._add(book, kind, page.messages)
-        return page.more
+        page = await read_page(self._queues, self._stream, request)
+        self._add(state, kind, page.messages)
+        return page.has_more
 
-    def _begin(self, book: Book, kind: Kind) -> int:
-        return max(self._read_to[kind], book.done(kind).floor) + 1
+    async def _read_next_from_leader(self, state: DeliveryState, kind: SubjectKind) -> bool:
+        """Read the next message of a subject; return False if there is none."""
+        try:
+            found = await self._queues.streams.get_next(
+                self._stream, self._next_sequence(state, kind), f"{self._name}.{kind.value}"
+            )
+        except UnknownMessage:
+            return False
+        self._add(state, kind, [found])
+        return True
 
-    def _add(self, book: Book, kind: Kind, messages: Iterable[StoredMessage]) -> None:
-        done = book.done(kind)
+    def _next_sequence(self, state: DeliveryState, kind: SubjectKind) -> int:
+        return max(self._read_to[kind], state.acked(kind).floor) + 1
+
+    def _add(self, state: DeliveryState, kind: SubjectKind, messages: Iterable[StoredMessage]) -> None:
+        acked = state.acked(kind)
         for message in messages:
             if message.sequence <= self._read_to[kind]:
                 continue
             self._read_to[kind] = message.sequence
-            if message.sequence in done:
+            if message.sequence in acked:
                 self._leftover[kind].add(message.sequence)
                 continue
-            self._there[kind].append(message.sequence)
-            known = self._known[message.sequence] = _Known(
+            self._sequences[kind].append(message.sequence)
+            info = self._infos[message.sequence] = _MessageInfo(
                 kind,
-                place_of(kind, message.headers),
-                letter_of(message.headers) if kind is Kind.RETRY else 0,
+                sort_position(kind, message.headers),
+                dead_letter_id(message.headers) if kind is SubjectKind.RETRY else 0,
                 None if message.timestamp is None else int(message.timestamp.timestamp() * 1000),
-                key_of(message) if self._keys else None,
-                bytes_of(message),
+                compact_key_of(message) if self._keys else None,
+                memory_bytes(message),
             )
-            self._memory.used += known.takes
-            self._bodies.keep(message, known.size)
+            self._memory.used += info.info_bytes
+            self._held.add(message, info.size)
 
-    def take_leftover(self) -> dict[Kind, set[int]]:
-        """Messages that were met in the queue though they are acknowledged."""
-        leftover, self._leftover = self._leftover, {kind: set() for kind in Kind}
+    def take_leftover(self) -> dict[SubjectKind, set[int]]:
+        """Take the acknowledged messages that were still in the queue."""
+        leftover, self._leftover = self._leftover, {kind: set() for kind in SubjectKind}
         return leftover
 
-    def drop_bodies(self, sequences: Iterable[int]) -> None:
-        """Give up messages that are delivered."""
-        self._bodies.drop(sequences)
+    def release(self, sequences: Iterable[int]) -> None:
+        """Release delivered messages from memory."""
+        self._held.drop(sequences)
 
-    def trim(self, book: Book) -> None:
-        """Forget what is acknowledged, by whomever."""
-        for kind in Kind:
-            done = book.done(kind)
-            self.forget(kind, {sequence for sequence in self._there[kind] if sequence in done})
+    def drop_acked(self, state: DeliveryState) -> None:
+        """Forget the messages that are acknowledged, by any process."""
+        for kind in SubjectKind:
+            acked = state.acked(kind)
+            self.forget(kind, {sequence for sequence in self._sequences[kind] if sequence in acked})
 
-    def forget(self, kind: Kind, sequences: Collection[int]) -> None:
+    def forget(self, kind: SubjectKind, sequences: Collection[int]) -> None:
         """Forget messages of a subject."""
         if not sequences:
             return
-        there = self._there[kind]
+        known = self._sequences[kind]
         for sequence in sequences:
-            at = bisect_left(there, sequence)
-            if at < len(there) and there[at] == sequence:
-                del there[at]
-        self._bodies.drop(sequences)
+            at = bisect_left(known, sequence)
+            if at < len(known) and known[at] == sequence:
+                del known[at]
+        self._held.drop(sequences)
         for sequence in sequences:
-            known = self._known.pop(sequence, None)
-            if known is not None:
-                self._memory.used -= known.takes
+            info = self._infos.pop(sequence, None)
+            if info is not None:
+                self._memory.used -= info.info_bytes
 
     def clear(self) -> None:
-        """Forget all; it is read again when it is needed."""
-        self._there = {kind: [] for kind in Kind}
-        self._read_to = dict.fromkeys(Kind, 0)
-        self._prefill_over = False
-        self._memory.used -= sum(known.takes for known in self._known.values())
-        self._known.clear()
-        self._bodies.clear()
+        """Forget all messages; they are read again when they are needed."""
+        self._sequences = {kind: [] for kind in SubjectKind}
+        self._read_to = dict.fromkeys(SubjectKind, 0)
+        self._is_prefill_read = False
+        self._memory.used -= sum(info.info_bytes for info in self._infos.values())
+        self._infos.clear()
+        self._held.clear()
+
+
+def memory_bytes(message: StoredMessage) -> int:
+    """Return the approximate size of a message in memory."""
+    size = len(message.data) + _OBJECT_BYTES
+    for name, values in message.headers.items():
+        size += len(name)
+        for value in values:
+            size += len(value)
+    return size
 
 
 def _groups(sequences: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending sequences as ranges of those that are near to each other.
+    """Group ascending sequences into ranges of near neighbours.
 
     >>> _groups([1, 2, 9, 50])
     [(1, 9), (50, 50)]
     """
     found: list[tuple[int, int]] = []
     for sequence in sequences:
-        if found and sequence - found[-1][1] <= _NEAR:
+        if found and sequence - found[-1][1] <= _MAX_GAP:
             found[-1] = found[-1][0], sequence
         else:
             found.append((sequence, sequence))
     return found
-
-
-def position_of(headers: Headers) -> int | None:
-    """The position that a message in a queue carries."""
-    return number(headers, POSITION)
-
-
-def place_of(kind: Kind, headers: Headers) -> int:
-    """By what messages of a subject are ordered: their position. What was prefilled comes before what is live."""
-    put_back = kind is Kind.RETRY and first(headers, CAME_ON) == Kind.PREFILL.value
-    return 0 if put_back else position_of(headers) or 0
-
-
-def kind_of(message: StoredMessage) -> Kind:
-    """The subject that a message lies on."""
-    last = message.subject.rpartition(".")[2]
-    return next((kind for kind in (Kind.RETRY, Kind.PREFILL) if kind.value == last), Kind.MAIN)
-
-
-def letter_of(headers: Headers) -> int:
-    """The dead letter that a message was before it was put back; 0 if that is not said."""
-    return number(headers, LETTER) or 0
-
-
-def key_of(message: StoredMessage) -> str | None:
-    """The mark of the key of a message; without a key there is nothing to keep an order by."""
-    try:
-        event = json_fields.parse(message.data, "event")
-        body = json_fields.mapping(event.get("body"), "body")
-        sides = {side: json_fields.mapping(body.get(side) or {}, side) for side in ("new", "old")}
-    except InvalidInput:
-        return None
-    given = event.get("key")
-    key = event_key(sides["new"], sides["old"], given=given if isinstance(given, str) else None)
-    return None if key is None else mark(key)

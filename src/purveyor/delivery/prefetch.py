@@ -1,88 +1,89 @@
-"""The next message, kept for the one who has just acknowledged: one write of the book serves both of its requests.
+"""Prefetch: the write that acknowledges a message also leases the next one to the same instance.
 
-The loop of a consumer in ordered delivery is next, ok, next, ok. Where it goes round quickly, the write that notes an
-acknowledgement leases the next message too, ahead of being asked for; the consumer who then asks gets it without any
-write. One who does not ask in a moment has it taken back, as if it had not been.
+A consumer in ordered delivery loops: next, ok, next, ok. If it loops quickly, one write of the delivery state serves
+both of its requests: the consumer gets the prefetched message without another write. If it does not ask soon, the lease
+is cancelled without counting a delivery.
 
-That a lease was given ahead stands in the book. If this process dies, or the consumer goes to another, nobody can tell
-whether the message was handed out: when such a lease runs out it counts as a delivery, and when its own instance asks
-again it does not. So of all deliveries of a message one at most is not counted, the first.
+The state records that a lease was prefetched. If this process dies, or the consumer changes to another process, nothing
+tells whether the message was delivered. Then an expired lease counts as a delivery, and a lease that its own instance
+replaces by asking again does not. So at most one delivery of a message is not counted, the first.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from purveyor.delivery.state import Lease
+from purveyor.model.delivery_state import Lease
 
-_MOMENT_SECONDS: Final = 0.1
+_CLAIM_SECONDS: Final = 0.1
+"""How soon an instance asks after an acknowledgement to be worth a prefetch."""
 
 
-class Kept(NamedTuple):
-    """A lease given ahead, and how often its message was delivered, this time counted."""
+class PrefetchedLease(NamedTuple):
+    """A prefetched lease, and how often its message was delivered, this delivery included."""
 
     lease: Lease
     deliveries: int
 
 
-class Ahead:
-    """What one desk keeps; `give_back` is called with the id of a lease that nobody asked for."""
+class Prefetcher:
+    """The prefetched lease of one state writer. `cancel` is called with the id of a lease that was not claimed."""
 
-    def __init__(self, give_back: Callable[[str], None]) -> None:
-        self._give_back = give_back
-        self._kept: Kept | None = None
+    def __init__(self, cancel: Callable[[str], None]) -> None:
+        self._cancel = cancel
+        self._prefetched: PrefetchedLease | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._quick: str | None = None
-        self._acknowledged: tuple[str, float] | None = None
-        self._handed_out: str | None = None
+        self._quick_instance: str | None = None
+        self._last_ack: tuple[str, float] | None = None
+        self._delivered_id: str | None = None
 
-    def pays(self, instance: str) -> bool:
-        """Whether an instance asks soon after it has acknowledged."""
-        return self._quick == instance
+    def is_worthwhile(self, instance: str) -> bool:
+        """Return whether an instance asks soon after it acknowledges."""
+        return self._quick_instance == instance
 
-    def acknowledged(self, instance: str, kept: Kept | None) -> None:
-        """An instance has acknowledged, and something was kept for it or not."""
+    def record_ack(self, instance: str, prefetched: PrefetchedLease | None) -> None:
+        """Record an acknowledgement of an instance, and the lease that was prefetched for it."""
         loop = asyncio.get_running_loop()
-        self._acknowledged = instance, loop.time()
-        if kept is not None:
-            self._forget()
-            self._kept = kept
-            self._timer = loop.call_later(_MOMENT_SECONDS, self._over)
+        self._last_ack = instance, loop.time()
+        if prefetched is not None:
+            self._clear()
+            self._prefetched = prefetched
+            self._timer = loop.call_later(_CLAIM_SECONDS, self._on_timeout)
 
-    def claim(self, instance: str) -> Kept | None:
-        """What was kept for the instance that asks. Whatever it gets then, nothing is kept any more."""
-        acknowledged, self._acknowledged = self._acknowledged, None
-        if acknowledged is not None and acknowledged[0] == instance:
-            soon = asyncio.get_running_loop().time() - acknowledged[1] < _MOMENT_SECONDS
-            self._quick = instance if soon else None
-        kept = self._kept
-        if kept is None or kept.lease.instance != instance:
+    def take(self, instance: str) -> PrefetchedLease | None:
+        """Take the lease that was prefetched for an instance. The prefetcher holds none afterwards."""
+        last_ack, self._last_ack = self._last_ack, None
+        if last_ack is not None and last_ack[0] == instance:
+            is_soon = asyncio.get_running_loop().time() - last_ack[1] < _CLAIM_SECONDS
+            self._quick_instance = instance if is_soon else None
+        prefetched = self._prefetched
+        if prefetched is None or prefetched.lease.instance != instance:
             return None
-        self._forget()
-        return kept
+        self._clear()
+        return prefetched
 
-    def hand_out(self, kept: Kept) -> None:
-        """It goes to the one who has claimed it."""
-        self._handed_out = kept.lease.id
+    def mark_delivered(self, prefetched: PrefetchedLease) -> None:
+        """Record that a lease was delivered."""
+        self._delivered_id = prefetched.lease.id
 
-    def was_handed_out(self, lease: Lease) -> bool:
-        """Whether a lease that was given ahead has been handed out by us; the book does not tell."""
-        return lease.id == self._handed_out
+    def was_delivered(self, lease: Lease) -> bool:
+        """Return whether this process delivered a prefetched lease; the stored state does not tell."""
+        return lease.id == self._delivered_id
 
     def close(self) -> str | None:
-        """Keep nothing; the lease that is to be given back, if any."""
-        kept = self._kept
-        self._forget()
-        return None if kept is None else kept.lease.id
+        """Return the id of the lease to cancel, if there is one, and hold none."""
+        prefetched = self._prefetched
+        self._clear()
+        return None if prefetched is None else prefetched.lease.id
 
-    def _over(self) -> None:
-        kept = self._kept
-        self._forget()
-        self._quick = None
-        if kept is not None:
-            self._give_back(kept.lease.id)
+    def _on_timeout(self) -> None:
+        prefetched = self._prefetched
+        self._clear()
+        self._quick_instance = None
+        if prefetched is not None:
+            self._cancel(prefetched.lease.id)
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._kept = self._timer = None
+        self._prefetched = self._timer = None

@@ -1,233 +1,244 @@
-"""Pull: consumers ask for messages and say what became of them. What the HTTP API, push and the CLI stand on.
+"""Pull: consumers ask for messages and report what became of them. The HTTP API, push and the stages use it.
 
-The rules are in `leases`; whether a subscription is served at all in `gate`; the book and the queue in `desk`. Nothing
-here is kept that another process could not do without: any number of them serve the same subscriptions.
+`lease_rules` holds the rules, `registration_cache` decides whether a subscription is deliverable, `state_writer` stores
+the delivery state and reads the queue. This service holds nothing that another process needs: any number of processes
+serve the same subscriptions.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from purveyor.delivery import lease_rules
-from purveyor.delivery.dead_letters.park import Parking
-from purveyor.delivery.failure_history import entry, log
-from purveyor.delivery.memory_limit import Memory
-from purveyor.delivery.message_buffer import kind_of, letter_of, position_of
-from purveyor.delivery.notifier import Bells
-from purveyor.delivery.prefetch import Kept
-from purveyor.delivery.registration_cache import Gate, is_open
-from purveyor.delivery.state import Acked, Again, Book, End, Full, Lease, Pending
-from purveyor.delivery.state_writer import Desk, Step
-from purveyor.delivery.state_writer_cache import Desks
+from purveyor.delivery.dead_letters.park import DeadLetterWriter, as_attempt_log, attempt_entry
+from purveyor.delivery.lease_types import (
+    AckTarget,
+    LeaseLimit,
+    NackRequest,
+    Pending,
+    dead_letter_id,
+    position_of,
+    subject_kind_of,
+)
+from purveyor.delivery.message_buffer import MemoryBudget
+from purveyor.delivery.prefetch import PrefetchedLease
+from purveyor.delivery.registration_cache import is_deliverable
+from purveyor.delivery.state_writer import SharedServices, StateWriter, Transition
 from purveyor.delivery.transitions import (
-    MOST_LAPSED,
-    Delivered,
-    Hand,
-    Look,
-    Order,
-    acked,
-    acknowledged,
-    acknowledged_for,
+    MAX_EXPIRED_PER_TRANSITION,
+    DeliveredMessage,
+    LeaseResult,
+    PullRequest,
+    PullResult,
+    ack,
+    ack_and_prefetch,
+    buffered_target,
     check_instance,
-    claimed,
-    count_delivered,
-    delivered,
-    gone,
-    hand_over,
-    kind_in,
-    known,
-    lapse,
-    milliseconds,
-    moment,
-    refused,
-    rules_of,
+    expire_old,
+    lease_messages,
+    lease_policy,
+    limit_error,
+    record_deliveries,
+    subject_kind_in,
+    take_prefetched,
+    to_ack_target,
+    to_datetime,
+    to_delivered,
+    to_milliseconds,
+    unknown_message,
 )
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model import metrics
 from purveyor.model.delivery_policy import LONGEST_DELAY_SECONDS, OrderBy, check_lease_seconds
-from purveyor.model.errors import InvalidInput, UnknownMessage, UnknownStream, UnknownSubscription
+from purveyor.model.delivery_state import DeliveryState, FailedDelivery, Lease
+from purveyor.model.errors import InvalidInput, UnknownMessage, UnknownSubscription
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
 
-__all__ = ["DEFAULT_INSTANCE", "LONGEST_WAIT_SECONDS", "MOST_AT_ONCE", "Delivered", "Pull"]
+__all__ = [
+    "DEFAULT_INSTANCE",
+    "MAX_LEASE_MESSAGES",
+    "MAX_WAIT_SECONDS",
+    "DeliveredMessage",
+    "GiveUp",
+    "PullService",
+    "open_pull",
+]
 
 _log = logging.getLogger(__name__)
 DEFAULT_INSTANCE: Final = "default"
-MOST_AT_ONCE: Final = 1000
-LONGEST_WAIT_SECONDS: Final = 3600.0
-_END: Final = 2**63
-"""No sequence is as high."""
+MAX_LEASE_MESSAGES: Final = 1000
+MAX_WAIT_SECONDS: Final = 3600.0
+
+GiveUp = Callable[[StateWriter, Pending, Sequence[FailedDelivery]], Awaitable[None]]
+"""Parks and acknowledges a message that reached the maximum of attempts."""
 
 
-class Pull:
-    """Delivery on request. One per process, on one connection; closed with `close` or as a context manager.
+class PullService:
+    """Delivery on request. `give_up` replaces what happens to a message that reached the maximum of attempts.
 
-    >>> pull = Pull(queues)  # doctest: +SKIP
-    >>> message = await pull.next("ox", timeout=10)  # doctest: +SKIP
-    >>> await pull.acknowledge("ox", message.sequence)  # doctest: +SKIP
+    >>> async with open_pull(queues) as pull:  # doctest: +SKIP
+    ...     message = await pull.next("ox", timeout=10)
+    ...     await pull.acknowledge("ox", message.sequence)
 
-    Every method raises `UnknownSubscription` if there is none of that name, and an `Unavailable` when the server is
-    away for longer than the connection has patience; then nothing is lost, and the same call may be made again.
+    Every method raises `UnknownSubscription` if there is no subscription of that name, and `Unavailable` when the
+    server is away for longer than the patience of the connection; then nothing is lost, and the call can be repeated.
     """
 
     def __init__(
-        self,
-        queues: Queues,
-        *,
-        replicas: int = 1,
-        clock: Callable[[], float] = time.time,
-        memory: Memory | None = None,
+        self, shared: SharedServices, *, clock: Callable[[], float] = time.time, give_up: GiveUp | None = None
     ) -> None:
-        self._queues = queues
+        self._shared = shared
         self._clock = clock
-        self._bells = Bells(queues.connection)
-        self._gate = Gate(queues, self._bells.ring, replicas=replicas)
-        self._desks = Desks(queues, self._gate, self._bells, replicas=replicas, memory=memory)
-        self._parking = Parking(queues, replicas=replicas)
-        self._full: set[str] = set()
-        """Subscriptions of which nothing more was handed out when they were looked at last."""
+        self._give_up = give_up or self._park_exhausted
+        self.dead_letter_writer = DeadLetterWriter(shared.queues, replicas=shared.replicas)
+        self._limited: set[str] = set()
+        """Subscriptions that reached a limit when they were asked last."""
 
     async def next(
         self,
         name: str,
         instance: str = DEFAULT_INSTANCE,
-        timeout: float = 0.0,  # noqa: ASYNC109 - the word of the API, and how long to wait, not when to fail
+        timeout: float = 0.0,  # noqa: ASYNC109 - the name in the API; how long to wait, not when to fail
         pop: bool = False,
-        looked: bool = False,
-    ) -> Delivered | None:
-        """The next message for an instance, waited for up to `timeout` seconds; None if there is none.
+        checked: bool = False,
+    ) -> DeliveredMessage | None:
+        """Return the next message for an instance, waiting up to `timeout` seconds; None if there is none.
 
-        With `pop` it is acknowledged at once. With `looked` it is waited for without a look before: the caller has just
-        asked without waiting, and got nothing. `PrefillFailed` if nothing will come until somebody acts; `WindowFull`
-        if nothing more may be out.
+        With `pop` the message is acknowledged at once. With `checked` the first check is omitted: the caller has just
+        asked without waiting and got nothing. `PrefillFailed` if an operator has to act first; `WindowFull` if the
+        subscription reached a limit.
         """
-        order = Order(instance=check_instance(instance), pop=pop, looked=looked)
-        found = await self._poll(name, order, timeout) if timeout or looked else await self._look_once(name, order)
+        request = PullRequest(instance=check_instance(instance), pop=pop, checked=checked)
+        if timeout or checked:
+            found = await self._poll(name, request, timeout)
+        else:
+            found = _messages(name, await self.pull_once(name, request))
         return found[0] if found else None
 
     async def lease(
         self,
         name: str,
         instance: str = DEFAULT_INSTANCE,
-        max: int = 100,  # noqa: A002 - the word of the API
+        max: int = 100,  # noqa: A002 - the name in the API
         lease_seconds: float | None = None,
         timeout: float = 0.0,  # noqa: ASYNC109 - as above
-    ) -> list[Delivered]:
-        """Up to `max` messages, as soon as there is one. In ordered delivery they are the oldest, in their order."""
-        if not 1 <= max <= MOST_AT_ONCE:
-            raise InvalidInput(f"a lease of {max} messages", fix=f"ask for 1 to {MOST_AT_ONCE}")
+    ) -> list[DeliveredMessage]:
+        """Return up to `max` messages as soon as there is one. In ordered delivery: the oldest, in their order."""
+        if not 1 <= max <= MAX_LEASE_MESSAGES:
+            raise InvalidInput(f"a lease of {max} messages", fix=f"ask for 1 to {MAX_LEASE_MESSAGES}")
         seconds = None if lease_seconds is None else check_lease_seconds(lease_seconds)
-        order = Order(instance=check_instance(instance), most=max, seconds=seconds)
-        return await self._poll(name, order, timeout)
+        request = PullRequest(instance=check_instance(instance), max_messages=max, lease_seconds=seconds)
+        return await self._poll(name, request, timeout)
 
     async def acknowledge(self, name: str, sequence: int, *, instance: str | None = None) -> None:
-        """A message is handled, and never given to anybody again, whoever has it now.
+        """Acknowledge a message, whichever instance has it. It is never delivered again.
 
-        For an `instance` that asks for the next one soon after, that one is leased with the same write (see `ahead`).
-        `UnknownMessage` if it is not there (any more), or was handed out to nobody: an acknowledgement may be a late
-        one, meant for a subscription of the same name that was deleted.
+        If an `instance` asks for the next message soon after, the same write leases that message to it (`prefetch`).
+        `UnknownMessage` if the message does not exist (any more) or was never delivered: the acknowledgement may be a
+        late one, meant for a deleted subscription of the same name.
         """
-        desk = await self._desk(name)
-        message = await self._find(desk, sequence)
+        writer = await self.state_writer(name)
+        message = await self._find(writer, sequence)
 
-        def decide(book: Book) -> Step[Kept | None]:
-            if not book.deliveries(sequence):
-                raise gone(name, sequence)
-            return acknowledged_for(desk, book, message, instance, self._now())
+        def transition(state: DeliveryState) -> Transition[PrefetchedLease | None]:
+            if not state.deliveries(sequence):
+                raise unknown_message(name, sequence)
+            return ack_and_prefetch(writer, state, message, instance, self.now())
 
-        kept = await desk.decide(decide)
+        prefetched = await writer.commit(transition)
         if instance is not None:
-            desk.ahead.acknowledged(instance, kept)
+            writer.prefetcher.record_ack(instance, prefetched)
         metrics.ACKNOWLEDGED.add(name)
 
     async def acknowledge_up_to(self, name: str, sequence: int, *, instance: str = DEFAULT_INSTANCE) -> int:
-        """All that an instance has at hand up to a message, in the order of delivery, is handled; how many that is.
+        """Acknowledge all messages that an instance has, up to one of them; return how many.
 
-        `LeaseLost` if the instance has that message no more.
+        `LeaseLost` if the instance no longer has that message.
         """
-        desk = await self._desk(name)
-        message = await self._find(desk, sequence)
-        rules = rules_of(desk)
+        writer = await self.state_writer(name)
+        message = await self._find(writer, sequence)
+        policy = lease_policy(writer)
 
-        def decide(book: Book) -> Step[int]:
-            if sequence in book.done(message.kind):
-                raise gone(desk.name, sequence)
-            if desk.window.find(sequence) is None:
-                return Step(value=0, missing=1, empty=True)
-            book = lease_rules.expire(book, self._now())
-            handed_out = lease_rules.handed_out(book, desk.window.pending(book), sequence, instance, rules)
-            # The position of the last one is enough: what lies before it in the queue was written before it.
-            acked = [known(desk, each.sequence)._replace(position=message.position) for each in handed_out]
-            return Step(value=len(acked), book=lease_rules.acknowledge(book, acked, desk.window.seen()), acked=acked)
+        def transition(state: DeliveryState) -> Transition[int]:
+            if sequence in state.acked(message.kind):
+                raise unknown_message(name, sequence)
+            if writer.buffer.find(sequence) is None:
+                return Transition(value=0, shortfall=1, needs_fresh_state=True)
+            state = lease_rules.expire_leases(state, self.now())
+            leased = lease_rules.leased_up_to(state, writer.buffer.pending(state), sequence, instance, policy)
+            # The position of the last message is enough: earlier messages in the queue were written before it.
+            acked = [buffered_target(writer, each.sequence)._replace(position=message.position) for each in leased]
+            after = lease_rules.ack(state, acked, writer.buffer.seen())
+            return Transition(value=len(acked), state=after, acked=acked)
 
-        count = await desk.decide(decide)
+        count = await writer.commit(transition)
         if not count:
-            raise gone(name, sequence)
+            raise unknown_message(name, sequence)
         metrics.ACKNOWLEDGED.add(name, by=count)
         return count
 
     async def retry(
         self, name: str, sequence: int, *, delay: float | None = None, instance: str = DEFAULT_INSTANCE
     ) -> None:
-        """A message was not handled: give it again, after a delay in seconds or, without one, after the policy's.
+        """Deliver a message again, after `delay` seconds or, without it, after the delay of the retry policy.
 
         `LeaseLost` if another instance has it.
         """
         if delay is not None and not 0 <= delay <= LONGEST_DELAY_SECONDS:
             raise InvalidInput(f"a delay of {delay:g} seconds", fix=f"give 0 to {LONGEST_DELAY_SECONDS:g}")
-        desk = await self._desk(name)
-        await self._find(desk, sequence)
-        policy, rules = desk.definition.retry, rules_of(desk)
+        writer = await self.state_writer(name)
+        await self._find(writer, sequence)
+        retry_policy, policy = writer.definition.retry, lease_policy(writer)
 
-        def decide(book: Book) -> Step[None]:
-            now = self._now()
-            book = lease_rules.expire(book, now)
-            seconds = policy.backoff_seconds(max(book.deliveries(sequence), 1)) if delay is None else delay
-            again = Again(instance=instance, now=now, delay=milliseconds(seconds))
-            return Step(value=None, book=lease_rules.retry(book, sequence, again, rules), frees=True)
+        def transition(state: DeliveryState) -> Transition[None]:
+            now = self.now()
+            state = lease_rules.expire_leases(state, now)
+            seconds = retry_policy.backoff_seconds(max(state.deliveries(sequence), 1)) if delay is None else delay
+            request = NackRequest(instance=instance, now=now, delay=to_milliseconds(seconds))
+            return Transition(value=None, state=lease_rules.nack(state, sequence, request, policy), notifies=True)
 
-        await desk.decide(decide)
+        await writer.commit(transition)
         metrics.RETURNED.add(name)
 
     async def reject(self, name: str, sequence: int, reason: str, *, instance: str = DEFAULT_INSTANCE) -> None:
-        """A message will never be handled: it becomes a dead letter. `LeaseLost` if another instance has it.
+        """Turn a message into a dead letter. `LeaseLost` if another instance has it.
 
-        1. It is parked under an id made of where it came from. 2. It is acknowledged. After a crash between the two it
-        is given again; parked again within the window of duplicates it is the same dead letter.
+        1. The message is parked under an id that derives from its origin. 2. It is acknowledged. After a crash between
+        the two it is delivered again; parked again within the duplicate window, it is the same dead letter.
         """
-        desk = await self._desk(name)
-        message = await self._find(desk, sequence)
+        writer = await self.state_writer(name)
+        message = await self._find(writer, sequence)
 
-        def check(book: Book) -> Step[Book]:
-            book = lease_rules.expire(book, self._now())
-            if sequence in book.done(message.kind):
-                raise gone(name, sequence)
-            lease_rules.may_give_up(book, sequence, instance)
-            return Step(value=book, empty=True)
+        def check(state: DeliveryState) -> Transition[DeliveryState]:
+            state = lease_rules.expire_leases(state, self.now())
+            if sequence in state.acked(message.kind):
+                raise unknown_message(name, sequence)
+            lease_rules.check_may_settle(state, sequence, instance)
+            return Transition(value=state, needs_fresh_state=True)
 
-        book = await desk.decide(check)
-        body = await self._read(desk, sequence)
-        if body is None:
-            raise gone(name, sequence)
-        last = entry(self._now(), f"rejected by instance {instance!r}", reason)
-        attempts = [*log(book.ends.get(sequence, ())), last]
+        state = await writer.commit(check)
+        stored = await writer.buffer.read(sequence)
+        if stored is None:
+            raise unknown_message(name, sequence)
+        last = attempt_entry(self.now(), f"rejected by instance {instance!r}", reason)
+        log = [*as_attempt_log(state.failures.get(sequence, ())), last]
         reason = reason or "rejected by the consumer"
-        await self._parking.park(desk, body, reason, book.deliveries(sequence), attempts)
-        await desk.decide(lambda book: acknowledged(desk, book, [message]))
+        await self.dead_letter_writer.park(writer, stored, reason, state.deliveries(sequence), log)
+        await writer.commit(lambda state: ack(writer, state, [message]))
 
-    async def set_aside(self, name: str, message: Delivered, reason: str) -> None:
-        """Park a message that was handed out to this process, and that it cannot hand on.
+    async def park_delivered(self, name: str, message: DeliveredMessage, reason: str) -> None:
+        """Park a message that this process got and cannot pass on.
 
-        1. It is parked under an id made of where it came from. 2. It is acknowledged, unless it was popped. After a
-        crash between the two it is handed out again; after a crash before 1, a popped one is lost, as it would be
-        when the crash comes before the answer.
+        1. The message is parked under an id that derives from its origin. 2. It is acknowledged, unless it was popped.
+        After a crash between the two it is delivered again. After a crash before 1, a popped message is lost, as after
+        a crash before the answer to the consumer.
         """
-        desk = await self._desk(name)
+        writer = await self.state_writer(name)
         stored = StoredMessage(
             stream=subscription_queue(name).stream,
             sequence=message.sequence,
@@ -236,189 +247,186 @@ class Pull:
             headers=message.headers,
             data=message.data,
         )
-        await self._parking.park(desk, stored, reason, message.num_delivered)
+        await self.dead_letter_writer.park(writer, stored, reason, message.num_delivered)
         if message.lease is not None:
-            with contextlib.suppress(UnknownMessage):  # somebody was quicker
-                await desk.decide(lambda book: acknowledged(desk, book, [acked(message)]))
+            with contextlib.suppress(UnknownMessage):  # another process acknowledged it
+                await writer.commit(lambda state: ack(writer, state, [to_ack_target(message)]))
 
     async def extend(
         self, name: str, sequence: int, *, lease_seconds: float | None = None, instance: str = DEFAULT_INSTANCE
     ) -> datetime:
-        """The lease that a message is in, with all its messages, begins anew; until when it goes.
+        """Restart the lease of a message, with all its messages; return when it expires.
 
-        `LeaseLost` if the instance has it no more.
+        `LeaseLost` if the instance no longer has it.
         """
-        desk = await self._desk(name)
-        seconds = desk.definition.lease_seconds if lease_seconds is None else check_lease_seconds(lease_seconds)
-        length = milliseconds(seconds)
+        writer = await self.state_writer(name)
+        seconds = writer.definition.lease_seconds if lease_seconds is None else check_lease_seconds(lease_seconds)
+        duration = to_milliseconds(seconds)
 
-        def decide(book: Book) -> Step[Lease]:
-            longer, lease = lease_rules.extend(book, sequence, instance, self._now(), length)
-            return Step(value=lease, book=longer)
+        def transition(state: DeliveryState) -> Transition[Lease]:
+            after, lease = lease_rules.extend_lease(state, sequence, instance, self.now(), duration)
+            return Transition(value=lease, state=after)
 
-        return moment((await desk.decide(decide)).until)
+        return to_datetime((await writer.commit(transition)).until)
 
     async def expire(self, name: str) -> int:
-        """Let go of what has waited for longer than the subscription keeps it; how many messages that is.
+        """Acknowledge messages that exceeded the retention time of the subscription; return how many.
 
-        Whoever asks for messages gets none of those anyway; this is for a subscription that nobody asks for.
+        Requests for messages do that too; this is for a subscription without consumers.
         """
-        desk = await self._desk(name)
+        writer = await self.state_writer(name)
 
-        def decide(book: Book) -> Step[int]:
-            after, lapsed = lapse(desk, book, self._now())
-            whole = len(lapsed) < MOST_LAPSED and next(desk.window.pending(after), None) is None
-            return Step(value=len(lapsed), book=after if lapsed else None, acked=lapsed, missing=int(whole))
+        def transition(state: DeliveryState) -> Transition[int]:
+            after, expired = expire_old(writer, state, self.now())
+            is_read = len(expired) < MAX_EXPIRED_PER_TRANSITION and next(writer.buffer.pending(after), None) is None
+            return Transition(
+                value=len(expired), state=after if expired else None, acked=expired, shortfall=int(is_read)
+            )
 
         total = 0
-        while lapsed := await desk.decide(decide):
-            total += lapsed
+        while expired := await writer.commit(transition):
+            total += expired
         if total:
             metrics.EXPIRED.add(name, by=total)
         return total
 
-    def forget(self, name: str) -> None:
-        """The subscription was changed by this process: look at the registry before it is served again."""
-        self._gate.forget(name)
+    def invalidate(self, name: str) -> None:
+        """Read the registration of a subscription again: this process has changed it."""
+        self._shared.registrations.invalidate(name)
 
-    async def close(self) -> None:
-        """End what is under way: what was acknowledged is removed from the queues."""
-        await self._gate.close()
-        await self._desks.close()
+    async def pull_once(self, name: str, request: PullRequest) -> PullResult:
+        """Return what there is for an instance now, or when to ask again, if that is known."""
+        while True:
+            registered = await self._shared.registrations.get(name)
+            if not is_deliverable(registered):
+                return PullResult([])
+            writer = await self._shared.state_writers.get(registered)
+            if (prefetched := take_prefetched(writer, request)) is not None:
+                return PullResult(await self._read_leased(writer, prefetched))
+            try:
+                # Without strict order, the answer to one instance is the answer to all.
+                result = await writer.commit(
+                    lambda state, writer=writer: lease_messages(writer, state, request, self.now()),  # type: ignore[misc]
+                    interchangeable=writer.definition.order_by is not OrderBy.POSITION,
+                )
+            except UnknownSubscription:
+                self.invalidate(name)  # deleted and perhaps added again
+                continue
+            error = await self._give_up_exhausted(writer, result)
+            if result.expired:
+                metrics.EXPIRED.add(name, by=result.expired)
+            messages = await self._read_leased(writer, result)
+            if error is not None and not messages:
+                raise error
+            decision = result.decision
+            if messages or not (decision.exhausted or decision.lease or result.expired):
+                self._log_limit(name, decision.limit)
+                return PullResult(messages, decision.next_check_at, decision.truncated, decision.limit)
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def state_writer(self, name: str) -> StateWriter:
+        """Return the state writer of a subscription."""
+        return await self._shared.state_writers.get(await self._shared.registrations.get(name))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    def now(self) -> int:
+        """Return the time in milliseconds since 1970."""
+        return to_milliseconds(self._clock())
 
-    async def _poll(self, name: str, order: Order, wait_seconds: float) -> list[Delivered]:
-        """Look; if there is nothing, listen, look again, and wait for the bell."""
-        if not 0 <= wait_seconds <= LONGEST_WAIT_SECONDS:
-            raise InvalidInput(f"a wait of {wait_seconds:g} seconds", fix=f"give 0 to {LONGEST_WAIT_SECONDS:g}")
+    async def _poll(self, name: str, request: PullRequest, wait_seconds: float) -> list[DeliveredMessage]:
+        """Check; if there is nothing, listen, check again, and wait for a notification."""
+        if not 0 <= wait_seconds <= MAX_WAIT_SECONDS:
+            raise InvalidInput(f"a wait of {wait_seconds:g} seconds", fix=f"give 0 to {MAX_WAIT_SECONDS:g}")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
         if wait_seconds <= 0:
-            return await self._look_once(name, order)
-        if not order.looked and (found := (await self._look(name, order)).found):
+            return _messages(name, await self.pull_once(name, request))
+        if not request.checked and (found := (await self.pull_once(name, request)).messages):
             return found
-        async with self._bells.waiting(name) as bell:
+        async with self._shared.notifier.listener(name) as listener:
             while True:
-                rung = await bell.arm()
-                look = await self._look(name, order)
+                notified = await listener.listen()
+                result = await self.pull_once(name, request)
                 left = deadline - loop.time()
-                if look.found or left <= 0:
-                    return _found(name, look)
-                if look.again_at is not None:
-                    left = min(left, max((look.again_at - self._now()) / 1000, 0.001))
-                await bell.wait(rung, left)
+                if result.messages or left <= 0:
+                    return _messages(name, result)
+                if result.next_check_at is not None:
+                    left = min(left, max((result.next_check_at - self.now()) / 1000, 0.001))
+                await listener.wait(notified, left)
 
-    async def _look_once(self, name: str, order: Order) -> list[Delivered]:
-        return _found(name, await self._look(name, order))
+    def _log_limit(self, name: str, limit: LeaseLimit | None) -> None:
+        """Log once that a subscription reached a limit."""
+        if limit is None:
+            self._limited.discard(name)
+        elif name not in self._limited:
+            self._limited.add(name)
+            _log.warning("%s", limit_error(name, limit))
 
-    async def _look(self, name: str, order: Order) -> Look:
-        """What there is for an instance now; or when to look again, if that is known."""
-        while True:
-            registered = await self._gate.look(name)
-            if not is_open(registered):
-                return Look([])
-            desk = await self._desks.of(registered)
-            if (kept := claimed(desk, order)) is not None:
-                return Look(await self._bodies(desk, kept))
-            try:
-                alike = desk.definition.order_by is not OrderBy.POSITION  # whoever asks, there is something or not
-                hand = await desk.decide(lambda book, desk=desk: hand_over(desk, book, order, self._now()), alike=alike)  # type: ignore[misc]
-            except UnknownSubscription:
-                self._gate.forget(name)  # deleted and perhaps added again: asked anew, the registry tells
-                continue
-            problem = await self._give_up_exhausted(desk, hand)
-            if hand.lapsed:
-                metrics.EXPIRED.add(name, by=hand.lapsed)
-            found = await self._bodies(desk, hand)
-            if problem is not None and not found:
-                raise problem
-            if found or not (hand.taken.exhausted or hand.taken.lease or hand.lapsed):
-                self._note_full(name, hand.taken.full)
-                return Look(found, hand.taken.again_at, hand.taken.cut, hand.taken.full)
-
-    def _note_full(self, name: str, full: Full | None) -> None:
-        """Log once that nothing more of a subscription is handed out."""
-        if full is None:
-            self._full.discard(name)
-        elif name not in self._full:
-            self._full.add(name)
-            _log.warning("%s", refused(name, full))
-
-    async def _bodies(self, desk: Desk, hand: Hand) -> list[Delivered]:
-        """The messages of a lease. One that limits or people removed meanwhile counts as done."""
-        lease = hand.taken.lease
+    async def _read_leased(self, writer: StateWriter, result: LeaseResult) -> list[DeliveredMessage]:
+        """Return the messages of a lease. Acknowledge messages that a limit or an operator deleted meanwhile."""
+        lease = result.decision.lease
         if lease is None:
             return []
-        found: list[Delivered] = []
-        given_up = [each for each, body in zip(lease.sequences, hand.bodies, strict=True) if body is None]
-        again = await desk.window.fetch(given_up) if given_up else {}
-        for sequence, body, count in zip(lease.sequences, hand.bodies, hand.taken.deliveries, strict=True):
-            message = body or again.get(sequence)
+        found: list[DeliveredMessage] = []
+        missing = [each for each, message in zip(lease.sequences, result.messages, strict=True) if message is None]
+        fetched = await writer.buffer.fetch(missing) if missing else {}
+        for sequence, held, count in zip(lease.sequences, result.messages, result.decision.deliveries, strict=True):
+            message = held or fetched.get(sequence)
             if message is None:
-                removed = desk.window.find(sequence) or Acked(sequence, kind_in(lease, sequence))
-                await desk.decide(lambda book, removed=removed: acknowledged(desk, book, [removed]))  # type: ignore[misc]
+                deleted = writer.buffer.find(sequence) or AckTarget(sequence, subject_kind_in(lease, sequence))
+                await writer.commit(lambda state, deleted=deleted: ack(writer, state, [deleted]))  # type: ignore[misc]
                 continue
-            found.append(delivered(message, lease, count, popped=hand.popped))
-        if desk.definition.order_by is not OrderBy.POSITION:
-            desk.window.drop_bodies(lease.sequences)
-        count_delivered(desk.name, found, popped=hand.popped)
+            found.append(to_delivered(message, lease, count, popped=result.popped))
+        if writer.definition.order_by is not OrderBy.POSITION:
+            writer.buffer.release(lease.sequences)
+        record_deliveries(writer.name, found, popped=result.popped)
         return found
 
-    async def _give_up_exhausted(self, desk: Desk, hand: Hand) -> Exception | None:
-        """Park what was delivered too often. An error is returned, so that what was leased with it is delivered."""
+    async def _give_up_exhausted(self, writer: StateWriter, result: LeaseResult) -> Exception | None:
+        """Give up exhausted messages. Return an error instead of raising it: leased messages are still delivered."""
         try:
-            for message in hand.taken.exhausted:
-                await self._give_up(desk, message, hand.taken.ends.get(message.sequence, ()))
+            for message in result.decision.exhausted:
+                await self._give_up(writer, message, result.decision.failures.get(message.sequence, ()))
         except Exception as error:  # noqa: BLE001 - the caller raises it when there is nothing to deliver
             return error
         return None
 
-    async def _give_up(self, desk: Desk, message: Pending, ends: Sequence[End]) -> None:
-        """Park a message that was delivered too often, and go on behind it."""
-        attempts = desk.definition.retry.max_attempts or 0
-        body = await self._read(desk, message.sequence)
-        headers = {} if body is None else body.headers
-        acked = Acked(message.sequence, message.kind, position_of(headers) or 0, letter_of(headers))
-        if body is not None:
+    async def _park_exhausted(self, writer: StateWriter, message: Pending, failures: Sequence[FailedDelivery]) -> None:
+        """Park a message that reached the maximum of attempts, and acknowledge it."""
+        attempts = writer.definition.retry.max_attempts or 0
+        stored = await writer.buffer.read(message.sequence)
+        headers = {} if stored is None else stored.headers
+        target = AckTarget(message.sequence, message.kind, position_of(headers) or 0, dead_letter_id(headers))
+        if stored is not None:
             reason = f"not acknowledged after {attempts} deliveries"
-            await self._parking.park(desk, body, reason, attempts, log(ends))
-        await desk.decide(lambda book: acknowledged(desk, book, [acked]))
+            await self.dead_letter_writer.park(writer, stored, reason, attempts, as_attempt_log(failures))
+        await writer.commit(lambda state: ack(writer, state, [target]))
 
-    async def _find(self, desk: Desk, sequence: int) -> Acked:
-        """Where a message lies that is to be answered for; `UnknownMessage` if it does not or is acknowledged."""
-        known = desk.window.find(sequence)
-        if known is not None:
-            return known
-        body = await self._read(desk, sequence)
-        if body is None:
-            raise gone(desk.name, sequence)
-        return Acked(sequence, kind_of(body), position_of(body.headers) or 0, letter_of(body.headers))
-
-    async def _read(self, desk: Desk, sequence: int) -> StoredMessage | None:
-        body = desk.window.body(sequence)
-        if body is not None or not 0 < sequence < _END:
-            return body
-        try:
-            return await self._queues.streams.get(subscription_queue(desk.name).stream, sequence)
-        except (UnknownMessage, UnknownStream):
-            return None
-
-    async def _desk(self, name: str) -> Desk:
-        return await self._desks.of(await self._gate.look(name))
-
-    def _now(self) -> int:
-        return milliseconds(self._clock())
+    async def _find(self, writer: StateWriter, sequence: int) -> AckTarget:
+        """Return a message as a target for an answer; `UnknownMessage` if it does not exist (any more)."""
+        found = writer.buffer.find(sequence)
+        if found is not None:
+            return found
+        message = await writer.buffer.read(sequence)
+        if message is None:
+            raise unknown_message(writer.name, sequence)
+        headers = message.headers
+        return AckTarget(sequence, subject_kind_of(message), position_of(headers) or 0, dead_letter_id(headers))
 
 
-def _found(name: str, look: Look) -> list[Delivered]:
-    """The messages; `WindowFull` if there are none because nothing more may be out."""
-    if not look.found and look.full is not None:
-        raise refused(name, look.full)
-    return look.found
+@contextlib.asynccontextmanager
+async def open_pull(
+    queues: Queues,
+    *,
+    replicas: int = 1,
+    clock: Callable[[], float] = time.time,
+    memory: MemoryBudget | None = None,
+) -> AsyncIterator[PullService]:
+    """Open a pull service with its own shared services, for a program that needs no other delivery service."""
+    async with SharedServices.build(queues, replicas=replicas, memory=memory) as shared:
+        yield PullService(shared, clock=clock)
+
+
+def _messages(name: str, result: PullResult) -> list[DeliveredMessage]:
+    """Return the messages; `WindowFull` if there are none because of a limit."""
+    if not result.messages and result.limit is not None:
+        raise limit_error(name, result.limit)
+    return result.messages

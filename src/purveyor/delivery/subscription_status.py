@@ -1,11 +1,12 @@
-"""How a subscription stands: how far its queue was written and what waits in it. Every surface reads it here."""
+"""The status of a subscription: how far its queue is written, and its backlog. Every surface reads it here."""
 
 import asyncio
 from dataclasses import dataclass
 
-from purveyor.delivery.push.push_problems import Trouble, troubles_of
+from purveyor.delivery.push.push_problems import PushProblem, read_problems
 from purveyor.jetstream.headers import POSITION, number
-from purveyor.model.ack_ranges import Acknowledged, Expired
+from purveyor.model.ack_ranges import Expired
+from purveyor.model.delivery_state import AckSummary
 from purveyor.model.errors import UnknownMessage, UnknownStream, UnreadableRecord
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
@@ -13,63 +14,63 @@ from purveyor.queues.registry import Registered, Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
-    """A subscription as registered, and its queue."""
+class SubscriptionStatus:
+    """A registration, and the state of its queue."""
 
     registered: Registered
     position: int | None
-    """The newest event that was written to its queue, as far as one is there or was acknowledged."""
+    """The newest position that is in its queue or was acknowledged; None if there is none."""
     main: int | None
-    """How many live events wait in its queue; None when there is no queue."""
+    """The backlog of live events; None if there is no queue."""
     prefill: int | None
-    """How many messages of its prefill wait."""
+    """The backlog of prefill messages."""
     retry: int | None
-    """How many dead letters that were put back wait."""
+    """The backlog of redriven dead letters."""
     expired: Expired
-    """What nobody acknowledged in time."""
-    trouble: Trouble | None = None
-    """Why it is not pushed, though it should be."""
+    """The messages that exceeded the retention time."""
+    push_problem: PushProblem | None = None
+    """Why push does not work."""
     unreadable: str | None = None
-    """Why what was delivered is not known: this program does not understand the record of it, and delivers nothing."""
+    """Why this program cannot read the delivery state. It delivers nothing then."""
 
 
-async def look(queues: Queues, registry: Registry, found: Registered) -> Overview:
-    """How one subscription stands."""
+async def read_status(queues: Queues, registry: Registry, found: Registered) -> SubscriptionStatus:
+    """Read the status of one subscription."""
     queue = subscription_queue(found.name)
     main, prefill, retry = queue.subjects
-    (book, unreadable), newest, waiting, troubles = await asyncio.gather(
-        _book(registry, found),
-        _newest(queues, queue.stream, main),
-        _waiting(queues, queue.stream),
-        troubles_of(queues, [found]),
+    (acks, unreadable), newest, backlog, problems = await asyncio.gather(
+        _read_acks(registry, found),
+        _newest_position(queues, queue.stream, main),
+        _backlog(queues, queue.stream),
+        read_problems(queues, [found]),
     )
-    positions = [position for position in (book.position if book else 0, newest) if position]
-    return Overview(
+    positions = [position for position in (acks.position if acks else 0, newest) if position]
+    return SubscriptionStatus(
         registered=found,
         position=max(positions, default=None),
-        main=None if waiting is None else waiting.get(main, 0),
-        prefill=None if waiting is None else waiting.get(prefill, 0),
-        retry=None if waiting is None else waiting.get(retry, 0),
-        expired=book.expired if book else Expired(),
-        trouble=troubles.get(found.name),
+        main=None if backlog is None else backlog.get(main, 0),
+        prefill=None if backlog is None else backlog.get(prefill, 0),
+        retry=None if backlog is None else backlog.get(retry, 0),
+        expired=acks.expired if acks else Expired(),
+        push_problem=problems.get(found.name),
         unreadable=unreadable,
     )
 
 
 async def backlogs(queues: Queues) -> dict[str, int]:
-    """How many messages wait in each queue of the server, by the queue's name."""
+    """Return the number of messages in each queue of the server, by the name of the queue."""
     return {info.config.name.removeprefix("stream:"): info.state.messages for info in await queues.streams.list()}
 
 
-async def _book(registry: Registry, found: Registered) -> tuple[Acknowledged | None, str | None]:
-    """What was delivered, or why that is not known."""
+async def _read_acks(registry: Registry, found: Registered) -> tuple[AckSummary | None, str | None]:
+    """Return what is acknowledged, or why it cannot be read."""
     try:
-        return await registry.book(found), None
+        return await registry.read_acknowledged(found), None
     except UnreadableRecord as error:
         return None, error.message
 
 
-async def _newest(queues: Queues, stream: str, subject: str) -> int | None:
+async def _newest_position(queues: Queues, stream: str, subject: str) -> int | None:
     try:
         message = await queues.streams.get_last(stream, subject)
     except (UnknownMessage, UnknownStream):
@@ -77,7 +78,7 @@ async def _newest(queues: Queues, stream: str, subject: str) -> int | None:
     return number(message.headers, POSITION)
 
 
-async def _waiting(queues: Queues, stream: str) -> dict[str, int] | None:
+async def _backlog(queues: Queues, stream: str) -> dict[str, int] | None:
     try:
         return await queues.streams.subjects(stream)
     except UnknownStream:

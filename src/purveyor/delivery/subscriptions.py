@@ -1,7 +1,7 @@
-"""Subscriptions: add, look at, pause, resume, replay, delete. The only writer of definitions in the registry.
+"""Subscriptions: add, read, pause, resume, replay, delete. The only writer of definitions in the registry.
 
-Every change is a sequence of steps that may be cut off anywhere and are made whole by asking for the same again. The
-truth about where a subscription begins and ends is its control event in `incoming`.
+Every change is a sequence of steps. A crash may cut it off anywhere; the same call completes it. The control events in
+`incoming` decide where a subscription begins and ends.
 """
 
 import contextlib
@@ -11,35 +11,30 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from typing import assert_never
 
+from purveyor.delivery.subscription_jobs import (
+    MAX_ATTEMPTS,
+    SubscriptionJobs,
+    changed_too_often,
+    deleted_meanwhile,
+    not_registered,
+)
 from purveyor.jetstream.publisher import Expect
-from purveyor.model import tracing
 from purveyor.model.control_events import (
     CONTROL_SUBJECT,
-    JOB_SUBJECT,
-    CatchUpJob,
     ControlEvent,
     ControlKind,
-    Job,
-    JobKind,
-    Place,
-    PrefillJob,
     ReplayJob,
-    job_id,
+    ReplayPoint,
 )
 from purveyor.model.errors import (
     AlreadyExists,
     InvalidInput,
     InvalidName,
-    OutcomeUnknown,
-    PurveyorError,
-    Refused,
-    Unavailable,
     UnknownSubscription,
-    UnreadableRecord,
     WrongRevision,
 )
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.model.subscription_limits import check_options, check_subscription, check_topics
+from purveyor.model.subscription_limits import check_options, check_subscription
 from purveyor.queues.catalogue import PREFILL, incoming, subscription_queue
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import (
@@ -53,10 +48,7 @@ from purveyor.queues.registry import (
     Snapshot,
     Unreadable,
 )
-from purveyor.queues.subscriptions import make_queue, queue_owner, remove_queue
-from purveyor.queues.waiting_replays import WaitingReplay
-
-_ATTEMPTS = 50
+from purveyor.queues.subscription_queues import create_queue, queue_owner, remove_queue
 
 
 class Subscriptions:
@@ -66,33 +58,34 @@ class Subscriptions:
         self._queues = queues
         self._replicas = replicas
         self._registry: Registry | None = None
+        self._jobs = SubscriptionJobs(queues, replicas=replicas)
 
     async def registry(self) -> Registry:
-        """The read model; made with the first use."""
+        """Return the registry; open it with the first call."""
         if self._registry is None:
             self._registry = await Registry.open(self._queues, replicas=self._replicas)
         return self._registry
 
     async def add(self, definition: Subscription) -> tuple[Record, bool]:
-        """Register a subscription; the record, and whether it is new. When it returns, every later event is delivered.
+        """Register a subscription. Return the record, and whether it is new. Every later event is delivered.
 
-        The same again gives the record that is there; the same name with other parameters is AlreadyExists.
+        The same definition again returns the existing record; the same name with other parameters is AlreadyExists.
 
-        1. `incoming` and `prefill` exist with their readers. An interest queue without a reader keeps nothing.
-        2. The record is created as *registering*, with a new incarnation. Of many at once one succeeds, the others go
-           on with its incarnation. A crash after this, or after any step up to 7, leaves it *registering*: nobody was
-           told that it exists, and adding it again goes on here.
-        3. Its queue is made for this incarnation, before anybody can write to it; one that a deleted subscription of
-           the same name left behind is removed first.
-        4. The control event is stored in `incoming`. Its position is the beginning: what was accepted before is not
-           delivered (but may be prefilled), what comes after is. Crash: stored again, under the same id; when that is
-           so late that the server has forgotten the id, there are two events, and step 5 decides which of them counts.
-        5. Its position is noted in the record. The dispatcher may have done so, if it met the event first: the first
-           note stands.
-        6. If a prefill is wanted, its state becomes *pending*. This is before the subscription is active, so that
-           nobody is ever served live events in place of a prefill that is still to come.
-        7. The job is put on `prefill`. Crash: put there again under the same id if the prefill is still pending; a
-           worker that meets the job twice finds the state of that attempt taken.
+        1. `incoming` and `prefill` are created with their readers. An interest queue without a reader keeps nothing.
+        2. The record is created as *registering*, with a new incarnation. Of many concurrent calls one succeeds, and
+           the others continue with its incarnation. A crash after this, or after any step up to 7, leaves the record
+           *registering*: no caller got an answer, and adding the subscription again continues here.
+        3. The queue is created for this incarnation, before any process can write to it; a queue that a deleted
+           subscription of the same name left behind is removed first.
+        4. The control event is stored in `incoming`. Its position is the beginning: earlier events are not delivered
+           (but may be prefilled), later events are. After a crash it is stored again under the same id. If the server
+           has forgotten the id by then, there are two events, and step 5 decides which of them counts.
+        5. The position is stored in the record. The dispatcher stores it if it reads the event first: the first value
+           stays.
+        6. If a prefill is requested, its state becomes *pending*. This is before the subscription is active, so that a
+           consumer never gets live events before the prefill.
+        7. The job is put on `prefill`. After a crash it is put there again under the same id if the prefill is still
+           pending; a worker that reads the job twice finds the state of that attempt taken.
         8. The record becomes *active*.
         """
         subscription_queue(definition.name)  # refuses the names of internal queues
@@ -102,80 +95,78 @@ class Subscriptions:
         if found.record.state is RecordState.ACTIVE:
             return found.record, False
         record = found.record
-        await make_queue(
+        await create_queue(
             self._queues,
             definition.name,
             found.incarnation,
-            still_ours=lambda: self._change(record, lambda now: now),
+            check_owner=lambda: self._change(record, lambda now: now),
             replicas=self._replicas,
         )
         if record.begin is None:
-            position = await self._tell_log(ControlKind.ADDED, record)
-            record = await self._change(record, lambda now: _begun(now, position))
+            position = await self._publish_control_event(ControlKind.ADDED, record)
+            record = await self._change(record, lambda now: _with_begin(now, position))
         if definition.request_prefill:
-            await self._begin_prefill(record)
+            await self._jobs.begin_prefill(await self.registry(), record)
         return await self._change(record, lambda now: dataclasses.replace(now, state=RecordState.ACTIVE)), created
 
     async def get(self, name: str, states: Collection[str] = STATES) -> Registered:
-        """A subscription, with these of its states; UnknownSubscription if there is none or it is being deleted."""
+        """Return a subscription with some of its states; UnknownSubscription if it is unknown or being deleted."""
         found = await (await self.registry()).get(name, states)
         if found.record.state is RecordState.DELETING:
             raise UnknownSubscription(f"subscription {name!r} is being deleted", fix="delete it again if that ended")
         return found
 
     async def find(self, name: str) -> Subscription | None:
-        """What the subscription of a name asks for; None if there is none."""
+        """Return the definition of a subscription; None if there is none."""
         try:
             return (await (await self.registry()).get(name, ())).record.definition
         except (UnknownSubscription, InvalidName):
             return None
 
     async def list(self) -> Snapshot:
-        """All subscriptions, those too that are not registered or deleted to the end."""
+        """Return all subscriptions, also those whose registration or deletion is not complete."""
         return await (await self.registry()).list()
 
     async def delete(self, name: str, *, force: bool = False) -> str | None:
-        """End a subscription and remove what it has not acknowledged; UnknownSubscription if there is none.
+        """Delete a subscription with its queue, and return its incarnation; UnknownSubscription if there is none.
 
-        Returns its incarnation. UnreadableRecord if this program does not understand it; with `force` it is deleted
-        all the same (see `_end_unreadable`), and the incarnation is None if even that cannot be read.
+        UnreadableRecord if this program does not understand the record. With `force` it is deleted all the same (see
+        `_delete_unreadable`); the incarnation is None if it cannot be read.
 
-        1. The record becomes *deleting*: it is not served any more, and writers drop what they have for it.
-        2. The control event is stored in `incoming`: dispatchers leave it out from there on.
-        3. Its queue is removed.
-        4. Its keys are removed, the record last. A crash before this leaves it *deleting*: deleting it again, or adding
-           one of the same name, goes through all steps again, and each of them is the same done twice.
+        1. The record becomes *deleting*: messages are no longer delivered, and writers drop what they have for it.
+        2. The control event is stored in `incoming`: dispatchers ignore the subscription from there on.
+        3. The queue is removed.
+        4. The keys are removed, the record last. A crash before this leaves the record *deleting*: deleting the
+           subscription again, or adding one of the same name, repeats all steps, and each step can be repeated.
         """
         found = await (await self.registry()).find(name)
         if isinstance(found, Registered):
-            await self._end(found)
+            await self._delete(found)
         elif force:
-            await self._end_unreadable(found)
+            await self._delete_unreadable(found)
         else:
             raise found.error()
         return found.incarnation
 
     async def pause(self, name: str, reason: str | None = None) -> Record:
-        """Hand out nothing until `resume`; the queue goes on filling. Who is no person gives a reason."""
-        found = await self._ready(name, ())
+        """Stop delivery until `resume`; the queue continues to fill. A program gives a `reason`."""
+        found = await self._get_active(name, ())
         return await self._change(found.record, lambda now: dataclasses.replace(now, paused=True, pause_reason=reason))
 
     async def resume(self, name: str) -> Record:
-        """Hand out again, and if its queue refused messages, ask for those to be written now."""
-        found = await self._ready(name, ("dispatch",))
+        """Continue delivery. If the subscription is suspended, request the events that its queue lacks."""
+        found = await self._get_active(name, ("dispatch",))
         record = await self._change(found.record, lambda now: dataclasses.replace(now, paused=False, pause_reason=None))
         if found.suspended is not None:
-            # Asking twice is one job; when writing has stopped again since, or a catch-up has failed, it is another.
-            job = job_id(record.incarnation, JobKind.CATCH_UP, found.dispatch_revision)
-            await self._put_job(CatchUpJob(**_about(record, job)))
+            await self._jobs.catch_up(found, record)
         return record
 
     async def redefine(self, name: str, change: Callable[[Subscription], Subscription]) -> Record:
-        """Another definition under the same name, in the same queue: for what is dispatched and handed out from now on.
+        """Change the definition of a subscription for future dispatch and delivery. The queue stays the same.
 
-        Topics and prefill are what it began with, and stay.
+        Topics and prefill cannot change.
         """
-        found = await self._ready(name, ())
+        found = await self._get_active(name, ())
 
         def redefined(now: Record) -> Record:
             definition = change(now.definition)
@@ -184,97 +175,59 @@ class Subscriptions:
                 now.definition.realms_topics,
                 now.definition.request_prefill,
             ):
-                raise InvalidInput(f"other topics for subscription {name!r}", fix="delete it and add it again")
+                raise InvalidInput(
+                    f"the topics of subscription {name!r} cannot change", fix="delete it and add it again"
+                )
             check_options(definition)
             return dataclasses.replace(now, definition=definition)
 
         return await self._change(found.record, redefined)
 
     async def replay(
-        self, name: str, from_: Place, to: Place | None = None, topics: Iterable[RealmTopic] = ()
+        self, name: str, from_: ReplayPoint, to: ReplayPoint | None = None, topics: Iterable[RealmTopic] = ()
     ) -> ReplayJob:
-        """Ask for events of the past to be written again, from a position or time on, up to another or to now.
+        """Request events of the past again, from a position or time, up to another or to now.
 
-        AlreadyExists if a replay of this subscription waits already; one that is being written does not wait.
-
-        1. The record of the waiting replay is written. After a crash other replays are refused for a minute.
-        2. The job is put on `prefill`. After a crash, or when the server did not answer, the prefill worker runs the
-           job if it is there; if it has to wait, the worker completes the record.
-        3. Its sequence there is added to the record. The worker deletes the record when it begins the job.
+        AlreadyExists if a replay of this subscription is waiting; a replay that is running does not count.
         """
-        found = await self._ready(name, ("prefill",))
-        _check_places(from_, to)
-        wanted = tuple(topics)
-        check_topics(wanted)
-        job = ReplayJob(**_about(found.record, str(uuid.uuid4())), from_=from_, to=to, topics=wanted)
-        waiting = (await self.registry()).waiting_replays
-        (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_usable()
-        await waiting.claim(
-            name,
-            WaitingReplay(incarnation=job.incarnation, job=job.job, at=datetime.now(UTC)),
-            first_sequence=(await self._queues.streams.info(PREFILL.stream)).state.first_seq,
-            begun=found.prefill.job if found.prefill is not None else None,
-        )
-        try:
-            sequence = await self._put_job(job)
-        except (Unavailable, OutcomeUnknown):
-            raise  # the job may be stored
-        except PurveyorError:
-            with contextlib.suppress(PurveyorError):  # then other replays are refused for a minute
-                await waiting.forget(name, job.job)
-            raise
-        with contextlib.suppress(Unavailable, UnreadableRecord):  # the job is stored, and that is the answer
-            await waiting.stored(name, job.job, sequence)
-        return job
+        registered = await self._get_active(name, ("prefill",))
+        return await self._jobs.replay(await self.registry(), registered, from_, to, topics)
 
     async def request_prefill(self, name: str) -> PrefillState:
-        """Try a prefill that failed again. One that is pending gets its job again; a running or done one is left."""
-        registry = await self.registry()
-        for _ in range(_ATTEMPTS):
-            found = await self._ready(name, ("prefill",))
-            state = found.prefill
-            if state is None:
-                raise Refused(
-                    f"subscription {name!r} was added without a prefill: its live events are on their way already",
-                    fix="delete it and add it with --prefill",
-                )
-            if state.status is PrefillStatus.FAILED:
-                state = PrefillState(
-                    incarnation=found.incarnation,
-                    status=PrefillStatus.PENDING,
-                    position=state.position,
-                    attempt=state.attempt + 1,
-                )
-                try:
-                    await registry.put_prefill(name, state, found.prefill_revision)
-                except WrongRevision:
-                    continue  # somebody else asks as well, or the worker speaks: look again
-            if state.status is PrefillStatus.PENDING:
-                await self._put_job(_prefill_job(found.record, state))
-            return state
-        raise _too_busy(name)
+        """Start a failed prefill again. A pending prefill gets its job again; a running or done one stays."""
+        return await self._jobs.repeat_prefill(await self.registry(), lambda: self._get_active(name, ("prefill",)))
+
+    async def set_prefill_status(self, name: str, status: PrefillStatus, *, reason: str | None = None) -> PrefillState:
+        """Store the prefill status that an external program reports, for example one that fills queues itself.
+
+        A failed prefill that becomes *pending* again gets a job, as with the first request.
+        """
+        state = await self._jobs.set_prefill_status(
+            await self.registry(), lambda: self.get(name), status, reason=reason
+        )
+        return await self.request_prefill(name) if state is None else state
 
     async def _claim(self, definition: Subscription) -> tuple[Registered, bool]:
-        """The record to go on with: one that is there and asks for the same, or a new one."""
+        """Return the record to continue with: an existing one with the same definition, or a new one."""
         registry = await self.registry()
         created = False
-        for _ in range(_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 found = await registry.get(definition.name)
             except UnknownSubscription:
-                check_subscription(definition)  # not if it is there: it may be older than the limits
+                check_subscription(definition)  # new ones only: an existing one may be older than the limits
                 record = Record(incarnation=str(uuid.uuid4()), definition=definition, created=datetime.now(UTC))
                 try:
                     await registry.create(record)
                     created = True
                 except AlreadyExists:
-                    pass  # somebody else was quicker
+                    pass  # another process was faster
                 continue
             match found.record.state:
                 case RecordState.DELETING:
-                    await self._end(found)
+                    await self._delete(found)
                 case RecordState.ACTIVE | RecordState.REGISTERING:
-                    if found.record.definition.same_as(definition):
+                    if found.record.definition.is_same_as(definition):
                         return found, created or found.record.state is RecordState.REGISTERING
                     raise AlreadyExists(
                         f"subscription {definition.name!r} exists with other parameters",
@@ -283,59 +236,38 @@ class Subscriptions:
                     )
                 case _:
                     assert_never(found.record.state)
-        raise _too_busy(definition.name)
+        raise changed_too_often(definition.name)
 
-    async def _begin_prefill(self, record: Record) -> None:
-        registry = await self.registry()
-        assert record.begin is not None
-        for _ in range(_ATTEMPTS):
-            found = await registry.get(record.name, ("prefill",))
-            state = found.prefill
-            if found.incarnation != record.incarnation:
-                raise _gone(record.name)
-            if state is None:
-                state = PrefillState(
-                    incarnation=record.incarnation, status=PrefillStatus.PENDING, position=record.begin, attempt=1
-                )
-                try:
-                    await registry.put_prefill(record.name, state, found.prefill_revision)
-                except WrongRevision:
-                    continue
-            if state.status is PrefillStatus.PENDING:
-                await self._put_job(_prefill_job(record, state))
-            return
-        raise _too_busy(record.name)
-
-    async def _end(self, found: Registered) -> None:
+    async def _delete(self, found: Registered) -> None:
         registry = await self.registry()
         (await self._queues.ensure(incoming(), replicas=self._replicas)).require_usable()
         incarnation = found.incarnation
-        for _ in range(_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 record = await self._change(
                     found.record, lambda now: dataclasses.replace(now, state=RecordState.DELETING)
                 )
-                await self._tell_log(ControlKind.DELETED, record)
+                await self._publish_control_event(ControlKind.DELETED, record)
                 await remove_queue(self._queues, record.name, incarnation)
                 found = await registry.get(record.name)
                 if found.incarnation == incarnation:
                     await registry.remove(found)
             except UnknownSubscription:
-                return  # somebody else ended it meanwhile
+                return  # another process deleted it
             except WrongRevision:
-                continue  # a writer noted something: its key is read again and removed
+                continue  # a writer changed a key: read it again and remove it
             return
-        raise _too_busy(found.name)
+        raise changed_too_often(found.name)
 
-    async def _end_unreadable(self, found: Unreadable) -> None:
-        """End a subscription that is not understood.
+    async def _delete_unreadable(self, found: Unreadable) -> None:
+        """Delete a subscription whose record this program does not understand.
 
-        1. The record is removed. It cannot be marked as *deleting*, because that would be written over it; without a
-           record no program serves the subscription or makes its queue again. A crash after this leaves its queue and
-           the other keys, which count for nothing; adding one of the same name removes the queue.
-        2. The control event is stored, if the record tells which subscription it is.
-        3. Its queue is removed: the one that the record tells, or the one that has its name.
-        4. Its other keys are removed.
+        1. The record is removed. It cannot become *deleting*, because that would overwrite it. Without a record no
+           program delivers the subscription or creates its queue again. A crash after this leaves the queue and the
+           other keys, which have no effect; adding a subscription of the same name removes the queue.
+        2. The control event is stored, if the record has an incarnation.
+        3. The queue is removed: the one of that incarnation, or else the one of that name.
+        4. The other keys are removed.
         """
         registry = await self.registry()
         (await self._queues.ensure(incoming(), replicas=self._replicas)).require_usable()
@@ -347,25 +279,25 @@ class Subscriptions:
         owner = found.incarnation or await queue_owner(self._queues, found.name)
         if owner is not None:
             await remove_queue(self._queues, found.name, owner)
-        with contextlib.suppress(WrongRevision):  # a writer noted something, which counts for nothing by now
+        with contextlib.suppress(WrongRevision):  # a writer changed a key, which has no effect any more
             await registry.remove_states(found)
 
-    async def _ready(self, name: str, states: Collection[str]) -> Registered:
+    async def _get_active(self, name: str, states: Collection[str]) -> Registered:
         found = await self.get(name, states)
         if found.record.state is not RecordState.ACTIVE:
-            raise Refused(f"subscription {name!r} is not registered to the end", fix="add it again, as it was")
+            raise not_registered(name)
         return found
 
     async def _change(self, record: Record, change: Callable[[Record], Record]) -> Record:
-        """A changed record, whoever else writes at the same time; UnknownSubscription if it is another by now."""
+        """Change a record despite concurrent writers; UnknownSubscription if it is of another incarnation now."""
         registry = await self.registry()
-        for _ in range(_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             found = await registry.get(record.name, ())
             if found.incarnation != record.incarnation:
-                raise _gone(record.name)
+                raise deleted_meanwhile(record.name)
             changed = change(found.record)
             if changed.state is not RecordState.DELETING and found.record.state is RecordState.DELETING:
-                raise _gone(record.name)
+                raise deleted_meanwhile(record.name)
             if changed == found.record:
                 return changed
             try:
@@ -373,9 +305,9 @@ class Subscriptions:
             except WrongRevision:
                 continue
             return changed
-        raise _too_busy(record.name)
+        raise changed_too_often(record.name)
 
-    async def _tell_log(self, kind: ControlKind, record: Record) -> int:
+    async def _publish_control_event(self, kind: ControlKind, record: Record) -> int:
         event = ControlEvent(
             kind=kind,
             name=record.name,
@@ -390,47 +322,6 @@ class Subscriptions:
         )
         return receipt.sequence
 
-    async def _put_job(self, job: Job) -> int:
-        """Store a job; return its sequence in the queue."""
-        (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_usable()
-        receipt = await self._queues.publish(
-            JOB_SUBJECT,
-            job.encode(),
-            headers=tracing.current(),  # what comes of it belongs to the trace of whoever asks
-            msg_id=job.job,
-            expect=Expect(stream=PREFILL.stream),
-        )
-        return receipt.sequence
 
-
-def _begun(record: Record, position: int) -> Record:
+def _with_begin(record: Record, position: int) -> Record:
     return record if record.begin is not None else dataclasses.replace(record, begin=position)
-
-
-def _about(record: Record, job: str) -> dict[str, str]:
-    return {"name": record.name, "incarnation": record.incarnation, "job": job}
-
-
-def _prefill_job(record: Record, state: PrefillState) -> PrefillJob:
-    about = _about(record, job_id(record.incarnation, JobKind.PREFILL, state.attempt))
-    return PrefillJob(**about, position=state.position)
-
-
-def _check_places(from_: Place, to: Place | None) -> None:
-    for place in (from_, to):
-        if isinstance(place, datetime) and place.tzinfo is None:
-            raise InvalidInput(f"the time {place.isoformat()} has no zone", fix="use an aware time, in UTC say")
-        if isinstance(place, int) and place < 1:
-            raise InvalidInput(f"no event has the position {place}", fix="positions begin at 1")
-    if (isinstance(from_, int) and isinstance(to, int) and to < from_) or (
-        isinstance(from_, datetime) and isinstance(to, datetime) and to < from_
-    ):
-        raise InvalidInput("the replay ends before it begins", fix="exchange from and to")
-
-
-def _gone(name: str) -> UnknownSubscription:
-    return UnknownSubscription(f"subscription {name!r} was deleted meanwhile", fix="add it again if it is wanted")
-
-
-def _too_busy(name: str) -> Unavailable:
-    return Unavailable(f"subscription {name!r} is changed by others faster than it can be read", fix="try again")

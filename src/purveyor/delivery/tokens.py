@@ -1,11 +1,11 @@
-"""Passwords and tokens as they are kept, and the rules by which they end. Pure.
+"""Stored passwords and tokens, and the rules by which they become invalid. Pure.
 
-A token ends with its time, and with what it was made with:
+A token becomes invalid when its time is over, or when the credential that created it becomes invalid:
 
-- `generation`: a token of a subscription is valid as long as a password of its generation is. A new password begins a
-  new generation, unless the tokens are to be kept.
-- `bound`: a token of a login of the settings is valid as long as that login has the same password.
-- `parent`: a token that was made with a token ends with that one.
+- `generation`: a token of a subscription is valid while a password of its generation is. A new password begins a new
+  generation, unless the tokens are to be kept.
+- `bound`: a token of a login from the settings is valid while that login has the same password.
+- `parent`: a token that was created with a token is valid while that one is.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ class Password:
         return self.until is None or datetime.now(UTC) < self.until
 
     def to_json(self) -> Json:
-        """As `read_password` takes it."""
+        """Return what `read_password` reads."""
         until = None if self.until is None else self.until.isoformat()
         return {"hash": self.hash, "until": until} | ({"generation": self.generation} if self.generation else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Passwords:
-    """What is kept under a subscription's name."""
+    """The passwords of a subscription, the newest first."""
 
     incarnation: str
     passwords: tuple[Password, ...]
@@ -48,21 +48,21 @@ class Passwords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token, without what makes it one: for whom it speaks, and until when."""
+    """A token without its secret: its login, and how long it is valid."""
 
     id: str
     login: str
     incarnation: str | None
-    """Of the subscription that it speaks for, if it does."""
+    """Of its subscription; None for a login from the settings."""
     label: str
     created: datetime
     until: datetime | None
     generation: int = 0
-    """Of the password of its subscription."""
+    """The generation of the subscription's password."""
     parent: str | None = None
-    """The id of the token that it was made with, if it was."""
+    """The id of the token that created it, if a token did."""
     bound: str | None = field(default=None, repr=False)
-    """A digest of its text and the password of its login, if that is one of the settings."""
+    """A digest of its text and the password of its login, for a login from the settings."""
 
     @property
     def valid(self) -> bool:
@@ -70,64 +70,64 @@ class Token:
         return self.until is None or datetime.now(UTC) < self.until
 
     def is_bound(self, text: str, password: str) -> bool:
-        """Return whether the login had this password when the token was made. Older tokens are bound to none."""
-        return self.bound is None or hmac.compare_digest(self.bound, binding(text, password))
+        """Return whether the login had this password when the token was created. Old tokens are not bound."""
+        return self.bound is None or hmac.compare_digest(self.bound, binding_digest(text, password))
 
     def until_at_most(self, until: datetime | None) -> "Token":
-        """Return the token with an end that is no later than another one."""
+        """Return the token with its end limited to a time."""
         ends = [each for each in (self.until, until) if each is not None]
         return replace(self, until=min(ends, default=None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOptions:
-    """What a new token is made with."""
+    """The options of a new token."""
 
     label: str = ""
     seconds: float | None = None
-    """How long it is valid; None: without an end of its own."""
+    """How long it is valid; None: without a time limit."""
     until: datetime | None = None
-    """When it ends at the latest."""
+    """The latest end."""
     generation: int | None = None
-    """Of the password, or the token, that it is made with; None: the current one of its subscription."""
+    """Of the password or token that creates it; None: the current one of its subscription."""
     parent: str | None = None
-    """The id of the token that it is made with."""
+    """The id of the token that creates it."""
     password: str | None = field(default=None, repr=False)
     """The password of its login in the settings, to which it is bound."""
 
 
-def while_password(token: Token, kept: Passwords | None) -> Token | None:
-    """Return a token of a subscription with the end of the password of its generation; None if it has ended."""
-    if kept is None or kept.incarnation != token.incarnation:
+def limit_to_password(token: Token, stored: Passwords | None) -> Token | None:
+    """Limit a token of a subscription to the end of the password of its generation; None if that has ended."""
+    if stored is None or stored.incarnation != token.incarnation:
         return None if token.generation else token
-    ends = [each.until for each in kept.passwords if each.valid and each.generation == token.generation]
+    ends = [each.until for each in stored.passwords if each.valid and each.generation == token.generation]
     if not ends:
         return None
     return token if None in ends else token.until_at_most(max(end for end in ends if end is not None))
 
 
-def while_parent(token: Token, parent: Token | None) -> Token | None:
-    """Return a token with the end of the one that it was made with; None if that has ended."""
+def limit_to_parent(token: Token, parent: Token | None) -> Token | None:
+    """Limit a token to the end of its parent; None if that has ended."""
     return token.until_at_most(parent.until) if parent is not None and parent.valid else None
 
 
-def alive_tokens(found: Sequence[Token], passwords: Mapping[str, Passwords | None]) -> list[Token]:
-    """Return those of all tokens that have not ended. `passwords` are those of the logins that are asked about."""
+def valid_tokens(found: Sequence[Token], passwords: Mapping[str, Passwords | None]) -> list[Token]:
+    """Return the valid tokens. `passwords` are those of the logins to check."""
     left = {
-        token.id: while_password(token, passwords[token.login])
+        token.id: limit_to_password(token, passwords[token.login])
         if token.incarnation is not None and token.login in passwords
         else token
         for token in found
     }
     ends = (
-        while_parent(token, left.get(token.parent)) if token is not None and token.parent is not None else token
+        limit_to_parent(token, left.get(token.parent)) if token is not None and token.parent is not None else token
         for token in left.values()
     )
     return [token for token in ends if token is not None and token.valid]
 
 
 def read_token(identity: str, value: Json) -> Token:
-    """Read a token as it is kept."""
+    """Read a stored token."""
     return Token(
         id=identity,
         login=json_fields.text(value, "login", "token"),
@@ -142,7 +142,7 @@ def read_token(identity: str, value: Json) -> Token:
 
 
 def token_json(token: Token, secret: str) -> Json:
-    """As `read_token` takes it, with the hash of its secret."""
+    """Return what `read_token` reads, with the hash of the secret."""
     value: Json = {
         "login": token.login,
         "incarnation": token.incarnation,
@@ -156,19 +156,19 @@ def token_json(token: Token, secret: str) -> Json:
 
 
 def read_password(value: Json) -> Password:
-    """Read one of the passwords of a subscription."""
+    """Read a stored password."""
     return Password(
         json_fields.text(value, "hash", "password"), _moment(value, "until"), generation=int(value.get("generation", 0))
     )
 
 
 def digest(secret: str) -> str:
-    """Return the hash by which a token is known."""
+    """Return the hash that is stored for a token."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def binding(text: str, password: str) -> str:
-    """Return a digest that can be compared with a password only by a client that has the text of the token."""
+def binding_digest(text: str, password: str) -> str:
+    """Return a digest that only a client with the text of the token can compare with a password."""
     return digest(f"{text}\0{password}")
 
 

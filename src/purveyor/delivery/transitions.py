@@ -1,6 +1,6 @@
-"""What passes between `pull` and a consumer: what was asked for, what is handed over, and the decisions behind it.
+"""Transitions of pull: functions from a delivery state to a `Transition`, and the types of requests and results.
 
-Decisions are functions from a book to a `Step`; a desk makes them count.
+A state writer commits them. They use its buffer and its prefetcher, which are in memory.
 """
 
 from collections.abc import Sequence
@@ -8,252 +8,280 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple, assert_never
 
 from purveyor.delivery import lease_rules
-from purveyor.delivery.message_buffer import letter_of, position_of
-from purveyor.delivery.prefetch import Kept
-from purveyor.delivery.state import Acked, Ask, Book, Full, Kind, Lease, Rules, Taken
-from purveyor.delivery.state_writer import Desk, Step
+from purveyor.delivery.lease_types import (
+    AckTarget,
+    LeaseDecision,
+    LeaseLimit,
+    LeasePolicy,
+    LeaseRequest,
+    dead_letter_id,
+    position_of,
+)
+from purveyor.delivery.prefetch import PrefetchedLease
+from purveyor.delivery.state_writer import StateWriter, Transition
 from purveyor.jetstream.headers import Headers
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model import metrics
+from purveyor.model.delivery_state import DeliveryState, Lease, SubjectKind
 from purveyor.model.errors import InvalidInput, UnknownMessage, WindowFull
 
-_LONGEST_INSTANCE: Final = 200
-MOST_BYTES: Final = 32 << 20
-"""A lease takes no more than this, but one message at least: its messages are in memory all at once."""
-MOST_LAPSED: Final = 500
-"""So many messages expire in one decision: their bytes were read to find that out."""
+_MAX_INSTANCE_CHARACTERS: Final = 200
+MAX_LEASE_BYTES: Final = 32 << 20
+"""The messages of a lease are in memory at the same time. One message may exceed this."""
+MAX_EXPIRED_PER_TRANSITION: Final = 500
+"""The messages were read to find out that they expired, so their number is limited."""
 
 
-class Delivered(NamedTuple):
-    """A message in the hands of a consumer."""
+class DeliveredMessage(NamedTuple):
+    """A message as a consumer gets it."""
 
     sequence: int
     position: int | None
-    kind: Kind
+    kind: SubjectKind
     data: bytes
     headers: Headers
     num_delivered: int
     lease: str | None
-    """None when it was acknowledged as it was given."""
+    """None if it was acknowledged with the delivery."""
     until: datetime | None
     stored: datetime | None = None
     """When the server stored it in the queue of the subscription."""
 
 
-class Order(NamedTuple):
-    """What a consumer asked for."""
+class PullRequest(NamedTuple):
+    """What a consumer asks for."""
 
     instance: str
-    most: int = 1
-    seconds: float | None = None
+    max_messages: int = 1
+    lease_seconds: float | None = None
     pop: bool = False
-    looked: bool = False
+    """Whether to acknowledge the messages with the delivery."""
+    checked: bool = False
+    """Whether the caller has just asked without waiting and got nothing."""
 
 
-class Look(NamedTuple):
-    """What a look for messages came to."""
+class PullResult(NamedTuple):
+    """The answer to a pull request, without waiting."""
 
-    found: list[Delivered]
-    again_at: int | None = None
-    """When time alone may change it, if that is known."""
-    cut: bool = False
-    """Whether there are more, that one lease did not take because of their bytes."""
-    full: Full | None = None
-    """Why nothing is handed out, whatever is in the queue."""
+    messages: list[DeliveredMessage]
+    next_check_at: int | None = None
+    """When time alone may change the answer, if that is known."""
+    truncated: bool = False
+    """Whether there are more messages that did not fit into the lease."""
+    limit: LeaseLimit | None = None
+    """Why nothing is leased, whatever the queue contains."""
 
 
-class Hand(NamedTuple):
-    """What a consumer gets, with the messages as far as they were at hand."""
+class LeaseResult(NamedTuple):
+    """The value of the transition `lease_messages`."""
 
-    taken: Taken
-    bodies: Sequence[StoredMessage | None] = ()
+    decision: LeaseDecision
+    messages: Sequence[StoredMessage | None] = ()
+    """The leased messages; None for a message that is not in memory."""
     popped: bool = False
-    lapsed: int = 0
-    """How many messages expired when it was looked for."""
+    expired: int = 0
+    """How many messages exceeded their retention time."""
 
 
-def hand_over(desk: Desk, book: Book, order: Order, now: int) -> Step[Hand]:
-    """Lease messages to the one who asks, or acknowledge them at once. What has expired is given to nobody."""
-    rules = rules_of(desk)
-    for lease in book.leases:
-        if lease.ahead and desk.ahead.was_handed_out(lease):
-            book = lease_rules.handed_over(book, lease)
-    book, lapsed = lapse(desk, book, now, order.instance)
-    if len(lapsed) == MOST_LAPSED:
-        return Step(value=Hand(Taken(book=book), lapsed=len(lapsed)), book=book, acked=lapsed)
-    seconds = order.seconds or desk.definition.lease_seconds
-    length = milliseconds(seconds)
-    ask = Ask(instance=order.instance, now=now, length=length, most=order.most, most_bytes=MOST_BYTES)
-    taken = lease_rules.take(book, desk.window.pending(book), ask, rules)
-    missing = order.most if taken.wants_more else 0
-    if taken.lease is None:
-        changed = taken.book if lapsed or taken.book is not book else None
-        hand = Hand(taken, lapsed=len(lapsed))
-        return Step(value=hand, book=changed, acked=lapsed, missing=missing, empty=not taken.exhausted)
-    lease = taken.lease
-    bodies = [desk.window.body(sequence) for sequence in lease.sequences]
-    missing = max(missing - len(bodies), 0)
-    if order.pop:
-        acked = [known(desk, sequence) for sequence in lease.sequences]
-        done = lease_rules.acknowledge(taken.book, acked, desk.window.seen())
-        hand = Hand(taken, bodies, popped=True, lapsed=len(lapsed))
-        return Step(value=hand, book=done, acked=[*lapsed, *acked], missing=missing)
-    return Step(
-        value=Hand(taken, bodies, lapsed=len(lapsed)),
-        book=taken.book,
-        acked=lapsed,
-        missing=missing,
-        undo=lambda now: lease_rules.give_back(now, lease.id),
+def lease_messages(
+    writer: StateWriter, state: DeliveryState, request: PullRequest, now: int
+) -> Transition[LeaseResult]:
+    """Lease messages to an instance, or acknowledge them at once. Expired messages are acknowledged, not leased."""
+    policy = lease_policy(writer)
+    for lease in state.leases:
+        if lease.prefetched and writer.prefetcher.was_delivered(lease):
+            state = lease_rules.mark_prefetch_delivered(state, lease)
+    state, expired = expire_old(writer, state, now, request.instance)
+    count = len(expired)
+    if count == MAX_EXPIRED_PER_TRANSITION:
+        return Transition(value=LeaseResult(LeaseDecision(state=state), expired=count), state=state, acked=expired)
+    duration = to_milliseconds(request.lease_seconds or writer.definition.lease_seconds)
+    lease_request = LeaseRequest(request.instance, now, duration, request.max_messages, MAX_LEASE_BYTES)
+    decision = lease_rules.lease_pending(state, writer.buffer.pending(state), lease_request, policy)
+    shortfall = request.max_messages if decision.wants_more else 0
+    if decision.lease is None:
+        return Transition(
+            value=LeaseResult(decision, expired=count),
+            state=decision.state if expired or decision.state is not state else None,
+            acked=expired,
+            shortfall=shortfall,
+            needs_fresh_state=not decision.exhausted,
+        )
+    lease = decision.lease
+    messages = [writer.buffer.message(sequence) for sequence in lease.sequences]
+    shortfall = max(shortfall - len(messages), 0)
+    if request.pop:
+        popped = [buffered_target(writer, sequence) for sequence in lease.sequences]
+        return Transition(
+            value=LeaseResult(decision, messages, popped=True, expired=count),
+            state=lease_rules.ack(decision.state, popped, writer.buffer.seen()),
+            acked=[*expired, *popped],
+            shortfall=shortfall,
+        )
+    return Transition(
+        value=LeaseResult(decision, messages, expired=count),
+        state=decision.state,
+        acked=expired,
+        shortfall=shortfall,
+        undo=lambda later: lease_rules.cancel_lease(later, lease.id),
     )
 
 
-def lapse(desk: Desk, book: Book, now: int, instance: str | None = None) -> tuple[Book, list[Acked]]:
-    """The book without the messages that waited for longer than the subscription keeps them, and which those are.
+def expire_old(
+    writer: StateWriter, state: DeliveryState, now: int, instance: str | None = None
+) -> tuple[DeliveryState, list[AckTarget]]:
+    """Acknowledge messages that exceeded the retention time; return the state and these messages.
 
-    One that somebody has may still be acknowledged: it stays until its lease is over.
+    A leased message may still be acknowledged by its consumer: it stays until its lease is over.
     """
-    keeps = desk.definition.retention_seconds
-    if keeps is None:
-        return book, []
-    current = lease_rules.expire(book, now)
-    in_hand = lease_rules.in_hand(current, instance, rules_of(desk))
-    found = desk.window.lapsed(current, now - milliseconds(keeps), in_hand, MOST_LAPSED)
-    return (lease_rules.lapse(current, found, now, desk.window.seen()), found) if found else (book, [])
+    retention = writer.definition.retention_seconds
+    if retention is None:
+        return state, []
+    current = lease_rules.expire_leases(state, now)
+    leased = lease_rules.leased_sequences(current, instance, lease_policy(writer))
+    before = now - to_milliseconds(retention)
+    found = writer.buffer.find_expired(current, before, leased, MAX_EXPIRED_PER_TRANSITION)
+    return (lease_rules.expire_messages(current, found, now, writer.buffer.seen()), found) if found else (state, [])
 
 
-def acknowledged(desk: Desk, book: Book, messages: Sequence[Acked]) -> Step[None]:
-    """They are handled; `UnknownMessage` if one of them was before."""
+def ack(writer: StateWriter, state: DeliveryState, messages: Sequence[AckTarget]) -> Transition[None]:
+    """Acknowledge messages; `UnknownMessage` if one of them is acknowledged already."""
     for message in messages:
-        if message.sequence in book.done(message.kind):
-            raise gone(desk.name, message.sequence)
-    return Step(value=None, book=lease_rules.acknowledge(book, messages, desk.window.seen()), acked=messages)
+        if message.sequence in state.acked(message.kind):
+            raise unknown_message(writer.name, message.sequence)
+    return Transition(value=None, state=lease_rules.ack(state, messages, writer.buffer.seen()), acked=messages)
 
 
-def acknowledged_for(desk: Desk, book: Book, message: Acked, instance: str | None, now: int) -> Step[Kept | None]:
-    """It is handled; and if it is worth it, the next one is kept for the instance that says so (see `ahead`)."""
-    if message.sequence in book.done(message.kind):
-        raise gone(desk.name, message.sequence)
-    after = lease_rules.acknowledge(book, (message,), desk.window.seen())
-    lease = book.lease_of(message.sequence)
-    quick = lease is not None and lease.instance == instance and len(lease.sequences) == 1
-    kept = _keep_next(desk, after, instance, now) if instance is not None and quick else None
-    if kept is None:
-        return Step(value=None, book=after, acked=(message,))
-    return Step(value=kept[1], book=kept[0], acked=(message,))
+def ack_and_prefetch(
+    writer: StateWriter, state: DeliveryState, message: AckTarget, instance: str | None, now: int
+) -> Transition[PrefetchedLease | None]:
+    """Acknowledge a message, and lease the next one to the same instance if that is worthwhile."""
+    acked = ack(writer, state, (message,))
+    assert acked.state is not None
+    lease = state.lease_of(message.sequence)
+    is_single = lease is not None and lease.instance == instance and len(lease.sequences) == 1
+    found = _prefetch_next(writer, acked.state, instance, now) if instance is not None and is_single else None
+    if found is None:
+        return Transition(value=None, state=acked.state, acked=acked.acked)
+    return Transition(value=found[1], state=found[0], acked=acked.acked)
 
 
-def _keep_next(desk: Desk, after: Book, instance: str, now: int) -> tuple[Book, Kept] | None:
-    definition = desk.definition
-    if definition.retention_seconds is not None or not desk.ahead.pays(instance):
+def _prefetch_next(
+    writer: StateWriter, state: DeliveryState, instance: str, now: int
+) -> tuple[DeliveryState, PrefetchedLease] | None:
+    definition = writer.definition
+    if definition.retention_seconds is not None or not writer.prefetcher.is_worthwhile(instance):
         return None
-    ask = Ask(instance=instance, now=now, length=milliseconds(definition.lease_seconds))
-    found = lease_rules.keep_next(after, desk.window.pending(after), ask, rules_of(desk))
-    if found is None or desk.window.body(found[1].sequences[0]) is None:
+    request = LeaseRequest(instance=instance, now=now, duration=to_milliseconds(definition.lease_seconds))
+    found = lease_rules.lease_next(state, writer.buffer.pending(state), request, lease_policy(writer))
+    if found is None or writer.buffer.message(found[1].sequences[0]) is None:
         return None
-    with_next, kept = found
-    return with_next, Kept(kept, with_next.tries.get(kept.sequences[0], 0) + 1)
+    after, lease = found
+    return after, PrefetchedLease(lease, after.delivery_counts.get(lease.sequences[0], 0) + 1)
 
 
-def claimed(desk: Desk, order: Order) -> Hand | None:
-    """What was kept for the one who asks, if it asks for one message in the usual way."""
-    kept = desk.ahead.claim(order.instance)
-    if kept is None or order.most != 1 or order.pop or order.seconds is not None or desk.in_doubt:
+def take_prefetched(writer: StateWriter, request: PullRequest) -> LeaseResult | None:
+    """Return the lease that was prefetched for an instance, if the request is for one message with the defaults."""
+    prefetched = writer.prefetcher.take(request.instance)
+    is_default = request.max_messages == 1 and not request.pop and request.lease_seconds is None
+    if prefetched is None or not is_default or writer.is_stale:
         return None
-    body = desk.window.body(kept.lease.sequences[0])
-    if body is None:
+    message = writer.buffer.message(prefetched.lease.sequences[0])
+    if message is None:
         return None
-    desk.ahead.hand_out(kept)
-    taken = Taken(book=Book(incarnation=desk.incarnation), lease=kept.lease, deliveries=(kept.deliveries,))
-    return Hand(taken, [body])
+    writer.prefetcher.mark_delivered(prefetched)
+    state = DeliveryState(incarnation=writer.incarnation)
+    decision = LeaseDecision(state=state, lease=prefetched.lease, deliveries=(prefetched.deliveries,))
+    return LeaseResult(decision, [message])
 
 
-def known(desk: Desk, sequence: int) -> Acked:
-    """A message that was just handed out."""
-    found = desk.window.find(sequence)
+def buffered_target(writer: StateWriter, sequence: int) -> AckTarget:
+    """Return the target for the acknowledgement of a message that is in the buffer."""
+    found = writer.buffer.find(sequence)
     assert found is not None
     return found
 
 
-def kind_in(lease: Lease, sequence: int) -> Kind:
-    """The subject that a leased message lies on."""
+def subject_kind_in(lease: Lease, sequence: int) -> SubjectKind:
+    """Return the kind of subject that a leased message is on."""
     if sequence in lease.retry:
-        return Kind.RETRY
-    return Kind.PREFILL if sequence in lease.prefill else Kind.MAIN
+        return SubjectKind.RETRY
+    return SubjectKind.PREFILL if sequence in lease.prefill else SubjectKind.MAIN
 
 
-def delivered(message: StoredMessage, lease: Lease, count: int, *, popped: bool) -> Delivered:
-    """A message as a consumer gets it."""
-    return Delivered(
+def to_delivered(message: StoredMessage, lease: Lease, count: int, *, popped: bool) -> DeliveredMessage:
+    """Convert a leased message to what the consumer gets."""
+    return DeliveredMessage(
         sequence=message.sequence,
         position=position_of(message.headers),
-        kind=kind_in(lease, message.sequence),
+        kind=subject_kind_in(lease, message.sequence),
         data=message.data,
         headers=message.headers,
         num_delivered=count,
         lease=None if popped else lease.id,
-        until=None if popped else moment(lease.until),
+        until=None if popped else to_datetime(lease.until),
         stored=message.timestamp,
     )
 
 
-def acked(message: Delivered) -> Acked:
-    """A message that was handed out, as one to acknowledge."""
-    letter = letter_of(message.headers) if message.kind is Kind.RETRY else 0
-    return Acked(message.sequence, message.kind, message.position or 0, letter)
+def to_ack_target(message: DeliveredMessage) -> AckTarget:
+    """Convert a delivered message to a target for an acknowledgement."""
+    letter = dead_letter_id(message.headers) if message.kind is SubjectKind.RETRY else 0
+    return AckTarget(message.sequence, message.kind, message.position or 0, letter)
 
 
-def count_delivered(name: str, found: Sequence[Delivered], *, popped: bool) -> None:
-    """Add to the figures what was handed out."""
-    if not found:
+def record_deliveries(name: str, messages: Sequence[DeliveredMessage], *, popped: bool) -> None:
+    """Add deliveries to the metrics."""
+    if not messages:
         return
-    metrics.DELIVERED.add(name, by=len(found))
-    again = sum(1 for message in found if message.num_delivered > 1)
-    if again:
-        metrics.REDELIVERED.add(name, by=again)
+    metrics.DELIVERED.add(name, by=len(messages))
+    redelivered = sum(1 for message in messages if message.num_delivered > 1)
+    if redelivered:
+        metrics.REDELIVERED.add(name, by=redelivered)
     if popped:
-        metrics.ACKNOWLEDGED.add(name, by=len(found))
+        metrics.ACKNOWLEDGED.add(name, by=len(messages))
 
 
-def rules_of(desk: Desk) -> Rules:
-    """What its subscription asked for."""
-    definition = desk.definition
-    return Rules(definition.order_by, definition.retry.max_attempts, desk.most_state_bytes)
+def lease_policy(writer: StateWriter) -> LeasePolicy:
+    """Return the lease policy of a subscription."""
+    definition = writer.definition
+    return LeasePolicy(definition.order_by, definition.retry.max_attempts, writer.max_state_bytes)
 
 
 def check_instance(instance: str) -> str:
-    """The name of a consumer instance."""
-    if not 0 < len(instance) <= _LONGEST_INSTANCE or not instance.isprintable():
-        raise InvalidInput(f"invalid instance {instance[:40]!r}", fix=f"use 1 to {_LONGEST_INSTANCE} characters")
+    """Check the name of a consumer instance, and return it."""
+    if not 0 < len(instance) <= _MAX_INSTANCE_CHARACTERS or not instance.isprintable():
+        raise InvalidInput(f"invalid instance {instance[:40]!r}", fix=f"use 1 to {_MAX_INSTANCE_CHARACTERS} characters")
     return instance
 
 
-def gone(name: str, sequence: int) -> UnknownMessage:
-    """There is no such message, or there is no more."""
+def unknown_message(name: str, sequence: int) -> UnknownMessage:
+    """Return the error for a message that does not exist (any more)."""
     return UnknownMessage(
-        f"subscription {name!r} has no message {sequence}", fix="it was acknowledged already, or never handed out"
+        f"subscription {name!r} has no message {sequence}", fix="it is acknowledged already, or was never delivered"
     )
 
 
-def refused(name: str, full: Full) -> WindowFull:
-    """Nothing more is handed out."""
-    match full:
-        case Full.MESSAGES:
-            what = f"{lease_rules.MOST_IN_FLIGHT:,} messages are leased or wait for a retry, and more may not be"
-        case Full.BYTES:
-            what = "its delivery state is nearly as large as the server takes"
+def limit_error(name: str, limit: LeaseLimit) -> WindowFull:
+    """Return the error for a subscription that reached a limit."""
+    match limit:
+        case LeaseLimit.MESSAGES:
+            cause = f"{lease_rules.MAX_IN_FLIGHT_MESSAGES:,} messages are leased or delayed, which is the maximum"
+        case LeaseLimit.BYTES:
+            cause = "its delivery state is nearly as large as the server accepts"
         case _:
-            assert_never(full)
+            assert_never(limit)
     return WindowFull(
-        f"subscription {name!r} hands out nothing more: {what}",
-        fix="acknowledge, reject or give back messages that are out, or wait until their leases and delays are over",
+        f"subscription {name!r} delivers no more messages: {cause}",
+        fix="acknowledge, reject or retry leased messages, or wait until their leases and delays are over",
     )
 
 
-def milliseconds(seconds: float) -> int:
-    """As the book counts."""
+def to_milliseconds(seconds: float) -> int:
+    """Convert seconds to the unit of the delivery state."""
     return round(seconds * 1000)
 
 
-def moment(milliseconds: int) -> datetime:
-    """A time of the book."""
+def to_datetime(milliseconds: int) -> datetime:
+    """Convert a time of the delivery state."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)

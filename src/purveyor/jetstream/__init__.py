@@ -1,7 +1,8 @@
 """A client of NATS JetStream: connection, streams, consumers, publish, pull, key-value, bulk and an embedded server.
 
-It knows nothing of Purveyor, and it is the only package that imports `nats`. Names are imported when they are first
-used: an executor that only reads ranges does not load the asynchronous client, and `purveyor --help` loads neither.
+It knows nothing of Purveyor's queues, and it is the only package that imports `nats`. A name is imported when it is
+first used: an executor that only reads ranges does not load the asynchronous client, and `purveyor --help` loads
+neither.
 """
 
 from importlib import import_module
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from purveyor.jetstream.address import Address, Tls
+    from purveyor.jetstream.api_protocol import Receipt
     from purveyor.jetstream.bulk import (
         AppendOptions,
         Outcome,
@@ -41,40 +43,40 @@ if TYPE_CHECKING:
         StreamConfig,
         StreamInfo,
         StreamState,
+        stored_size,
     )
     from purveyor.jetstream.consumers import AckSample
     from purveyor.jetstream.key_value import Bucket, BucketConfig, Entry, Operation
     from purveyor.jetstream.messages import Ack, Message
-    from purveyor.jetstream.publisher import Expect, Receipt
+    from purveyor.jetstream.publisher import Expect
     from purveyor.jetstream.puller import PullOptions
     from purveyor.jetstream.server import EmbeddedServer, ServerOptions
-    from purveyor.jetstream.storage import stored_size
     from purveyor.jetstream.streams import StoredMessage
 
-_HOMES = {
+_MODULES = {
     "address": "Address Tls",
+    "api_protocol": "Receipt",
     "bulk": "AppendOptions Outcome Outgoing PublishMode PublishOptions PublishReport ReadOptions "
     "Refusal RefusalKind Route Target append_once newest_position outgoing publish_many "
     "read_range",
     "client": "JetStream connect",
     "config": "AckPolicy Compression ConsumerConfig ConsumerInfo Deliver Discard Replay Retention Storage "
-    "StreamConfig StreamInfo StreamState",
+    "StreamConfig StreamInfo StreamState stored_size",
     "consumers": "AckSample",
     "key_value": "Bucket BucketConfig Entry Operation",
     "messages": "Ack Message",
-    "publisher": "Expect Receipt",
+    "publisher": "Expect",
     "puller": "PullOptions",
     "server": "EmbeddedServer ServerOptions",
-    "storage": "stored_size",
     "streams": "StoredMessage",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

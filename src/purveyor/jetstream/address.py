@@ -1,4 +1,4 @@
-"""Where the NATS servers are and how to prove who we are. Plain data, sent to executors; its repr hides secrets."""
+"""The addresses of NATS servers, with credentials and TLS. Plain data, sent to executors; its repr hides secrets."""
 
 import ssl
 from dataclasses import dataclass, field, replace
@@ -15,17 +15,17 @@ _SCHEMES = ("nats", "tls")
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files for TLS: whom to trust (default: the system's authorities), a client certificate if one is wanted."""
+    """Files for TLS: the trusted authorities (default: those of the system) and an optional client certificate."""
 
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
     hostname: str | None = None
     first: bool = False
-    """Shake hands before the server speaks (`handshake_first` in its configuration)."""
+    """Start TLS before the server's greeting (`handshake_first` in its configuration)."""
 
     def context(self) -> ssl.SSLContext:
-        """The context for a connection; a missing or unreadable file is told by name."""
+        """Return the context for a connection; raise SetupError for a missing or invalid file."""
         for path in (self.ca, self.certificate, self.key):
             if path is not None and not path.is_file():
                 raise SetupError(f"TLS file {path} does not exist", fix="check the path")
@@ -34,7 +34,9 @@ class Tls:
             if self.certificate:
                 context.load_cert_chain(str(self.certificate), str(self.key) if self.key else None)
         except ssl.SSLError as error:
-            raise SetupError(f"TLS files cannot be used: {error}", fix="they must be PEM, the key matching") from error
+            raise SetupError(
+                f"TLS files cannot be used: {error}", fix="give PEM files, and the key of the certificate"
+            ) from error
         return context
 
 
@@ -53,7 +55,7 @@ class Address:
     credentials: Path | None = None
     tls: Tls | None = None
     inbox: str = field(default=DEFAULT_INBOX, repr=False)
-    """Where answers come: subjects that begin so. A user with permissions has a beginning of its own."""
+    """The prefix of the subjects for replies. A user with restricted permissions has its own prefix."""
 
     def __post_init__(self) -> None:
         check_subject(self.inbox)
@@ -67,14 +69,14 @@ class Address:
         tls: Tls | None = None,
         inbox: str = DEFAULT_INBOX,
     ) -> "Address":
-        """From `nats://[user:password@]host[:port][,...]`; `tls://` asks for TLS with the system's authorities."""
+        """Parse `nats://[user:password@]host[:port][,...]`; `tls://` means TLS with the system's authorities."""
         clean: list[str] = []
         user = password = token = None
         for part in (piece.strip() for piece in urls.split(",")):
             try:
                 split = urlsplit(part if "://" in part else f"nats://{part}")
                 host, port = split.hostname, split.port or DEFAULT_PORT
-            except ValueError:  # brackets that do not match, a port that is no number
+            except ValueError:  # unbalanced brackets, or a port that is not a number
                 split, host, port = urlsplit(""), None, 0
             if split.scheme not in _SCHEMES or not host:
                 shown = part.partition("://")[0] + "://" if "://" in part else ""
@@ -93,11 +95,11 @@ class Address:
         return cls(tuple(clean), user=user, password=password, token=token, credentials=path, tls=tls, inbox=inbox)
 
     def hosts(self) -> list[tuple[str, int]]:
-        """Host and port of each server, in the order given."""
+        """Return host and port of each server, in the given order."""
         return [(split.hostname or "", split.port or DEFAULT_PORT) for split in map(urlsplit, self.urls)]
 
     def with_password(self, user: str, password: str) -> "Address":
-        """The same servers as another user."""
+        """Return the same servers with another user."""
         return replace(self, user=user, password=password, token=None, credentials=None)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""`JetStream`: everything that a program does with a NATS JetStream server, on one connection."""
+"""`JetStream`: the client of a NATS JetStream server, on one connection."""
 
 import asyncio
 import contextlib
@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Self
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.api import Api
+from purveyor.jetstream.api_protocol import Receipt
 from purveyor.jetstream.connection import Connection
 from purveyor.jetstream.consumers import Consumers
 from purveyor.jetstream.headers import HeadersIn
-from purveyor.jetstream.key_value import Bucket, BucketConfig, Services
+from purveyor.jetstream.key_value import Bucket, BucketConfig, BucketServices
 from purveyor.jetstream.messages import Message
-from purveyor.jetstream.publisher import Expect, Publisher, Receipt
+from purveyor.jetstream.publisher import Expect, Publisher
 from purveyor.jetstream.puller import Puller, PullOptions
 from purveyor.jetstream.streams import Streams
 from purveyor.model.errors import AlreadyExists
 
-if TYPE_CHECKING:  # Arrow takes as long to import as all the rest: only those who use it wait for it
+if TYPE_CHECKING:  # importing Arrow takes as long as all other imports: only code that uses it waits for it
     import pyarrow as pa
 
     from purveyor.jetstream import bulk
@@ -34,11 +35,11 @@ class JetStream:
         self.consumers = Consumers(self._api)
         self._publisher = Publisher(connection, self.streams)
         self._puller = Puller(connection, self.consumers)
-        self._services = Services(self.streams, self.consumers, self._publisher, self._puller)
+        self._services = BucketServices(self.streams, self.consumers, self._publisher, self._puller)
 
     @property
     def address(self) -> Address:
-        """Where it is connected."""
+        """The address of the server."""
         return self.connection.address
 
     async def publish(
@@ -50,35 +51,35 @@ class JetStream:
         msg_id: str | None = None,
         expect: Expect | None = None,
     ) -> Receipt:
-        """Store one message; see `Publisher.publish`."""
+        """Store one message (`Publisher.publish`)."""
         return await self._publisher.publish(subject, data, headers=headers, msg_id=msg_id, expect=expect)
 
     async def publish_many(
         self, messages: "Iterable[bulk.Outgoing]", options: "bulk.PublishOptions | None" = None
     ) -> "bulk.PublishReport":
-        """Store many messages in order, each acknowledgement checked; in a thread, on a connection of its own.
+        """Store many messages in order and check each acknowledgement, in a thread with its own connection.
 
-        Messages are tuples of subject, data, headers and id; a message without an id gets one. Record batches go to
-        `purveyor.queues.publish_many` directly.
+        Messages are tuples of subject, data, headers and id; a message without an id gets one. To publish record
+        batches, call `purveyor.jetstream.publish_many`.
         """
-        from purveyor.jetstream import bulk  # noqa: PLC0415 - see the top
+        from purveyor.jetstream import bulk  # noqa: PLC0415 - imports Arrow
 
         batches = bulk.outgoing(messages)
         return await asyncio.to_thread(bulk.publish_many, self.address, batches, options or bulk.PublishOptions())
 
     async def fetch(self, stream: str, consumer: str, count: int = 1, *, wait_seconds: float = 5) -> list[Message]:
-        """Up to `count` messages of a consumer; see `Puller.fetch`."""
+        """Return up to `count` messages of a consumer (`Puller.fetch`)."""
         return await self._puller.fetch(stream, consumer, count, wait_seconds=wait_seconds)
 
     def pull(self, stream: str, consumer: str, options: PullOptions | None = None) -> AsyncGenerator[Message]:
-        """Messages of a consumer without end; see `Puller.pull`."""
+        """Yield the messages of a consumer without end (`Puller.pull`)."""
         return self._puller.pull(stream, consumer, options)
 
     async def read_range(
         self, stream: str, first: int, last: int, options: "bulk.ReadOptions | None" = None
     ) -> "AsyncIterator[pa.RecordBatch]":
-        """The messages of a range of sequences as Arrow record batches, one in memory at a time."""
-        from purveyor.jetstream import bulk  # noqa: PLC0415 - see the top
+        """Yield the messages of a range of sequences as Arrow record batches, one in memory at a time."""
+        from purveyor.jetstream import bulk  # noqa: PLC0415 - imports Arrow
 
         batches = bulk.read_range(self.address, stream, first, last, options or bulk.ReadOptions())
         try:
@@ -88,12 +89,12 @@ class JetStream:
             await asyncio.to_thread(batches.close)
 
     async def bucket(self, config: BucketConfig | str) -> Bucket:
-        """A key-value bucket, made if it is not there."""
+        """Return a key-value bucket; create it if it does not exist."""
         wanted = BucketConfig(name=config) if isinstance(config, str) else config
         stream = wanted.stream()
         try:
             await self.streams.add(stream)
-        except AlreadyExists:  # with another history, say: it is a bucket all the same
+        except AlreadyExists:  # for example with another history: use it as it is
             if stream.allow_msg_ttl and not (await self.streams.info(stream.name)).config.allow_msg_ttl:
                 await self.streams.update(stream.name, {"allow_msg_ttl": True})
         return Bucket(wanted.name, self._services, wanted.marker_age)
@@ -115,9 +116,9 @@ class JetStream:
 async def connect(
     address: Address | str, *, name: str = "purveyor", patience_seconds: float = 60
 ) -> AsyncIterator[JetStream]:
-    """Connect for the length of a block.
+    """Connect for the duration of a block.
 
-    `patience_seconds` is how long a lost server is waited for before a call fails; it is shorter than the two minutes
+    A call waits for a lost server up to `patience_seconds` before it fails. The default is shorter than the two minutes
     in which the server recognises a repeated message.
 
         async with connect("nats://127.0.0.1:4222") as jetstream:

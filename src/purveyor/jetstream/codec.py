@@ -1,7 +1,7 @@
-"""Between our dataclasses and the JSON of the JetStream API: durations in nanoseconds, times in RFC 3339, enums.
+"""Convert dataclasses to and from the JSON of the JetStream API: durations in nanoseconds, times in RFC 3339, enums.
 
-A dataclass field has the name it has on the wire. A field that is None is left to the server's default. Fields that we
-do not know are ignored when reading; updates therefore start from the server's own JSON (see `streams.update`).
+A dataclass field has the name of the JSON field. A field that is None is omitted, so the server uses its default.
+Reading ignores unknown fields; so updates start from the server's own JSON (`Streams.update`).
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ _ZERO_TIME = "0001-01-01"
 
 
 def nanoseconds(duration: timedelta) -> int:
-    """A duration as the API wants it, without the rounding of floats."""
+    """Return a duration in nanoseconds, without the rounding of floats."""
     return (duration // timedelta(microseconds=1)) * 1000
 
 
 def parse_time(text: str) -> datetime | None:
-    """RFC 3339 with up to nine digits of fraction; the zero time of Go means none."""
+    """Parse RFC 3339 with up to nine fractional digits; return None for an empty text or Go's zero time."""
     if not text or text.startswith(_ZERO_TIME):
         return None
     body, zone = (text[:-1], "+00:00") if text.endswith("Z") else (text[:-6], text[-6:])
@@ -36,14 +36,16 @@ def parse_time(text: str) -> datetime | None:
 
 
 def format_time(moment: datetime) -> str:
-    """An aware time as RFC 3339 in UTC."""
+    """Return an aware time as RFC 3339 in UTC."""
     if moment.tzinfo is None:
-        raise InvalidConfig(f"the time {moment.isoformat()} has no zone", fix="use an aware datetime, in UTC say")
+        raise InvalidConfig(
+            f"the time {moment.isoformat()} has no time zone", fix="use an aware datetime, for example in UTC"
+        )
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def to_wire(value: object) -> Any:
-    """A dataclass (or a value in one) as JSON; fields that are None are left out."""
+    """Return a dataclass (or a value of one) as JSON; fields that are None are omitted."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
         return {name: to_wire(item) for name, item in pairs if item is not None}
@@ -59,7 +61,7 @@ def to_wire(value: object) -> Any:
 
 
 def from_wire(kind: type[T], data: Json) -> T:
-    """A dataclass from JSON, missing fields at their defaults."""
+    """Return a dataclass from JSON; missing fields get their defaults."""
     values = {
         name: _convert(hint, data[name])
         for name, hint in _hints(cast("Hashable", kind)).items()

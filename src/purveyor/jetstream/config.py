@@ -1,6 +1,6 @@
-"""Streams and consumers as data: what the JetStream API calls their configuration and state, typed.
+"""Typed configuration and state of streams and consumers, and the size of stored messages.
 
-Field names are those of the API. A zero or -1 limit means none, as on the server.
+Field names are those of the JetStream API. A limit of zero or -1 means no limit, as on the server.
 """
 
 from dataclasses import dataclass, field
@@ -20,28 +20,28 @@ class Retention(Enum):
 
 
 class Discard(Enum):
-    """What gives way at a limit: the oldest message or the new one."""
+    """Which message is dropped at a limit: the oldest or the new one."""
 
     OLD = "old"
     NEW = "new"
 
 
 class Storage(Enum):
-    """Where messages live."""
+    """Where messages are stored."""
 
     FILE = "file"
     MEMORY = "memory"
 
 
 class Compression(Enum):
-    """How message blocks are stored on disk."""
+    """The compression of message blocks on disk."""
 
     NONE = "none"
     S2 = "s2"
 
 
 class Deliver(Enum):
-    """Where a new consumer begins."""
+    """The first message of a new consumer."""
 
     ALL = "all"
     LAST = "last"
@@ -60,19 +60,19 @@ class AckPolicy(Enum):
 
 
 class Replay(Enum):
-    """How fast stored messages are delivered: at once, or at the pace they came in."""
+    """How fast stored messages are delivered: at once, or in the rhythm in which they were published."""
 
     INSTANT = "instant"
     ORIGINAL = "original"
 
 
 INCARNATION = "purveyor.incarnation"
-"""The key in a stream's metadata that tells a stream from an earlier one with the same name."""
+"""The key in a stream's metadata that distinguishes it from an earlier stream of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """How a stream keeps messages. Only `name` and `subjects` have no default."""
+    """The configuration of a stream."""
 
     name: str
     subjects: tuple[str, ...] = ()
@@ -101,8 +101,8 @@ class StreamConfig:
     compression: Compression = Compression.NONE
     metadata: dict[str, str] | None = None
 
-    def checked(self) -> "StreamConfig":
-        """Itself, or InvalidConfig / InvalidName / InvalidSubject for what the server would refuse less clearly."""
+    def validated(self) -> "StreamConfig":
+        """Return itself; raise InvalidConfig, InvalidName or InvalidSubject with a clearer text than the server's."""
         check_name(self.name, "stream")
         for subject in self.subjects:
             check_subject(subject, wildcards=True)
@@ -115,17 +115,19 @@ class StreamConfig:
         if self.duplicate_window is not None and self.max_age and self.duplicate_window > self.max_age:
             raise InvalidConfig(
                 f"stream {self.name!r}: the duplicate window ({self.duplicate_window}) is longer than "
-                f"messages live ({self.max_age})",
+                f"the maximum age of messages ({self.max_age})",
                 fix="shorten the window",
             )
         if self.num_replicas not in range(1, 6):
-            raise InvalidConfig(f"stream {self.name!r}: {self.num_replicas} replicas", fix="1 to 5, odd for a quorum")
+            raise InvalidConfig(
+                f"stream {self.name!r}: {self.num_replicas} replicas", fix="give 1 to 5, an odd number for a quorum"
+            )
         return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """What a stream holds now."""
+    """The content of a stream."""
 
     messages: int = 0
     bytes: int = 0
@@ -140,7 +142,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamInfo:
-    """A stream as the server sees it. `created` tells a stream from a later one of the same name."""
+    """The server's view of a stream. `created` distinguishes a stream from a later one of the same name."""
 
     config: StreamConfig
     state: StreamState
@@ -149,7 +151,7 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    """How a consumer reads a stream. With a `durable_name` it stays; without, it goes when nobody uses it."""
+    """The configuration of a consumer. With a `durable_name` it is kept; without, the server deletes it when unused."""
 
     name: str | None = None
     durable_name: str | None = None
@@ -179,8 +181,8 @@ class ConsumerConfig:
     pause_until: datetime | None = None
     metadata: dict[str, str] | None = None
 
-    def checked(self) -> "ConsumerConfig":
-        """Itself, or InvalidConfig for combinations that make no sense."""
+    def validated(self) -> "ConsumerConfig":
+        """Return itself; raise InvalidConfig for inconsistent settings."""
         for name in (self.name, self.durable_name):
             if name is not None:
                 check_name(name, "consumer")
@@ -199,7 +201,7 @@ class ConsumerConfig:
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """The subjects it reads; none means all."""
+        """The subjects that it reads; empty means all."""
         if self.filter_subjects:
             return self.filter_subjects
         return (self.filter_subject,) if self.filter_subject else ()
@@ -207,7 +209,7 @@ class ConsumerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequencePair:
-    """A point in a consumer's life: its own count of deliveries, and the stream's sequence."""
+    """A position of a consumer: its count of deliveries, and the sequence in the stream."""
 
     consumer_seq: int = 0
     stream_seq: int = 0
@@ -216,7 +218,7 @@ class SequencePair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerInfo:
-    """A consumer as the server sees it."""
+    """The server's view of a consumer."""
 
     stream_name: str
     name: str
@@ -231,3 +233,26 @@ class ConsumerInfo:
     paused: bool = False
     pause_remaining: timedelta | None = None
     created: datetime | None = None
+
+
+_RECORD_LENGTH, _SEQUENCE, _TIME, _SUBJECT_LENGTH, _HASH = 4, 8, 8, 2, 8
+_HEADER_LENGTH = 4
+
+
+def stored_size(subject_bytes: int, data_bytes: int, header_bytes: int = 0) -> int:
+    """Return the bytes that file storage takes for one message; `header_bytes` is the size of its header block.
+
+    >>> stored_size(subject_bytes=4, data_bytes=5)  # "hello" on a subject of four characters
+    39
+    """
+    record = _RECORD_LENGTH + _SEQUENCE + _TIME + _SUBJECT_LENGTH + subject_bytes + data_bytes + _HASH
+    return record + (_HEADER_LENGTH + header_bytes if header_bytes else 0)
+
+
+def overhead(subject_bytes: int, header_bytes: int = 0) -> int:
+    """Return the bytes that file storage takes for a message in addition to its payload.
+
+    >>> overhead(subject_bytes=4)
+    34
+    """
+    return stored_size(subject_bytes, 0, header_bytes)

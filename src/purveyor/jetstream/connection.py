@@ -1,7 +1,7 @@
-"""One connection of this process to the NATS servers, for control traffic: requests, subscriptions, single publishes.
+"""The asynchronous connection of a process to the NATS servers: requests, subscriptions, single publishes.
 
-nats-py does the protocol; here its errors become ours, a lost server becomes a wait of at most `patience`, a refused
-subject becomes PermissionDenied instead of a timeout, and headers keep all their values.
+nats-py implements the protocol. This module turns its errors into errors of our tree, waits for a lost server for a
+limited time, and raises PermissionDenied for a denied subject instead of a timeout.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from nats import errors as nats_errors
 from nats.aio.msg import Msg
 
 from purveyor.jetstream.address import Address
+from purveyor.jetstream.api_protocol import MIN_SERVER_VERSION
 from purveyor.jetstream.headers import Headers
-from purveyor.jetstream.listener import Subscription
-from purveyor.jetstream.nats_client import Answer, NatsClient, block_of, outgoing
+from purveyor.jetstream.nats_client import NatsClient, NatsSubscription, RawMessage, encode_headers, to_nats_headers
 from purveyor.model.errors import (
     AuthenticationFailed,
     NoAnswer,
@@ -29,35 +29,34 @@ from purveyor.model.errors import (
     SetupError,
 )
 
-__all__ = ["Answer", "Connection", "Subscription"]
-OLDEST_SERVER = (2, 14)
-_ANSWER_SECONDS = 5.0
-_RECONNECT_SECONDS = 0.25
-_MOST_DENIED = 100
-_SILENCE_FIX = "try again; if that lasts, see whether the NATS server runs and its disk has room"
+__all__ = ["Connection", "NatsSubscription", "RawMessage"]
+_REPLY_TIMEOUT_SECONDS = 5.0
+_RECONNECT_INTERVAL_SECONDS = 0.25
+_MAX_DENIED_SUBJECTS = 100
+_NO_ANSWER_FIX = "try again; if it continues, check that the NATS server runs and its disk has space"
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
 
 
 class Connection:
-    """See the module. Made by `Connection.open`, closed by `close` or as an async context manager."""
+    """A connection to NATS. `Connection.open` makes it; `close` or an `async with` block closes it."""
 
     def __init__(self, address: Address, patience_seconds: float) -> None:
         self.address = address
         self.patience_seconds = patience_seconds
         self._client = NatsClient()
         self._connected = asyncio.Event()
-        self._waiting: dict[str, set[asyncio.Future[Any]]] = {}
+        self._pending_replies: dict[str, set[asyncio.Future[Any]]] = {}
         self._denied: dict[str, PermissionDenied] = {}
-        self._deaf: PermissionDenied | None = None
+        self._inbox_denied: PermissionDenied | None = None
         self._last_error: Exception | None = None
         self._rejected = asyncio.Event()
         self.generation = 1
-        """Counts the connections made: what was asked on an earlier one will not be answered."""
+        """The number of connections made so far: requests sent on an earlier one get no reply."""
         self.on_state: Callable[[str], None] | None = None
 
     @classmethod
     async def open(cls, address: Address, *, name: str = "purveyor", patience_seconds: float = 60) -> "Connection":
-        """Connect; waits at most `patience_seconds` for a server. Raises AuthenticationFailed, ServerTooOld, ..."""
+        """Connect; wait at most `patience_seconds` for a server. Raise AuthenticationFailed, ServerTooOld, ..."""
         self = cls(address, patience_seconds)
         connecting = asyncio.create_task(self._client.connect(**self._options(name)))
         rejected = asyncio.create_task(self._rejected.wait())
@@ -91,7 +90,7 @@ class Connection:
             "disconnected_cb": self._on_disconnect,
             "reconnected_cb": self._on_reconnect,
             "max_reconnect_attempts": -1,
-            "reconnect_time_wait": _RECONNECT_SECONDS,
+            "reconnect_time_wait": _RECONNECT_INTERVAL_SECONDS,
             "connect_timeout": 5,
             "ping_interval": 10,
             "max_outstanding_pings": 2,
@@ -127,8 +126,8 @@ class Connection:
 
     def _check_server(self) -> None:
         found = self._client.connected_server_version
-        if (found.major, found.minor) < OLDEST_SERVER:
-            wanted = ".".join(map(str, OLDEST_SERVER))
+        if (found.major, found.minor) < MIN_SERVER_VERSION:
+            wanted = ".".join(map(str, MIN_SERVER_VERSION))
             raise ServerTooOld(
                 f"the NATS server at {self.address} is {self.server_version}, older than {wanted}",
                 fix="upgrade nats-server",
@@ -144,23 +143,23 @@ class Connection:
             return
         verb, subject = found.groups()
         publishing = verb.lower() == "publish"
-        # nats-py gives the text in lower case. A denied inbox leaves every question without an answer.
+        # nats-py gives the text in lower case. A denied inbox leaves every request without a reply.
         denied = PermissionDenied(
             f"these credentials may not {'publish' if publishing else 'subscribe'} to {subject!r}",
             fix="use other credentials, or have the permission added",
             code=403,
         )
         if publishing:
-            if len(self._denied) >= _MOST_DENIED:
+            if len(self._denied) >= _MAX_DENIED_SUBJECTS:
                 self._denied.clear()
             self._denied[subject.lower()] = denied
         elif subject.lower().startswith(f"{self.address.inbox}.".lower()):
-            self._deaf = denied
-        self._fail(denied, subject.lower() if publishing else None)
+            self._inbox_denied = denied
+        self._fail_pending(denied, subject.lower() if publishing else None)
 
-    def _fail(self, error: PurveyorError, subject: str | None = None) -> None:
-        """End the waits for answers: those on one subject, or all."""
-        for waited_for, futures in self._waiting.items():
+    def _fail_pending(self, error: PurveyorError, subject: str | None = None) -> None:
+        """Fail the pending requests on one subject, or all."""
+        for waited_for, futures in self._pending_replies.items():
             if subject in (None, waited_for):
                 for future in futures:
                     if not future.done():
@@ -168,49 +167,51 @@ class Connection:
 
     async def _on_disconnect(self) -> None:
         self._connected.clear()
-        self._fail(NoAnswer(f"the connection to {self.address} was lost before the answer came", fix="try again"))
+        self._fail_pending(
+            NoAnswer(f"the connection to {self.address} was lost before the reply came", fix="try again")
+        )
         if self.on_state:
             self.on_state("disconnected")
 
     async def _on_reconnect(self) -> None:
         self.generation += 1
-        self._deaf = None
+        self._inbox_denied = None
         self._connected.set()
         if self.on_state:
             self.on_state("connected")
 
     @property
     def connected(self) -> bool:
-        """Whether a server is there at this moment."""
+        """Whether the connection is up at this moment."""
         return self._connected.is_set() and self._client.is_connected
 
     @property
     def server_version(self) -> str:
-        """The version of the server connected to."""
+        """The version of the connected server."""
         found = self._client.connected_server_version
         return f"{found.major}.{found.minor}.{found.patch}"
 
     @property
     def offers_jetstream(self) -> bool:
-        """Whether the server connected to has JetStream."""
+        """Whether the connected server offers JetStream."""
         return self._client.offers_jetstream
 
     @property
     def max_payload(self) -> int:
-        """The largest message (headers and payload) the server takes."""
+        """The maximum size of a message (headers and payload) that the server takes."""
         return self._client.max_payload
 
     def closed_error(self) -> PurveyorError:
-        """Why nothing goes any more: closed by us, or turned away by the server."""
+        """Return why the connection is closed: by us, or because the server rejected the credentials."""
         if self._rejected.is_set():
             return self._connect_error(None)
         return ServerUnavailable(f"the connection to {self.address} is closed", fix="connect again")
 
-    async def wait_connected(self, patience_seconds: float) -> None:
-        """Return when a server is there; ServerUnavailable when the patience is over."""
+    async def wait_until_connected(self, patience_seconds: float) -> None:
+        """Return when the connection is up; raise ServerUnavailable after `patience_seconds`."""
         if self._client.is_closed:
             raise self.closed_error()
-        if self._connected.is_set():  # the usual case, asked before every question
+        if self._connected.is_set():  # the common case, checked before every request
             return
         try:
             await asyncio.wait_for(self._connected.wait(), None if math.isinf(patience_seconds) else patience_seconds)
@@ -226,79 +227,83 @@ class Connection:
         *,
         headers: Headers | bytes | None = None,
         timeout_seconds: float | None = None,
-    ) -> Answer:
-        """One question, one answer. Raises NoAnswer on silence; a 503 status means that nobody listens there.
+    ) -> RawMessage:
+        """Send a request and return the reply; raise NoAnswer after the timeout.
 
-        Headers may be given as the block they go out as.
+        The status 503 means that no program listens on the subject. Headers may be an encoded header block.
         """
-        if self._deaf is not None:
-            raise self._deaf
-        with self._failure(subject) as failed:
-            timer = asyncio.get_running_loop().call_later(timeout_seconds or _ANSWER_SECONDS, _in_vain, failed, subject)
-            reply = self._client.expect(lambda answer: None if failed.done() else failed.set_result(answer))
+        if self._inbox_denied is not None:
+            raise self._inbox_denied
+        with self._pending_reply(subject) as pending:
+            timer = asyncio.get_running_loop().call_later(
+                timeout_seconds or _REPLY_TIMEOUT_SECONDS, _set_no_answer, pending, subject
+            )
+            reply = self._client.add_reply_handler(
+                lambda message: None if pending.done() else pending.set_result(message)
+            )
             try:
-                await self._client.ask(subject, data, reply, outgoing(headers))
-                answer: Answer = await failed
+                await self._client.send_request(subject, data, reply, to_nats_headers(headers))
+                received: RawMessage = await pending
             except nats_errors.OutboundBufferLimitError as error:
-                raise NoAnswer(f"no answer on {subject!r}", fix=_SILENCE_FIX) from error
+                raise NoAnswer(f"no answer on {subject!r}", fix=_NO_ANSWER_FIX) from error
             except nats_errors.MaxPayloadError as error:
-                size = len(data) + (len(block_of(headers)) if headers else 0)
-                raise SetupError(f"{size} bytes are more than the server takes ({self.max_payload})") from error
+                size = len(data) + (len(encode_headers(headers)) if headers else 0)
+                raise SetupError(f"{size} bytes are above the server's limit of {self.max_payload} bytes") from error
             except nats_errors.ConnectionClosedError as error:
                 raise self.closed_error() from error
             finally:
                 timer.cancel()
-                self._client.expect_no_more(reply)
-            return answer
+                self._client.remove_reply_handler(reply)
+            return received
 
-    async def request_many(self, subject: str, data: bytes, is_last: Callable[[Answer], bool]) -> list[Answer]:
-        """One question, several answers, with the last one. Raises NoAnswer if that does not come."""
-        if self._deaf is not None:
-            raise self._deaf
-        answers: list[Answer] = []
-        with self._failure(subject) as failed:
+    async def request_many(self, subject: str, data: bytes, is_last: Callable[[RawMessage], bool]) -> list[RawMessage]:
+        """Send a request and return all replies up to the last one; raise NoAnswer if that does not come."""
+        if self._inbox_denied is not None:
+            raise self._inbox_denied
+        replies: list[RawMessage] = []
+        with self._pending_reply(subject) as pending:
 
-            def heard(answer: Answer) -> None:
-                answers.append(answer)
-                if is_last(answer) and not failed.done():
-                    failed.set_result(None)
+            def collect(reply_message: RawMessage) -> None:
+                replies.append(reply_message)
+                if is_last(reply_message) and not pending.done():
+                    pending.set_result(None)
 
-            timer = asyncio.get_running_loop().call_later(_ANSWER_SECONDS, _in_vain, failed, subject)
-            reply = self._client.expect(heard)
+            timer = asyncio.get_running_loop().call_later(_REPLY_TIMEOUT_SECONDS, _set_no_answer, pending, subject)
+            reply = self._client.add_reply_handler(collect)
             try:
-                await self._client.ask(subject, data, reply, None)
-                await failed
+                await self._client.send_request(subject, data, reply, None)
+                await pending
             except nats_errors.OutboundBufferLimitError as error:
-                raise NoAnswer(f"no answer on {subject!r}", fix=_SILENCE_FIX) from error
+                raise NoAnswer(f"no answer on {subject!r}", fix=_NO_ANSWER_FIX) from error
             except nats_errors.ConnectionClosedError as error:
                 raise self.closed_error() from error
             finally:
                 timer.cancel()
-                self._client.expect_no_more(reply)
-        return answers
+                self._client.remove_reply_handler(reply)
+        return replies
 
     @contextlib.contextmanager
-    def _failure(self, subject: str) -> Iterator["asyncio.Future[Any]"]:
-        """A future that fails when the subject is denied or the connection lost, as long as the block lasts."""
-        failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(subject.lower(), set())
-        waiting.add(failed)
+    def _pending_reply(self, subject: str) -> Iterator["asyncio.Future[Any]"]:
+        """Yield a future that fails if the subject is denied or the connection is lost during the block."""
+        pending: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        waiting = self._pending_replies.setdefault(subject.lower(), set())
+        waiting.add(pending)
         try:
-            yield failed
+            yield pending
         finally:
-            failed.cancel()
-            waiting.discard(failed)
+            pending.cancel()
+            waiting.discard(pending)
             if not waiting:
-                self._waiting.pop(subject.lower(), None)
+                self._pending_replies.pop(subject.lower(), None)
 
     async def publish(
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: Headers | None = None
     ) -> None:
-        """Send without waiting for anything; whoever misses an answer then asks `raise_if_denied`."""
+        """Send without waiting for a reply. A caller that misses a reply calls `raise_if_denied`."""
         if self._denied:
             self._denied.pop(subject.lower(), None)
         try:
-            await self._client.publish(subject, data, reply=reply, headers=outgoing(headers))
+            await self._client.publish(subject, data, reply=reply, headers=to_nats_headers(headers))
         except nats_errors.MaxPayloadError as error:
             raise PublishRefused(
                 f"a message of {len(data)} bytes for {subject!r} is above the server's limit of "
@@ -310,55 +315,57 @@ class Connection:
             raise self.closed_error() from error
 
     def raise_if_denied(self, subject: str) -> None:
-        """PermissionDenied if the server refused what was last sent there."""
+        """Raise PermissionDenied if the server refused the last publish to a subject."""
         denied = self._denied.pop(subject.lower(), None)
         if denied is not None:
             raise denied
 
-    async def subscribe(self, subject: str, *, queue: str = "", confirm: bool = False) -> Subscription:
-        """Listen on a subject. With `confirm`, returns when the server does its part, or raises PermissionDenied."""
-        with self._failure(subject) as failed:
+    async def subscribe(self, subject: str, *, queue: str = "", confirm: bool = False) -> NatsSubscription:
+        """Subscribe to a subject. With `confirm`, wait for the server; raise PermissionDenied if it refuses."""
+        with self._pending_reply(subject) as pending:
             try:
-                listening = Subscription(self.closed_error, await self._client.subscribe(subject, queue=queue))
+                subscription = NatsSubscription(
+                    self._client, await self._client.subscribe(subject, queue=queue), self.closed_error
+                )
             except nats_errors.ConnectionClosedError as error:
                 raise self.closed_error() from error
             if confirm:
                 await self.flush()
-                if failed.done():
-                    failed.result()
-            return listening
+                if pending.done():
+                    pending.result()
+            return subscription
 
-    async def listen_once(self, subject: str, heard: Callable[[], None]) -> Subscription:
-        """Call `heard` at the next message on a subject; the server sends that one and no more. Survives a reconnect.
+    async def subscribe_once(self, subject: str, on_message: Callable[[], None]) -> NatsSubscription:
+        """Call `on_message` at the next message on a subject; the server sends only that one. Survives a reconnect.
 
-        The message was sent, and may not be stored yet.
+        The message was published, but its stream may not have stored it yet.
         """
         message: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        message.add_done_callback(lambda done: None if done.cancelled() else heard())
+        message.add_done_callback(lambda done: None if done.cancelled() else on_message())
         try:
             inner = await self._client.subscribe(subject, future=message)
             await inner.unsubscribe(limit=1)
         except nats_errors.ConnectionClosedError as error:
             raise self.closed_error() from error
-        return Subscription(self.closed_error, inner)
+        return NatsSubscription(self._client, inner, self.closed_error)
 
     async def flush(self) -> None:
-        """Return when the server has seen everything sent so far."""
+        """Return when the server has processed everything sent so far."""
         try:
             await self._client.flush(timeout=5)
         except nats_errors.Error as error:
-            raise NoAnswer("the server did not confirm what was sent", fix="try again") from error
+            raise NoAnswer("the server did not confirm the sent messages", fix="try again") from error
 
     def new_inbox(self) -> str:
-        """A subject nobody else uses."""
+        """Return a new unique subject for replies."""
         return self._client.new_inbox()
 
     async def close(self) -> None:
-        """Close; what was sent is flushed first if a server is there."""
+        """Close the connection; flush it first if it is up."""
         if self.connected:
             with contextlib.suppress(PurveyorError):
                 await self.flush()
-        with contextlib.suppress(RuntimeError):  # uvloop's word for a transport that went with its server
+        with contextlib.suppress(RuntimeError):  # uvloop raises it for a transport whose server is gone
             await self._client.close()
 
     async def __aenter__(self) -> Self:
@@ -368,9 +375,9 @@ class Connection:
         await self.close()
 
 
-def _in_vain(waiting: "asyncio.Future[Any]", subject: str) -> None:
+def _set_no_answer(waiting: "asyncio.Future[Any]", subject: str) -> None:
     if not waiting.done():
-        waiting.set_exception(NoAnswer(f"no answer on {subject!r}", fix=_SILENCE_FIX))
+        waiting.set_exception(NoAnswer(f"no answer on {subject!r}", fix=_NO_ANSWER_FIX))
 
 
 async def _cancel(task: "asyncio.Task[Any]") -> None:

@@ -1,4 +1,4 @@
-"""Consumers: make, look at, change, pause, move and remove them; watch the samples of their acknowledgements."""
+"""Consumers: create, inspect, update, pause, reset and delete them; receive samples of their acknowledgements."""
 
 import builtins
 import contextlib
@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_errors import Subject
+from purveyor.jetstream.api_protocol import Resource
 from purveyor.jetstream.codec import Json, format_time, from_wire, parse_time, to_wire
 from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo
 from purveyor.model.errors import InvalidInput, UnknownConsumer
@@ -27,7 +27,7 @@ class _Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AckSample:
-    """One sampled acknowledgement: how long it took and at which delivery."""
+    """One sampled acknowledgement: its delay and the number of deliveries."""
 
     stream: str
     consumer: str
@@ -45,21 +45,21 @@ class Consumers:
         self._api = api
 
     async def add(self, stream: str, config: ConsumerConfig) -> ConsumerInfo:
-        """Create a consumer; the same again is fine, the same name with other settings is AlreadyExists."""
+        """Create a consumer. An existing one with the same settings is returned; with others, raise AlreadyExists."""
         return await self._create(stream, config, _Action.CREATE)
 
     async def set(self, stream: str, config: ConsumerConfig) -> ConsumerInfo:
-        """Create it or bring it to these settings; ConfigRefused for those that cannot change."""
+        """Create or update a consumer; raise ConfigRefused for settings that cannot change."""
         return await self._create(stream, config, _Action.UPSERT)
 
     async def update(self, stream: str, name: str, changes: Mapping[str, Any]) -> ConsumerInfo:
-        """Change settings in place; all else stays as the server has it."""
+        """Update settings in place; other settings stay unchanged."""
         current = (await self.raw_info(stream, name))["config"]
         wanted = current | {field: to_wire(value) for field, value in changes.items()}
         return await self._send(stream, name, wanted, _Action.UPDATE)
 
     async def _create(self, stream: str, config: ConsumerConfig, action: _Action) -> ConsumerInfo:
-        config.checked()
+        config.validated()
         body = to_wire(config)
         name = config.durable_name or config.name or f"eph-{self._api.connection.new_inbox().rpartition('.')[2]}"
         body["name"] = name
@@ -69,51 +69,48 @@ class Consumers:
 
     async def _send(self, stream: str, name: str, config: Json, action: _Action) -> ConsumerInfo:
         check_name(stream, "stream")
-        answer = await self._api.ask(
+        reply = await self._api.request(
             f"CONSUMER.CREATE.{stream}.{check_name(name, 'consumer')}",
             {"stream_name": stream, "config": config, "action": action.value},
-            about=Subject(stream=stream, consumer=name),
+            about=Resource(stream=stream, consumer=name),
         )
-        return from_wire(ConsumerInfo, answer)
+        return from_wire(ConsumerInfo, reply)
 
     async def info(self, stream: str, name: str) -> ConsumerInfo:
-        """Its settings, where it is, what is pending."""
+        """Return settings, position and pending messages of a consumer."""
         return from_wire(ConsumerInfo, await self.raw_info(stream, name))
 
     async def raw_info(self, stream: str, name: str) -> Json:
-        """The server's own JSON."""
+        """Return the server's JSON."""
         check_name(stream, "stream")
         check_name(name, "consumer")
-        return await self._api.ask(f"CONSUMER.INFO.{stream}.{name}", about=Subject(stream=stream, consumer=name))
+        return await self._api.request(f"CONSUMER.INFO.{stream}.{name}", about=Resource(stream=stream, consumer=name))
 
     async def list(self, stream: str) -> "list[ConsumerInfo]":
-        """All consumers of a stream, by name."""
+        """Return the consumers of a stream, sorted by name. In a cluster those without a leader are missing."""
         check_name(stream, "stream")
-        await self._api.ask(f"STREAM.INFO.{stream}", about=Subject(stream=stream))
-        found = await self._api.ask_pages(f"CONSUMER.LIST.{stream}", "consumers")
+        await self._api.request(f"STREAM.INFO.{stream}", about=Resource(stream=stream))
+        found = await self._api.request_pages(f"CONSUMER.LIST.{stream}", "consumers")
         return sorted((from_wire(ConsumerInfo, item) for item in found), key=lambda info: info.name)
 
-    async def every(self, stream: str) -> builtins.list[ConsumerInfo]:
-        """All consumers of a stream, by name, and surely all: `list` leaves out those without a leader in a cluster.
-
-        One without a leader is waited for.
-        """
+    async def list_complete(self, stream: str) -> builtins.list[ConsumerInfo]:
+        """Return all consumers of a stream, sorted by name; wait for those without a leader."""
         check_name(stream, "stream")
-        await self._api.ask(f"STREAM.INFO.{stream}", about=Subject(stream=stream))
+        await self._api.request(f"STREAM.INFO.{stream}", about=Resource(stream=stream))
         found = []
-        for name in sorted(await self._api.ask_pages(f"CONSUMER.NAMES.{stream}", "consumers")):
-            with contextlib.suppress(UnknownConsumer):  # removed meanwhile
+        for name in sorted(await self._api.request_pages(f"CONSUMER.NAMES.{stream}", "consumers")):
+            with contextlib.suppress(UnknownConsumer):  # deleted meanwhile
                 found.append(await self.info(stream, name))
         return found
 
     async def remove(self, stream: str, name: str) -> None:
-        """Delete it; on an interest stream what only it still wanted goes with it."""
+        """Delete a consumer. An interest stream also deletes the messages that only this consumer still needed."""
         check_name(stream, "stream")
         check_name(name, "consumer")
-        await self._api.ask(f"CONSUMER.DELETE.{stream}.{name}", about=Subject(stream=stream, consumer=name))
+        await self._api.request(f"CONSUMER.DELETE.{stream}.{name}", about=Resource(stream=stream, consumer=name))
 
     async def pause(self, stream: str, name: str, until: datetime) -> None:
-        """Deliver nothing until a time in the future; `resume` ends it early."""
+        """Stop deliveries until a time in the future; `resume` ends the pause early."""
         if until <= datetime.now(UTC):
             raise InvalidInput(f"a pause until {until.isoformat()} is over already", fix="give a time in the future")
         await self._pause(stream, name, {"pause_until": format_time(until)})
@@ -125,34 +122,34 @@ class Consumers:
     async def _pause(self, stream: str, name: str, body: Json) -> None:
         check_name(stream, "stream")
         check_name(name, "consumer")
-        await self._api.ask(f"CONSUMER.PAUSE.{stream}.{name}", body, about=Subject(stream=stream, consumer=name))
+        await self._api.request(f"CONSUMER.PAUSE.{stream}.{name}", body, about=Resource(stream=stream, consumer=name))
 
     async def reset(self, stream: str, name: str, sequence: int) -> ConsumerInfo:
-        """Move a durable so that `sequence` comes next. On an interest stream that frees what all have passed."""
+        """Move a durable to `sequence`. An interest stream then deletes the messages that all durables have passed."""
         check_name(stream, "stream")
         check_name(name, "consumer")
-        await self._api.ask(
-            f"CONSUMER.RESET.{stream}.{name}", {"seq": sequence}, about=Subject(stream=stream, consumer=name)
+        await self._api.request(
+            f"CONSUMER.RESET.{stream}.{name}", {"seq": sequence}, about=Resource(stream=stream, consumer=name)
         )
         return await self.info(stream, name)
 
     async def samples(
         self, stream: str, name: str, *, on_ready: Callable[[], None] | None = None
     ) -> AsyncGenerator[AckSample]:
-        """The sampled acknowledgements as they happen, for a consumer with `sample_freq`.
+        """Yield the sampled acknowledgements of a consumer with `sample_freq` as they happen.
 
-        `on_ready` is called once none that happens from now on will be missed.
+        `on_ready` is called once the subscription is active: no later sample is missed.
         """
         check_name(stream, "stream")
         subject = f"{_SAMPLES}.{stream}.{check_name(name, 'consumer')}"
-        listening = await self._api.connection.subscribe(subject, confirm=True)
+        subscription = await self._api.connection.subscribe(subject, confirm=True)
         try:
             if on_ready is not None:
                 on_ready()
-            async for message in listening:
+            async for message in subscription:
                 yield _sample(json.loads(message.data))
         finally:
-            await listening.close()
+            await subscription.close()
 
 
 def _sample(event: Json) -> AckSample:

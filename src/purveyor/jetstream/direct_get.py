@@ -1,39 +1,47 @@
-"""Read a few hundred messages of a stream in one question, on the connection for control traffic.
+"""Read some hundred messages of a stream with one batched direct get, over the asynchronous connection.
 
-Between `Streams.get`, which asks the leader for one message, and `bulk.read_range`, which has a link and Arrow for
-millions: a page of messages with their bytes, for a program with an event loop.
+`Streams.get` reads one message from the leader, and `bulk.read_range` reads millions as Arrow batches on its own
+connection. This module is in between: it returns a page of messages to a program with an event loop.
 """
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 
-from purveyor.jetstream.api import PREFIX
+from purveyor.jetstream.api_protocol import (
+    API_PREFIX,
+    DIRECT_GET_HEADERS,
+    PageEnd,
+    encode_page_request,
+    parse_page_end,
+)
 from purveyor.jetstream.client import JetStream
 from purveyor.jetstream.codec import parse_time
-from purveyor.jetstream.connection import Answer, Connection
+from purveyor.jetstream.connection import Connection, RawMessage
 from purveyor.jetstream.headers import first
 from purveyor.jetstream.streams import StoredMessage
-from purveyor.model.errors import NoAnswer, Refused, Unavailable
+from purveyor.model.backoff import Backoff, RetryDelays
+from purveyor.model.errors import NoAnswer, Unavailable
 from purveyor.model.name_rules import check_name, check_subject
 
-_ABOUT = frozenset(
-    ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence")
-)
+_RETRY_BACKOFF = Backoff(0.02, 1.0)
+_SERVER_HEADERS = frozenset(DIRECT_GET_HEADERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Messages in order, and whether there were more when they were read."""
+    """Messages in order, and whether the stream had more when they were read."""
 
     messages: tuple[StoredMessage, ...]
-    more: bool
+    has_more: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Up to `count` messages of a subject from a sequence on, about `max_bytes` at most, but one at least if any is."""
+class PageRequest:
+    """Up to `count` messages of a subject from a sequence on.
+
+    `max_bytes` limits their approximate size; if there is a message, at least one is returned.
+    """
 
     subject: str
     from_sequence: int = 1
@@ -41,63 +49,53 @@ class Wanted:
     max_bytes: int = 4 << 20
 
 
-async def read_page(jetstream: JetStream, stream: str, wanted: Wanted) -> Page:
-    """A page of a stream.
+async def read_page(jetstream: JetStream, stream: str, request: PageRequest) -> Page:
+    """Read a page of a stream, which must have `allow_direct`.
 
-    Any replica may answer: one that lags behind gives fewer, never others. Fails with `UnknownStream`, or with an
-    `Unavailable` at the end of the connection's patience. The stream must have `allow_direct`.
+    Any replica may answer: one that lags behind returns fewer messages, never other ones. Raise `UnknownStream`, or an
+    `Unavailable` after the connection's `patience_seconds`.
     """
     check_name(stream)
-    body = json.dumps(
-        {
-            "seq": max(wanted.from_sequence, 1),
-            "batch": wanted.count,
-            "max_bytes": wanted.max_bytes,
-            "next_by_subj": check_subject(wanted.subject, wildcards=True),
-        }
-    ).encode()
+    subject = check_subject(request.subject, wildcards=True)
+    body = encode_page_request(request.from_sequence, count=request.count, max_bytes=request.max_bytes, subject=subject)
     connection = jetstream.connection
     give_up = time.monotonic() + connection.patience_seconds
-    pause = 0.02
+    delays = RetryDelays(_RETRY_BACKOFF)
     while True:
         try:
-            await connection.wait_connected(max(give_up - time.monotonic(), 0.1))
-            page = await _ask(connection, stream, body)
+            await connection.wait_until_connected(max(give_up - time.monotonic(), 0.1))
+            page = await _request_page(connection, stream, body)
             if page is not None:
                 return page
-            await jetstream.streams.info(stream)  # nobody answered: an unknown stream is an error here
+            await jetstream.streams.info(
+                stream
+            )  # no replica answered: raise UnknownStream if the stream does not exist
             if time.monotonic() > give_up:
                 raise NoAnswer(f"stream {stream!r} does not answer to direct gets", fix="has it `allow_direct`?")
         except Unavailable:
             if time.monotonic() > give_up:
                 raise
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, 1.0)
+        await asyncio.sleep(delays.next_seconds())
 
 
-async def _ask(connection: Connection, stream: str, body: bytes) -> Page | None:
-    """One page; None when nobody is there to answer."""
-    answers = await connection.request_many(f"{PREFIX}DIRECT.GET.{stream}", body, lambda answer: answer.status != 0)
-    last = answers.pop()
-    match last.status:
-        case 503:
-            return None
-        case 404:
-            return Page(messages=(), more=False)
-        case 204:
-            more = first(last.headers, "Nats-Num-Pending") not in (None, "0")
-            return Page(messages=tuple(_message(each, stream) for each in answers), more=more)
-        case status:
-            raise Refused(f"a direct get from stream {stream!r} was refused: {last.block.description}", code=status)
+async def _request_page(connection: Connection, stream: str, body: bytes) -> Page | None:
+    """Request one page; return None if no replica answers."""
+    replies = await connection.request_many(f"{API_PREFIX}DIRECT.GET.{stream}", body, lambda reply: reply.status != 0)
+    last = replies.pop()
+    has_pending = first(last.headers, "Nats-Num-Pending") not in (None, "0")
+    end = parse_page_end(stream, last.status, last.block.description, has_pending=has_pending)
+    if end is PageEnd.UNAVAILABLE:
+        return None
+    return Page(messages=tuple(_message(each, stream) for each in replies), has_more=end is PageEnd.HAS_MORE)
 
 
-def _message(answer: Answer, stream: str) -> StoredMessage:
-    about = answer.headers
+def _message(reply: RawMessage, stream: str) -> StoredMessage:
+    headers = reply.headers
     return StoredMessage(
         stream=stream,
-        sequence=int(about["Nats-Sequence"][-1]),
-        timestamp=parse_time(about["Nats-Time-Stamp"][-1]),
-        subject=about["Nats-Subject"][-1],
-        headers={name: values for name, values in about.items() if name not in _ABOUT},
-        data=answer.data,
+        sequence=int(headers["Nats-Sequence"][-1]),
+        timestamp=parse_time(headers["Nats-Time-Stamp"][-1]),
+        subject=headers["Nats-Subject"][-1],
+        headers={name: values for name, values in headers.items() if name not in _SERVER_HEADERS},
+        data=reply.data,
     )

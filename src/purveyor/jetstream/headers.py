@@ -15,36 +15,36 @@ EXPECTED_LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
 ROLLUP = "Nats-Rollup"
 TTL = "Nats-TTL"
 POSITION = "Purveyor-Position"
-"""The place of a message in the order of its origin: `append_once` writes it, and finds by it where to go on."""
+"""The position of a message in its origin. `append_once` writes it and reads it to find where to continue."""
 PARKED_POSITION = "Purveyor-Parked-Position"
-"""The position of a dead letter that was parked out of order: `append_once` does not go by it."""
+"""The position of a dead letter that was parked out of order; `append_once` ignores it."""
 EVENT_ID = "Purveyor-Id"
-"""The id that an event had when it was published, on its copies in other queues."""
-LETTER = "Purveyor-Letter"
-"""The dead letter that a message was before it was put back: its sequence in `stream:dead-letters`."""
-CAME_ON = "Purveyor-Came-On"
-"""Where a message that was put back lay at first: `main`, `prefill`, or `none` if it never was in the queue."""
-RETRIES = "Purveyor-Retries"
-"""How often a message was put back."""
-FAILED_FIRST = "Purveyor-Failed-First"
-"""When a message that was put back failed for the first time."""
+"""The id of the published event, on its copies in other queues."""
+DEAD_LETTER_SEQUENCE = "Purveyor-Letter"
+"""The sequence in `stream:dead-letters` of the dead letter that was redriven as this message."""
+ORIGINAL_KIND = "Purveyor-Came-On"
+"""The original subject kind of a redriven message: `main`, `prefill`, or `none` if it never was in the queue."""
+REDRIVE_COUNT = "Purveyor-Retries"
+"""How often a message was redriven."""
+FIRST_FAILED_AT = "Purveyor-Failed-First"
+"""When a redriven message failed for the first time."""
 
-LARGEST_BLOCK = 65_535
-"""Bytes: JetStream stores no message whose header block is larger."""
+MAX_HEADER_BLOCK_BYTES = 65_535
+"""JetStream does not store a message with a larger header block."""
 _VERSION = b"NATS/1.0"
 _CRLF = b"\r\n"
 _BLANK = " \t\n\r\v\f"
-_LONGEST_NUMBER = 20
+_MAX_NUMBER_LENGTH = 20
 
 Headers = Mapping[str, tuple[str, ...]]
-"""What a message carries: each name with its values in order."""
+"""The headers of a message: each name with its values in order."""
 
 HeadersIn = Mapping[str, str | Sequence[str]]
-"""What a caller may give: one value or several."""
+"""Headers that a caller passes: one value or several per name."""
 
 
 class HeaderBlock(NamedTuple):
-    """A parsed block: the status of a server's answer (0 on ordinary messages) and the headers."""
+    """A parsed block: the status of a server's reply (0 on ordinary messages) and the headers."""
 
     status: int = 0
     description: str = ""
@@ -52,7 +52,7 @@ class HeaderBlock(NamedTuple):
 
 
 def normalise(headers: HeadersIn | None) -> dict[str, tuple[str, ...]]:
-    """One shape for what callers give; names and values are checked here, once.
+    """Return headers with a tuple of values per name; check names and values.
 
     >>> normalise({"Trace": "1", "Tag": ["a", "b"]})
     {'Trace': ('1',), 'Tag': ('a', 'b')}
@@ -69,14 +69,14 @@ def normalise(headers: HeadersIn | None) -> dict[str, tuple[str, ...]]:
 
 
 def encode(headers: Headers) -> bytes:
-    """The block as it goes over the wire."""
+    """Return the header block for the wire."""
     lines = [_VERSION]
     lines += [f"{name}: {value}".encode() for name, values in headers.items() for value in values]
     return _CRLF.join(lines) + _CRLF + _CRLF
 
 
 def decode(block: bytes) -> HeaderBlock:
-    """Parse a block; bytes that are not UTF-8 are kept as surrogates rather than lost."""
+    """Parse a header block; bytes that are not UTF-8 become surrogates."""
     first, *lines = block.decode("utf-8", "surrogateescape").split("\r\n")
     headers: dict[str, tuple[str, ...]] = {}
     for line in lines:
@@ -90,19 +90,19 @@ def decode(block: bytes) -> HeaderBlock:
 
 
 def first(headers: Headers, name: str) -> str | None:
-    """The first value of a header, if there is one."""
+    """Return the first value of a header, if there is one."""
     values = headers.get(name)
     return values[0] if values else None
 
 
 def number(headers: Headers, name: str) -> int | None:
-    """The first value of a header as a whole number; None if it is none, or more than 63 bits hold.
+    """Return the first value of a header as an integer; None if it is missing, invalid or above 63 bits.
 
     >>> number({"Purveyor-Position": ("17",)}, POSITION), number({"Purveyor-Position": ("9" * 30,)}, POSITION)
     (17, None)
     """
     text = first(headers, name)
-    if text is None or not 0 < len(text) < _LONGEST_NUMBER or not text.isascii() or not text.isdecimal():
+    if text is None or not 0 < len(text) < _MAX_NUMBER_LENGTH or not text.isascii() or not text.isdecimal():
         return None
     value = int(text)
     return value if value < 1 << 63 else None

@@ -1,4 +1,4 @@
-"""Small state shared by processes: a bucket is a stream with one subject per key; every write has a revision."""
+"""Key-value buckets: a bucket is a stream with one subject per key; every write has a revision."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from purveyor.jetstream.config import (
 from purveyor.jetstream.consumers import Consumers
 from purveyor.jetstream.headers import Headers, first
 from purveyor.jetstream.messages import Message
-from purveyor.jetstream.publisher import Expect, Letter, Publisher
+from purveyor.jetstream.publisher import Expect, OutgoingMessage, Publisher
 from purveyor.jetstream.puller import Puller
 from purveyor.jetstream.streams import Streams
 from purveyor.model.errors import (
@@ -42,7 +42,7 @@ OPERATION = "KV-Operation"
 
 
 class Operation(Enum):
-    """What a revision of a key is."""
+    """The kind of a revision."""
 
     PUT = "PUT"
     DELETE = "DEL"
@@ -51,7 +51,7 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key at one revision. A deletion has an empty value."""
+    """A key at one revision; a deletion has an empty value."""
 
     key: str
     value: bytes
@@ -61,24 +61,24 @@ class Entry:
 
     @property
     def deleted(self) -> bool:
-        """Whether the key is gone as of this revision."""
+        """Whether this revision deletes the key."""
         return self.operation is not Operation.PUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketConfig:
-    """A bucket: how many revisions of a key it keeps, and for how long."""
+    """The configuration of a bucket: how many revisions of a key it keeps, and for how long."""
 
     name: str
     history: int = 1
     max_age: timedelta = timedelta(0)
     marker_age: timedelta | None = None
-    """How long the mark of a deletion is kept; None: for ever. With it, single keys may have an age of their own."""
+    """How long a deletion marker is kept; None: for ever. If set, single keys may have their own maximum age."""
     storage: Storage = Storage.FILE
     replicas: int = 1
 
     def stream(self) -> StreamConfig:
-        """The stream behind it, laid out as every NATS client expects a bucket."""
+        """Return the configuration of the stream, as every NATS client expects it for a bucket."""
         return StreamConfig(
             name=f"KV_{check_bucket(self.name)}",
             subjects=(f"$KV.{self.name}.>",),
@@ -94,8 +94,8 @@ class BucketConfig:
 
 
 @dataclass(slots=True)
-class Services:
-    """What a bucket is made of."""
+class BucketServices:
+    """The services that a bucket uses."""
 
     streams: Streams
     consumers: Consumers
@@ -104,24 +104,24 @@ class Services:
 
 
 class Bucket:
-    """One bucket. Reads ask the leader: what was written and acknowledged is seen."""
+    """One bucket. The leader answers reads, so a read sees every acknowledged write."""
 
-    def __init__(self, name: str, services: Services, marker_age: timedelta | None = None) -> None:
+    def __init__(self, name: str, services: BucketServices, marker_age: timedelta | None = None) -> None:
         self.name = check_bucket(name)
         self._stream = f"KV_{name}"
         self._marker_age = marker_age
         self._services = services
-        self._writer, self._writes = uuid.uuid4().hex, itertools.count()
+        self._writer_id, self._write_numbers = uuid.uuid4().hex, itertools.count()
 
     async def get(self, key: str) -> Entry:
-        """The key now; UnknownKey if it was never written or is deleted."""
+        """Return the current entry of a key; raise UnknownKey if it was never written or is deleted."""
         entry = await self.newest(key)
         if entry is None or entry.deleted:
             raise UnknownKey(f"no key {key!r} in bucket {self.name!r}")
         return entry
 
     async def newest(self, key: str) -> Entry | None:
-        """The newest revision of the key, also when it is a deletion; None if it was never written."""
+        """Return the newest revision of a key, even a deletion; None if the key was never written."""
         try:
             found = await self._services.streams.get_last(self._stream, self._subject(key))
         except UnknownMessage:
@@ -129,11 +129,11 @@ class Bucket:
         return Entry(key, found.data, found.sequence, _operation(found.headers), found.timestamp)
 
     async def put(self, key: str, value: bytes, *, max_age: timedelta | None = None) -> int:
-        """Write, whatever was there, and keep it so long if an age is given; returns the revision."""
+        """Write a key unconditionally, for at most `max_age` if given; return the revision."""
         return await self._write(key, value, max_age=max_age)
 
     async def create(self, key: str, value: bytes, *, max_age: timedelta | None = None) -> int:
-        """Write only if the key is not there; AlreadyExists otherwise. Of many at once exactly one succeeds."""
+        """Write a key that does not exist, else raise AlreadyExists. Of concurrent calls exactly one succeeds."""
         revision = 0
         while True:
             try:
@@ -142,21 +142,21 @@ class Bucket:
                 entry = await self.newest(key)
                 if entry is not None and not entry.deleted:
                     raise AlreadyExists(
-                        f"key {key!r} is in bucket {self.name!r} already", code=400, err_code=error.err_code
+                        f"key {key!r} already exists in bucket {self.name!r}", code=400, err_code=error.err_code
                     ) from error
                 revision = entry.revision if entry else 0
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
-        """Write only if `revision` is still the newest of the key; WrongRevision otherwise."""
+        """Write a key if `revision` is still its newest, else raise WrongRevision."""
         return await self._write(key, value, revision=revision)
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
-        """Mark as deleted; its history stays readable."""
+        """Mark a key as deleted; its history stays readable."""
         marker = {OPERATION: Operation.DELETE.value}
         await self._write(key, headers=marker, revision=revision, max_age=self._marker_age)
 
     async def purge(self, key: str) -> None:
-        """Delete with all its history."""
+        """Delete a key with its history."""
         marker = {OPERATION: Operation.PURGE.value, header_names.ROLLUP: "sub"}
         await self._write(key, headers=marker, max_age=self._marker_age)
 
@@ -169,19 +169,19 @@ class Bucket:
         revision: int | None = None,
         max_age: timedelta | None = None,
     ) -> int:
-        # The id makes a repeated write after a lost answer the same write: without it a compare-and-set that
-        # succeeded would look lost to its own repetition.
-        msg_id = f"{self._writer}-{next(self._writes)}"
+        # With an id, the server recognises a write that is repeated after a lost reply. Without it, a successful
+        # compare-and-set would fail when it is repeated.
+        msg_id = f"{self._writer_id}-{next(self._write_numbers)}"
         expect = Expect(stream=self._stream, last_subject_sequence=revision)
         given = {name: (text,) for name, text in (headers or {}).items()}
         if max_age is not None:
             given[header_names.TTL] = (f"{max(math.ceil(max_age.total_seconds()), 1)}s",)
         block = header_names.encode({**given, header_names.MSG_ID: (msg_id,), **expect.headers()})
-        letter = Letter(self._subject(key), value, block, msg_id, expect)
-        return (await self._services.publisher.send(letter)).sequence
+        message = OutgoingMessage(self._subject(key), value, block, msg_id, expect)
+        return (await self._services.publisher.send(message)).sequence
 
     async def keys(self, pattern: str = ">") -> list[str]:
-        """The keys that exist, by name."""
+        """Return the existing keys, sorted."""
         found = []
         async with contextlib.aclosing(self.watch(pattern, values=False)) as changes:
             async for entry in changes:
@@ -192,12 +192,15 @@ class Bucket:
         return sorted(found)
 
     async def watch(self, pattern: str = ">", *, values: bool = True) -> AsyncGenerator[Entry | None]:
-        """Every key that matches as it is now, then None once, then every change: without end, through lost servers."""
+        """Yield the current entry of every matching key, then None once, then every change, without end.
+
+        The watch survives a lost server.
+        """
         check_subject(pattern, wildcards=True)
         revision = 0
         caught_up = False
         while True:
-            info = await self._follow(pattern, values, revision)
+            info = await self._add_watcher(pattern, values, revision)
             if not info.num_pending and not caught_up:
                 caught_up = True
                 yield None
@@ -211,12 +214,12 @@ class Bucket:
                             caught_up = True
                             yield None
             except UnknownConsumer:
-                continue  # it lived in a server that restarted: go on after the last revision seen
+                continue  # its server restarted: continue after the last revision seen
             finally:
                 with contextlib.suppress(NotFound, Unavailable):
                     await self._services.consumers.remove(self._stream, info.name)
 
-    async def _follow(self, pattern: str, values: bool, revision: int) -> ConsumerInfo:
+    async def _add_watcher(self, pattern: str, values: bool, revision: int) -> ConsumerInfo:
         begin = (
             {"deliver_policy": Deliver.BY_START_SEQUENCE, "opt_start_seq": revision + 1}
             if revision

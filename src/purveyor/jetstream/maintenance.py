@@ -1,10 +1,11 @@
-"""Read whether a stream is sealed or removed for a while, because its configuration is being migrated.
+"""Read whether a stream is sealed or deleted for a while, because its configuration is being migrated.
 
 A migration writes a record into the bucket `migrations` before it touches the stream. A writer whose message is refused
 reads that record: while the migration runs, the writer waits, as it waits for a lost server. This module knows of the
 record only what a writer needs; `purveyor.queues.migration` writes it.
 
-Only streams whose names begin with `stream:` are migrated; for any other stream the server is not asked.
+Only streams whose names begin with `stream:` are migrated; for any other stream no request is sent. The rules are pure
+functions over the stored record: the asynchronous client uses them here, the bulk path in `bulk.publish.session`.
 """
 
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ ALL_RECORDS: Final = key_subject(record_key("*"))
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceNotice:
-    """What a writer needs to know of a migration."""
+    """The part of a migration record that a writer needs."""
 
     stream: str
     subjects: tuple[str, ...]
@@ -68,7 +69,7 @@ class MaintenanceNotice:
 
     @classmethod
     def decode(cls, data: bytes) -> "MaintenanceNotice":
-        """Read it from the record of a migration; UnreadableRecord if a newer program wrote that."""
+        """Read a migration record; raise UnreadableRecord if a newer version of Purveyor wrote it."""
         return MIGRATION_RECORD.read(data, cls._build)
 
     @classmethod
@@ -82,20 +83,36 @@ class MaintenanceNotice:
         return not self.done and any(subject_matches(each, subject) for each in self.subjects)
 
 
-async def is_under_maintenance(streams: "Streams", stream: str) -> bool:
-    """Return whether a stream is being migrated.
+def is_migration_running(record: bytes) -> bool:
+    """Return whether a stored migration record (empty: none) says that the migration runs.
 
-    A client that may not read the record, or does not understand it, takes a stream that refuses for one that is.
+    Return True for a record that this version does not understand: the stream refuses messages for some reason.
     """
+    try:
+        return bool(record) and not MaintenanceNotice.decode(record).done
+    except UnreadableRecord:
+        return True
+
+
+def find_held_stream(record: bytes, subject: str) -> str | None:
+    """Return the stream of a migration record, if that migration holds back messages on a subject."""
+    try:
+        notice = MaintenanceNotice.decode(record) if record else None
+    except UnreadableRecord:
+        return None
+    return notice.stream if notice is not None and notice.holds_back(subject) else None
+
+
+async def is_under_maintenance(streams: "Streams", stream: str) -> bool:
+    """Return whether a stream is being migrated; True for a client that may not read the record."""
     subject = record_subject(stream)
     if subject is None:
         return False
     try:
-        data = (await streams.get_last(RECORDS_STREAM, subject)).data
-        return bool(data) and not MaintenanceNotice.decode(data).done
+        return is_migration_running((await streams.get_last(RECORDS_STREAM, subject)).data)
     except NotFound:
         return False
-    except (PermissionDenied, UnreadableRecord):
+    except PermissionDenied:
         return True
 
 
@@ -103,17 +120,9 @@ async def find_stream_under_maintenance(streams: "Streams", subject: str) -> str
     """Return the stream that takes a subject once its migration is over; None if no migration holds it back."""
     try:
         for key in await streams.subjects(RECORDS_STREAM, ALL_RECORDS):
-            data = (await streams.get_last(RECORDS_STREAM, key)).data
-            notice = _notice(data)
-            if notice is not None and notice.holds_back(subject):
-                return notice.stream
+            stream = find_held_stream((await streams.get_last(RECORDS_STREAM, key)).data, subject)
+            if stream is not None:
+                return stream
     except (NotFound, PermissionDenied):
         return None
     return None
-
-
-def _notice(data: bytes) -> MaintenanceNotice | None:
-    try:
-        return MaintenanceNotice.decode(data) if data else None
-    except UnreadableRecord:
-        return None

@@ -1,4 +1,4 @@
-"""A delivered message and the words to answer it with."""
+"""A delivered message and its acknowledgements."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 from purveyor.jetstream.codec import nanoseconds
-from purveyor.jetstream.connection import Answer, Connection
+from purveyor.jetstream.connection import Connection, RawMessage
 from purveyor.jetstream.headers import Headers
 from purveyor.model.errors import InvalidInput, NoAnswer, Unavailable
 
@@ -15,37 +15,37 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Ack(Enum):
-    """What a consumer can say about a message. The values are what goes over the wire."""
+    """The kinds of acknowledgement. The values go over the wire."""
 
-    DONE = b"+ACK"
-    """Handled: never deliver it again."""
-    LATER = b"-NAK"
-    """Not handled now: deliver it again, after a delay if one is given."""
-    WORKING = b"+WPI"
-    """Still at it: the wait for an acknowledgement begins anew."""
+    ACK = b"+ACK"
+    """Processed: never deliver it again."""
+    NAK = b"-NAK"
+    """Not processed: deliver it again, after a delay if one is given."""
+    IN_PROGRESS = b"+WPI"
+    """Still being processed: the ack wait starts again."""
     NEXT = b"+NXT"
-    """Handled, and send the next one."""
-    NEVER = b"+TERM"
-    """Not handled and never will be: do not deliver it again."""
+    """Processed; send the next one."""
+    TERM = b"+TERM"
+    """Not processed and never will be: do not deliver it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What the server tells with a delivery, in its reply subject."""
+    """The metadata of a delivery, which the server puts into the reply subject."""
 
     stream: str
     consumer: str
     delivered: int
-    """Which attempt this is; 1 the first time."""
+    """The number of this delivery; 1 for the first."""
     sequence: int
     consumer_sequence: int
     timestamp: datetime
     pending: int
-    """How many messages the consumer still has to deliver after this one."""
+    """The number of messages that the consumer has to deliver after this one."""
 
 
 def parse_delivery(reply: str) -> Delivery | None:
-    """Read `$JS.ACK.[domain.account.]stream.consumer.delivered.sequence.consumer_sequence.ns.pending[.random]`.
+    """Parse `$JS.ACK.[domain.account.]stream.consumer.delivered.sequence.consumer_sequence.ns.pending[.random]`.
 
     >>> parse_delivery("$JS.ACK.ORDERS.NEW.1.7.3.0.12").sequence
     7
@@ -69,7 +69,7 @@ def parse_delivery(reply: str) -> Delivery | None:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message in the hands of a consumer, to be answered with one of the words of `Ack`."""
+    """A message delivered to a consumer, to be acknowledged with one of the kinds of `Ack`."""
 
     subject: str
     data: bytes
@@ -84,62 +84,62 @@ class Message:
         return self.delivery.sequence
 
     async def ack(self, *, confirm: bool = False) -> None:
-        """Handled. With `confirm`, returns only when the server has taken note: it will never come again."""
-        await self.answer(Ack.DONE, confirm=confirm)
+        """Acknowledge as processed. With `confirm`, wait for the server: it will never deliver the message again."""
+        await self.respond(Ack.ACK, confirm=confirm)
 
     async def nak(self, *, delay: timedelta | None = None, confirm: bool = False) -> None:
-        """Not now; deliver it again, at once or after a delay."""
+        """Ask for another delivery, at once or after a delay."""
         body = b"" if delay is None else b" " + json.dumps({"delay": nanoseconds(delay)}).encode()
-        await self.answer(Ack.LATER, body, confirm=confirm)
+        await self.respond(Ack.NAK, body, confirm=confirm)
 
     async def in_progress(self, *, confirm: bool = False) -> None:
-        """Still working: the acknowledgement wait starts again."""
-        await self.answer(Ack.WORKING, confirm=confirm)
+        """Restart the ack wait: the message is still being processed."""
+        await self.respond(Ack.IN_PROGRESS, confirm=confirm)
 
     async def term(self, reason: str = "", *, confirm: bool = False) -> None:
-        """Give it up for good; the reason shows in the server's advisory."""
+        """Give the message up for good; the server's advisory shows the reason."""
         if "\r" in reason or "\n" in reason:
-            raise InvalidInput("the reason of a term is one line", fix="drop the line breaks")
-        await self.answer(Ack.NEVER, b" " + reason.encode() if reason else b"", confirm=confirm)
+            raise InvalidInput("the reason of a term must be one line", fix="remove the line breaks")
+        await self.respond(Ack.TERM, b" " + reason.encode() if reason else b"", confirm=confirm)
 
     async def ack_next(self, *, wait_seconds: float = 5) -> "Message | None":
-        """Handled, and the next message in one round trip; None when there is none within the wait."""
+        """Acknowledge, and return the next message in one round trip; None if there is none within the wait."""
         body = json.dumps({"batch": 1, "expires": int(wait_seconds * 1e9)}).encode()
-        # The next message arrives under its own subject, so the shared inbox of requests would not know it.
+        # The next message arrives on its own subject, so the handlers of requests would not get it.
         inbox = self.connection.new_inbox()
-        listening = await self.connection.subscribe(inbox)
+        subscription = await self.connection.subscribe(inbox)
         try:
             await self.connection.publish(self.reply, Ack.NEXT.value + b" " + body, reply=inbox)
-            answer = await listening.next(wait_seconds + 1)
+            received = await subscription.next(wait_seconds + 1)
         finally:
-            await listening.close()
-        return message_from(answer, self.connection) if answer else None
+            await subscription.close()
+        return message_from(received, self.connection) if received else None
 
-    async def answer(self, word: Ack, detail: bytes = b"", *, confirm: bool = False) -> None:
-        """Say one of the words. A confirmed one is repeated until the server is heard or patience ends."""
+    async def respond(self, kind: Ack, detail: bytes = b"", *, confirm: bool = False) -> None:
+        """Send an acknowledgement. With `confirm`, repeat it until the server replies, up to `patience_seconds`."""
         if not confirm:
-            await self.connection.publish(self.reply, word.value + detail)
+            await self.connection.publish(self.reply, kind.value + detail)
             return
         give_up = time.monotonic() + self.connection.patience_seconds
         while True:
             try:
-                await self.connection.wait_connected(max(give_up - time.monotonic(), 0.1))
-                answer = await self.connection.request(self.reply, word.value + detail)
+                await self.connection.wait_until_connected(max(give_up - time.monotonic(), 0.1))
+                received = await self.connection.request(self.reply, kind.value + detail)
             except Unavailable:
                 if time.monotonic() > give_up:
                     raise
                 continue
-            if answer.status == 503:
+            if received.status == 503:
                 raise NoAnswer(
-                    f"the {word.name} of message {self.sequence} of {self.delivery.stream!r} reached nobody",
-                    fix="the consumer may be gone; the message will come again if it is not",
+                    f"the {kind.name} of message {self.sequence} of {self.delivery.stream!r} reached no consumer",
+                    fix="the consumer may be deleted; if it is not, the message is delivered again",
                 )
             return
 
 
-def message_from(answer: Answer, connection: Connection) -> Message | None:
-    """A message of a consumer, or None for anything else (status messages of the server)."""
-    delivery = parse_delivery(answer.reply)
+def message_from(received: RawMessage, connection: Connection) -> Message | None:
+    """Return a consumer's message; None for anything else (status messages of the server)."""
+    delivery = parse_delivery(received.reply)
     if delivery is None:
         return None
-    return Message(answer.subject, answer.data, answer.headers, delivery, answer.reply, connection)
+    return Message(received.subject, received.data, received.headers, delivery, received.reply, connection)

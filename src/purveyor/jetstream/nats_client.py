@@ -1,25 +1,42 @@
-"""nats-py as the connection of a process uses it: with all values of headers, and with a short way for questions.
+"""The adapter of nats-py: the only module that overrides or uses private members of that library.
 
-It drops all but one value of a header, in both directions. And an answer passes two tasks and a queue before the one
-who asked has it; here it goes from the socket straight to him, and a question straight to the socket.
+nats-py keeps one value of each header name, in both directions, and it passes a reply through two tasks and a queue
+before the requester gets it. It has no public way to change either, or to unsubscribe without losing messages. So this
+module uses these private members (`tests/jetstream/test_nats_client.py` fails if nats-py changes one of them):
+
+- `Client._process_msg` is overridden: a reply goes from the socket directly to the handler of its request.
+- `Client._process_headers` is overridden: received headers keep all their values.
+- `Client._send_publish` is overridden, and calls `_send_command`: sent headers keep all their values.
+- `Client._flush_pending` is overridden, with `_pending`, `_pending_data_size` and `_transport`: a request is written at
+  the end of this turn of the event loop, without the flusher task in between.
+- `Client._send_ping` is overridden: nats-py writes a PING before pending data, and its PONG would confirm nothing.
+- `Client._server_info` is read: the library does not expose whether the server offers JetStream.
+- `Client._send_unsubscribe` and `Subscription._id`: the public `unsubscribe` drops messages that are in flight.
+- `Subscription._pending_queue` and `_pending_size`: the public `next_msg` costs a task and a timeout per message.
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
+from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.protocol import command
 
 from purveyor.jetstream import headers as header_codec
 from purveyor.jetstream.headers import HeaderBlock, Headers
+from purveyor.model.errors import PurveyorError
 
-_WRITE_AT_ONCE = 64 << 10
+_MAX_DIRECT_WRITE_BYTES = 64 << 10
+_FLUSH_TIMEOUT_SECONDS = 10
+"""How long `NatsSubscription.close` waits for messages that the server has sent before it unsubscribes."""
 
 
-class Answer(NamedTuple):
-    """A message off the wire: an answer to a request, or one delivered to a subscription."""
+class RawMessage(NamedTuple):
+    """A received message: the reply to a request, or a message of a subscription."""
 
     subject: str
     data: bytes
@@ -38,54 +55,54 @@ class Answer(NamedTuple):
 
 
 class HeaderDict(dict[str, str]):
-    """What nats-py sees of the headers, with the block they go out as, or what was read of one that came in."""
+    """The headers as nats-py sees them, with the encoded block to send, or the parsed block that was received."""
 
     block: bytes = b""
     parsed: HeaderBlock = HeaderBlock()
 
 
 class NatsClient(Client):
-    """See the module."""
+    """The client of nats-py with all values of headers and a direct path for requests and replies."""
 
     def __init__(self) -> None:
         super().__init__()
         self._inbox = b""
-        self._expected: dict[bytes, Callable[[Answer], object]] = {}
-        self._asked = 0
-        self._listens = False
-        self._writes_soon = False
+        self._reply_handlers: dict[bytes, Callable[[RawMessage], object]] = {}
+        self._request_count = 0
+        self._has_inbox = False
+        self._write_scheduled = False
 
-    def expect(self, heard: Callable[[Answer], object]) -> str:
-        """Where a question wants its answers, each of which is heard; until `expect_no_more`."""
+    def add_reply_handler(self, handler: Callable[[RawMessage], object]) -> str:
+        """Return a new reply subject; `handler` gets each reply to it until `remove_reply_handler`."""
         if not self._inbox:
             self._inbox = f"{self.new_inbox()}.".encode()
-        self._asked += 1
-        reply = b"%s%d" % (self._inbox, self._asked)
-        self._expected[reply] = heard
+        self._request_count += 1
+        reply = b"%s%d" % (self._inbox, self._request_count)
+        self._reply_handlers[reply] = handler
         return reply.decode()
 
-    def expect_no_more(self, reply: str) -> None:
-        """Nobody waits for that answer now."""
-        self._expected.pop(reply.encode(), None)
+    def remove_reply_handler(self, reply: str) -> None:
+        """Ignore further replies to a reply subject."""
+        self._reply_handlers.pop(reply.encode(), None)
 
-    async def ask(self, subject: str, data: bytes, reply: str, headers: "HeaderDict | None") -> None:
-        """Send a question."""
-        if not self._listens:
-            self._listens = True  # nothing of what follows lets another question overtake it
-            await self.subscribe(f"{self._inbox.decode()}*", cb=_unheard)
+    async def send_request(self, subject: str, data: bytes, reply: str, headers: "HeaderDict | None") -> None:
+        """Send a request whose replies go to the handler of `reply`."""
+        if not self._has_inbox:
+            self._has_inbox = True  # set first: no other request overtakes the subscription
+            await self.subscribe(f"{self._inbox.decode()}*", cb=_ignore)
         await self.publish(subject, data, reply=reply, headers=headers)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        heard = self._expected.get(bytes(subject))
-        if heard is None:
+        handler = self._reply_handlers.get(bytes(subject))
+        if handler is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
         block = header_codec.decode(bytes(headers)) if headers else HeaderBlock()
-        heard(Answer(bytes(subject).decode(), bytes(data), block, bytes(reply).decode()))
+        handler(RawMessage(bytes(subject).decode(), bytes(data), block, bytes(reply).decode()))
 
     @property
     def offers_jetstream(self) -> bool:
-        """Whether the server connected to says that JetStream is on."""
+        """Whether the connected server reports that JetStream is enabled."""
         return bool(self._server_info.get("jetstream"))
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
@@ -112,49 +129,105 @@ class NatsClient(Client):
         await self._flush_pending()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        """Write what is pending at the end of this turn of the loop, without a task in between.
+        """Write pending data at the end of this turn of the event loop, without a task in between.
 
-        Unless it is much: then nats-py's task does it, which waits for a slow server.
+        If there is much of it, the flusher task of nats-py writes it, because that task waits for a slow server.
         """
-        if force_flush or self._pending_data_size > _WRITE_AT_ONCE or not self.is_connected:
+        if force_flush or self._pending_data_size > _MAX_DIRECT_WRITE_BYTES or not self.is_connected:
             return await super()._flush_pending(force_flush)
-        if not self._writes_soon:
-            self._writes_soon = True
-            asyncio.get_running_loop().call_soon(self._write)
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            asyncio.get_running_loop().call_soon(self._write_pending)
         return None
 
     async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:
-        """Write a PING behind what is pending: nats-py writes it first, and its PONG would then confirm nothing."""
-        self._write()
+        """Write a PING after pending data: nats-py writes it first, and its PONG would then confirm nothing."""
+        self._write_pending()
         await super()._send_ping(future)
 
-    def _write(self) -> None:
-        self._writes_soon = False
+    def _write_pending(self) -> None:
+        self._write_scheduled = False
         if not self._pending or not self.is_connected or self._transport is None:
             return  # the reconnect sends it
         pending, self._pending, self._pending_data_size = self._pending, [], 0
         self._transport.write(b"".join(pending))
 
+    async def unsubscribe_and_flush(self, subscription: Subscription) -> None:
+        """Unsubscribe on the server and wait for the messages that it has sent; they stay in the subscription."""
+        if self.is_connected:
+            await self._send_unsubscribe(subscription._id)  # noqa: SLF001 - the public unsubscribe drops them
+            await self.flush(_FLUSH_TIMEOUT_SECONDS)
 
-async def _unheard(_message: Msg) -> None:
-    """Answers do not come this way."""
+
+class NatsSubscription:
+    """Messages of one subject as they arrive; survives a reconnect."""
+
+    def __init__(self, client: NatsClient, inner: Subscription, closed_error: Callable[[], PurveyorError]) -> None:
+        self._client = client
+        self._inner = inner
+        self._closed_error = closed_error
+
+    async def next(self, timeout_seconds: float) -> RawMessage | None:
+        """Return the next message; None after the timeout."""
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task is not None else 0
+        try:
+            message = to_raw_message(await self._inner.next_msg(timeout=max(timeout_seconds, 0.001)))
+            if task is not None and task.cancelling() > cancelled:
+                # Before Python 3.12 `asyncio.wait_for` swallows a cancellation that comes together with a message.
+                raise asyncio.CancelledError
+            return message  # noqa: TRY300 - the errors below are those of the first line
+        except nats_errors.TimeoutError:
+            return None
+        except nats_errors.ConnectionClosedError as error:
+            if task is not None and task.cancelling() > cancelled:
+                raise asyncio.CancelledError from error  # nats-py reports a cancellation as a closed connection
+            raise self._closed_error() from error
+
+    async def __aiter__(self) -> AsyncIterator[RawMessage]:
+        while True:
+            message = await self.next(3600)
+            if message is not None:
+                yield message
+
+    def drain(self) -> list[RawMessage]:
+        """Return the messages that have arrived and were not taken with `next`."""
+        arrived: list[RawMessage] = []
+        queue: asyncio.Queue[Msg] = self._inner._pending_queue  # noqa: SLF001 - `next_msg` costs a task per message
+        while not queue.empty():
+            message = queue.get_nowait()
+            self._inner._pending_size -= len(message.data)  # noqa: SLF001 - else nats-py reports a slow consumer
+            arrived.append(to_raw_message(message))
+        return arrived
+
+    async def close(self, *, in_flight: bool = False) -> None:
+        """Unsubscribe. With `in_flight`, messages that the server has sent by then still arrive, for `drain`."""
+        if in_flight:
+            with contextlib.suppress(nats_errors.Error):
+                await self._client.unsubscribe_and_flush(self._inner)
+        with contextlib.suppress(nats_errors.Error):
+            await self._inner.unsubscribe()
 
 
-def outgoing(headers: Headers | bytes | None) -> HeaderDict | None:
-    """Headers as nats-py is given them."""
+async def _ignore(_message: Msg) -> None:
+    """Ignore a message: replies go to their handlers, not to this callback."""
+
+
+def to_nats_headers(headers: Headers | bytes | None) -> HeaderDict | None:
+    """Return headers in the form that nats-py takes."""
     if not headers:
         return None
     result = HeaderDict()
-    result.block = block_of(headers)
+    result.block = encode_headers(headers)
     return result
 
 
-def block_of(headers: Headers | bytes) -> bytes:
-    """Headers as they go over the wire."""
+def encode_headers(headers: Headers | bytes) -> bytes:
+    """Return the header block of headers, which may be encoded already."""
     return headers if isinstance(headers, bytes) else header_codec.encode(headers)
 
 
-def answer_of(message: Msg) -> Answer:
-    """A message that came by way of nats-py."""
+def to_raw_message(message: Msg) -> RawMessage:
+    """Return a message of nats-py with all values of its headers."""
     parsed = message.headers.parsed if isinstance(message.headers, HeaderDict) else HeaderBlock()
-    return Answer(message.subject, message.data, parsed, message.reply)
+    return RawMessage(message.subject, message.data, parsed, message.reply)

@@ -1,22 +1,25 @@
-"""Publish one message and know that it is stored.
+"""Publish one message and wait until it is stored.
 
-A queue that is being migrated takes none for a while: then the publisher waits, as for a server that is away.
+A queue that is being migrated takes no messages for a while: the publisher waits, as for an unavailable server.
 """
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from purveyor.jetstream import headers as header_names
-from purveyor.jetstream.api_errors import (
+from purveyor.jetstream.api_protocol import (
     FIXES,
-    ID_IN_PROCESS,
+    NO_RESPONDERS,
+    NOT_A_STREAM_REPLY,
     STREAM_SEALED,
     TOO_MANY_REQUESTS,
-    Subject,
-    translate,
+    Receipt,
+    Resource,
+    is_temporary_error,
+    parse_publish_reply,
+    to_error,
 )
 from purveyor.jetstream.connection import Connection
 from purveyor.jetstream.headers import HeadersIn, normalise
@@ -26,6 +29,7 @@ from purveyor.jetstream.maintenance import (
     is_under_maintenance,
 )
 from purveyor.jetstream.streams import Streams
+from purveyor.model.backoff import Backoff, RetryDelays
 from purveyor.model.errors import (
     NoAnswer,
     OutcomeUnknown,
@@ -40,20 +44,13 @@ from purveyor.model.metrics import MIGRATION_WAITS
 from purveyor.model.name_rules import check_header, check_subject
 
 _SEALED_PAUSE_SECONDS = 0.2
-_NOT_STORED = (503, TOO_MANY_REQUESTS)
-
-
-class Receipt(NamedTuple):
-    """The server's word that a message is stored, and where; a duplicate was stored before, at that sequence."""
-
-    stream: str
-    sequence: int
-    duplicate: bool = False
+_RETRY_BACKOFF = Backoff(0.05, 1.0)
+_NOT_STORED_STATUSES = (NO_RESPONDERS, TOO_MANY_REQUESTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
-    """What must be true for a message to be stored; WrongRevision or PublishRefused otherwise."""
+    """Conditions under which the stream stores a message; if not met, WrongRevision or PublishRefused."""
 
     stream: str | None = None
     last_sequence: int | None = None
@@ -61,7 +58,7 @@ class Expect:
     last_msg_id: str | None = None
 
     def headers(self) -> dict[str, tuple[str, ...]]:
-        """As headers."""
+        """Return the conditions as headers."""
         pairs: tuple[tuple[str, Any], ...] = (
             (header_names.EXPECTED_STREAM, self.stream),
             (header_names.EXPECTED_LAST_SEQUENCE, self.last_sequence),
@@ -72,7 +69,7 @@ class Expect:
 
 
 class Publisher:
-    """Single publishes over a control connection."""
+    """Publishes single messages over the asynchronous connection."""
 
     def __init__(self, connection: Connection, streams: Streams) -> None:
         self._connection = connection
@@ -87,10 +84,10 @@ class Publisher:
         msg_id: str | None = None,
         expect: Expect | None = None,
     ) -> Receipt:
-        """Store a message and return where.
+        """Store a message and return its receipt.
 
-        With a `msg_id` a lost server is waited for and the message sent again: the server recognises the second.
-        Without one, an answer that got lost raises OutcomeUnknown: sending again could store the message twice.
+        With a `msg_id` the publisher waits for a lost server and sends the message again: the server recognises the
+        duplicate. Without one, a lost reply raises OutcomeUnknown: sending again could store the message twice.
         """
         given = normalise(headers)
         if msg_id is not None:
@@ -100,71 +97,72 @@ class Publisher:
             given |= expect.headers()
         check_subject(subject)
         block = header_names.encode(given) if given else b""
-        return await self.send(Letter(subject, data, block, msg_id, expect))
+        return await self.send(OutgoingMessage(subject, data, block, msg_id, expect))
 
-    async def send(self, letter: "Letter") -> Receipt:
-        """The same, for a message that is known to be right."""
-        size = len(letter.data) + len(letter.headers)
+    async def send(self, message: "OutgoingMessage") -> Receipt:
+        """Store a message whose subject and headers are checked already."""
+        size = len(message.data) + len(message.headers)
         if size > self._connection.max_payload:
             raise PublishRefused(
-                f"a message of {size} bytes for {letter.subject!r} is above the server's limit of "
+                f"a message of {size} bytes for {message.subject!r} is above the server's limit of "
                 f"{self._connection.max_payload} bytes",
                 fix="send less, or raise max_payload on the server",
                 code=400,
             )
-        waiting = _Waiting()
+        waiting = _MigrationWait()
         try:
-            return await self._store(letter, waiting)
+            return await self._store(message, waiting)
         finally:
             waiting.end()
 
-    async def _store(self, letter: "Letter", waiting: "_Waiting") -> Receipt:
-        subject, msg_id, expect = letter.subject, letter.msg_id, letter.expect
+    async def _store(self, message: "OutgoingMessage", waiting: "_MigrationWait") -> Receipt:
+        subject, msg_id, expect = message.subject, message.msg_id, message.expect
         give_up = time.monotonic() + self._connection.patience_seconds
-        pause = 0.05
+        delays = RetryDelays(_RETRY_BACKOFF)
         in_doubt = False
         while True:
-            await self._connection.wait_connected(max(give_up - time.monotonic(), 0.1))
+            await self._connection.wait_until_connected(max(give_up - time.monotonic(), 0.1))
             try:
-                answer = await self._connection.request(subject, letter.data, headers=letter.headers)
+                reply = await self._connection.request(subject, message.data, headers=message.headers)
             except NoAnswer as error:
                 if msg_id is None and expect is None:
                     raise OutcomeUnknown(
-                        f"the answer for a message on {subject!r} got lost: it may be stored or not",
-                        fix="look at the stream; give messages an id, and they are sent again safely",
+                        f"the reply to a message on {subject!r} was lost: it may be stored or not",
+                        fix="look at the stream; a message with an id is sent again safely",
                     ) from error
                 if time.monotonic() > give_up:
                     raise
                 in_doubt = True
                 continue
-            if answer.status not in _NOT_STORED:
+            if reply.status not in _NOT_STORED_STATUSES:
                 try:
-                    return _receipt(answer.data, subject)
+                    return _parse_receipt(reply.data, subject)
                 except PublishRefused as error:
-                    if _for_now(error) and time.monotonic() < give_up:
+                    if is_temporary_error(error.code, error.err_code) and time.monotonic() < give_up:
                         stream = None
                     elif error.err_code == STREAM_SEALED:
-                        stream = await self._sealed(subject, expect, error, give_up)
+                        stream = await self._find_sealed_stream(subject, expect, error, give_up)
                     else:
                         raise
-                longest = _SEALED_PAUSE_SECONDS  # soon over, as a rule
+                longest = _SEALED_PAUSE_SECONDS  # usually over soon
                 if stream is not None and in_doubt:
-                    return await self._stored_before(stream, subject, msg_id)
+                    return await self._find_stored(stream, subject, msg_id)
                 if stream is not None:
                     waiting.begin(stream)
             else:
-                await self._explain(answer.status, subject, give_up)
+                await self._raise_if_permanent(reply.status, subject, give_up)
                 longest = 1.0
-            await asyncio.sleep(min(pause, longest))
-            pause = min(pause * 2, 1.0)
+            await asyncio.sleep(min(delays.next_seconds(), longest))
 
     @property
     def max_payload(self) -> int:
-        """The largest message that the server takes."""
+        """The maximum size of a message that the server takes."""
         return self._connection.max_payload
 
-    async def _sealed(self, subject: str, expect: Expect | None, error: PublishRefused, give_up: float) -> str:
-        """The stream that is sealed for a migration, which is waited for; any other refusal stands."""
+    async def _find_sealed_stream(
+        self, subject: str, expect: Expect | None, error: PublishRefused, give_up: float
+    ) -> str:
+        """Return the stream that is sealed for a migration, to wait for; raise `error` for any other sealed stream."""
         stream = expect.stream if expect is not None else None
         names = [stream] if stream is not None else await self._streams.names(subject=subject)
         if names and not await is_under_maintenance(self._streams, names[0]):
@@ -172,12 +170,15 @@ class Publisher:
                 raise error
         elif time.monotonic() > give_up:
             raise QueueMigrating(
-                f"the queue for {subject!r} is being migrated, and took nothing", fix="try again later"
+                f"the queue for {subject!r} is being migrated and takes no messages", fix="try again later"
             )
         return names[0] if names else ""
 
-    async def _stored_before(self, stream: str, subject: str, msg_id: str | None) -> Receipt:
-        """A message whose first answer got lost before the stream was sealed: the new one would not know its id."""
+    async def _find_stored(self, stream: str, subject: str, msg_id: str | None) -> Receipt:
+        """Return the receipt of a message whose first reply was lost before the stream was sealed, if it is stored.
+
+        The migrated stream does not know its message id, so it must not be sent again.
+        """
         try:
             newest = await self._streams.get_last(stream, subject)
         except UnknownMessage:
@@ -189,26 +190,28 @@ class Publisher:
         ):
             return Receipt(stream, newest.sequence, duplicate=True)
         raise OutcomeUnknown(
-            f"the answer for a message on {subject!r} got lost, and then its queue was sealed for migration: it may be "
+            f"the reply to a message on {subject!r} was lost, and then its queue was sealed for migration: it may be "
             "stored or not",
-            fix="look whether it arrived before sending it again",
+            fix="check whether it arrived before you send it again",
         )
 
-    async def _explain(self, status: int, subject: str, give_up: float) -> None:
-        """Its stream has too much to store, or none listens on the subject.
+    async def _raise_if_permanent(self, status: int, subject: str, give_up: float) -> None:
+        """Raise if no stream takes the subject, or after the deadline; return to retry.
 
-        None takes it (an error), or it is away: without leader, or migrated.
+        The stream has too many messages to store, or no server answers for it: it has no leader, or is being migrated.
         """
         if status == TOO_MANY_REQUESTS:
             if time.monotonic() > give_up:
-                raise NoAnswer(f"the stream for {subject!r} has too much to store", fix=FIXES[TOO_MANY_REQUESTS])
+                raise NoAnswer(
+                    f"the stream for {subject!r} has too many messages to store", fix=FIXES[TOO_MANY_REQUESTS]
+                )
             return
         try:
             if not await self._streams.names(subject=subject):
                 migrated = await find_stream_under_maintenance(self._streams, subject) is not None
                 if not migrated and not await self._streams.names(subject=subject):
                     raise UnknownStream(
-                        f"no stream takes the subject {subject!r}", fix="`purveyor stream add` makes one"
+                        f"no stream takes the subject {subject!r}", fix="`purveyor stream add` creates one"
                     )
                 if time.monotonic() > give_up:
                     raise QueueMigrating(f"the queue for {subject!r} is being migrated", fix="try again later")
@@ -219,13 +222,8 @@ class Publisher:
             raise ServerUnavailable(f"the stream for {subject!r} does not answer", fix="is its cluster complete?")
 
 
-def _for_now(error: PublishRefused) -> bool:
-    """Sent before and on its way (sent again, it is found there, or stored); or its stream has too much to store."""
-    return error.err_code == ID_IN_PROCESS or error.code == TOO_MANY_REQUESTS
-
-
-class Letter(NamedTuple):
-    """A message as it goes out: its headers are those of its id and of what is expected, and all others."""
+class OutgoingMessage(NamedTuple):
+    """A message to publish; `headers` is the encoded block with its id, its expectations and all other headers."""
 
     subject: str
     data: bytes
@@ -234,8 +232,8 @@ class Letter(NamedTuple):
     expect: Expect | None
 
 
-class _Waiting:
-    """Whether this publisher waits for a queue that is being migrated, for those who watch."""
+class _MigrationWait:
+    """Counts this publisher in the metric of migration waits."""
 
     __slots__ = ("_number",)
 
@@ -252,15 +250,13 @@ class _Waiting:
             self._number = None
 
 
-def _receipt(payload: bytes, subject: str) -> Receipt:
-    try:
-        parsed: Any = json.loads(payload.decode())
-    except ValueError:
-        parsed = None
-    if isinstance(parsed, dict) and "error" in parsed:
-        raise translate(parsed["error"], Subject(stream=str(parsed.get("stream") or subject)), publishing=True)
-    if not isinstance(parsed, dict) or "seq" not in parsed:
+def _parse_receipt(payload: bytes, subject: str) -> Receipt:
+    """Return the receipt in a stream's reply; raise the error that it reports."""
+    reply = parse_publish_reply(payload)
+    if isinstance(reply, Receipt):
+        return reply
+    if reply is NOT_A_STREAM_REPLY:
         raise UnknownStream(
-            f"somebody answered on {subject!r}, and it was not a stream", fix="is another service using this subject?"
+            f"the reply on {subject!r} is not from a stream", fix="does another service use this subject?"
         )
-    return Receipt(parsed["stream"], parsed["seq"], bool(parsed.get("duplicate")))
+    raise to_error(reply, Resource(stream=reply.stream or subject), publishing=True)

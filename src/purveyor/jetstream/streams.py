@@ -1,14 +1,12 @@
-"""Streams: make, look at, change, empty, seal and remove them; read single messages out of them."""
+"""Streams: create, inspect, update, purge, seal and delete them; read single messages from them."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from purveyor.jetstream import headers as header_codec
 from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_errors import Subject
+from purveyor.jetstream.api_protocol import Resource, decode_stored_data, decode_stored_headers
 from purveyor.jetstream.codec import Json, from_wire, parse_time, to_wire
 from purveyor.jetstream.config import StreamConfig, StreamInfo
 from purveyor.jetstream.headers import Headers
@@ -17,7 +15,7 @@ from purveyor.model.name_rules import check_name, check_subject
 
 
 class StoredMessage(NamedTuple):
-    """A message as it lies in a stream."""
+    """A message stored in a stream."""
 
     stream: str
     sequence: int
@@ -28,15 +26,15 @@ class StoredMessage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fill:
-    """How full a stream is: what those who watch many want to know of each."""
+class StreamUsage:
+    """How much a stream holds, for monitoring."""
 
     stream: str
     messages: int
     bytes: int
     last_sequence: int
     oldest: datetime | None
-    """When its oldest message was stored; None if it is empty."""
+    """When its oldest message was stored; None if the stream is empty."""
     sealed: bool
     consumers: int
 
@@ -48,55 +46,57 @@ class Streams:
         self._api = api
 
     async def add(self, config: StreamConfig) -> StreamInfo:
-        """Create a stream; one that is there with the same settings is fine, with others it is AlreadyExists."""
-        config.checked()
-        answer = await self._api.ask(f"STREAM.CREATE.{config.name}", to_wire(config), about=Subject(stream=config.name))
-        info = from_wire(StreamInfo, answer)
+        """Create a stream. An existing one with the same settings is returned; with others, raise AlreadyExists."""
+        config.validated()
+        reply = await self._api.request(
+            f"STREAM.CREATE.{config.name}", to_wire(config), about=Resource(stream=config.name)
+        )
+        info = from_wire(StreamInfo, reply)
         if config.first_seq and info.state.last_seq + 1 < config.first_seq:  # pragma: no cover - the server refuses
             raise AlreadyExists(f"stream {config.name!r} begins below {config.first_seq}", fix="remove it first")
         return info
 
     async def info(self, name: str) -> StreamInfo:
-        """Its settings and what it holds."""
+        """Return settings and state of a stream."""
         return from_wire(StreamInfo, await self.raw_info(name))
 
     async def raw_info(self, name: str) -> Json:
-        """The server's own JSON, with what our types do not know."""
+        """Return the server's JSON, including fields that our types do not know."""
         check_name(name, "stream")
-        return await self._api.ask(f"STREAM.INFO.{name}", about=Subject(stream=name))
+        return await self._api.request(f"STREAM.INFO.{name}", about=Resource(stream=name))
 
     async def subjects(self, name: str, pattern: str = ">") -> dict[str, int]:
-        """How many messages each subject holds."""
+        """Return the number of messages of each subject."""
         check_name(name, "stream")
         found: dict[str, int] = {}
         while True:
-            answer = await self._api.ask(
+            reply = await self._api.request(
                 f"STREAM.INFO.{name}",
                 {"subjects_filter": check_subject(pattern, wildcards=True), "offset": len(found)},
-                about=Subject(stream=name),
+                about=Resource(stream=name),
             )
-            page = answer["state"].get("subjects") or {}
+            page = reply["state"].get("subjects") or {}
             found |= page
-            if not page or len(found) >= int(answer.get("total", 0)):
+            if not page or len(found) >= int(reply.get("total", 0)):
                 return found
 
     async def names(self, *, subject: str | None = None) -> list[str]:
-        """All names, or those of the streams that take a subject."""
+        """Return all stream names, or those of the streams that take a subject."""
         body = {"subject": subject} if subject else None
-        return sorted(await self._api.ask_pages("STREAM.NAMES", "streams", body))
+        return sorted(await self._api.request_pages("STREAM.NAMES", "streams", body))
 
     async def list(self) -> "list[StreamInfo]":
-        """All streams, by name."""
-        found = await self._api.ask_pages("STREAM.LIST", "streams")
+        """Return all streams, sorted by name."""
+        found = await self._api.request_pages("STREAM.LIST", "streams")
         return sorted((from_wire(StreamInfo, item) for item in found), key=lambda info: info.config.name)
 
-    async def fills(self) -> Sequence[Fill]:
-        """How full each stream is, asked in pages: for a thousand streams a handful of questions."""
+    async def usage(self) -> Sequence[StreamUsage]:
+        """Return the usage of each stream, in pages: a handful of requests for a thousand streams."""
         found = []
-        for item in await self._api.ask_pages("STREAM.LIST", "streams"):
+        for item in await self._api.request_pages("STREAM.LIST", "streams"):
             state = item["state"]
             found.append(
-                Fill(
+                StreamUsage(
                     stream=item["config"]["name"],
                     messages=state["messages"],
                     bytes=state["bytes"],
@@ -109,21 +109,24 @@ class Streams:
         return found
 
     async def update(self, name: str, changes: Mapping[str, Any]) -> StreamInfo:
-        """Change settings in place. `changes` has our field names; all else stays as the server has it."""
+        """Update settings in place. `changes` has the field names of StreamConfig; other settings stay unchanged."""
         current = (await self.raw_info(name))["config"]
         wanted = current | {field: to_wire(value) for field, value in changes.items()}
-        answer = await self._api.ask(f"STREAM.UPDATE.{name}", wanted, about=Subject(stream=name))
-        return from_wire(StreamInfo, answer)
+        reply = await self._api.request(f"STREAM.UPDATE.{name}", wanted, about=Resource(stream=name))
+        return from_wire(StreamInfo, reply)
 
     async def seal(self, name: str) -> StreamInfo:
-        """No message in, none deleted, for ever; consumers go on. Sealing twice is the same as once."""
+        """Seal a stream for good: it takes no messages and deletes none; consumers continue. Idempotent."""
         info = await self.info(name)
         return info if info.config.sealed else await self.update(name, {"sealed": True})
 
     async def purge(
         self, name: str, *, subject: str | None = None, before_sequence: int | None = None, keep: int | None = None
     ) -> int:
-        """Remove messages: all, of a subject, below a sequence, or all but the newest `keep`. Returns how many."""
+        """Delete all messages, those of a subject, those below a sequence, or all but the newest `keep`.
+
+        Return the number of deleted messages.
+        """
         if before_sequence is not None and keep is not None:
             raise InvalidInput("purge: give a sequence or a number to keep, not both")
         body: Json = {}
@@ -134,45 +137,44 @@ class Streams:
         if keep is not None:
             body["keep"] = keep
         check_name(name, "stream")
-        answer = await self._api.ask(f"STREAM.PURGE.{name}", body, about=Subject(stream=name))
-        return int(answer.get("purged", 0))
+        reply = await self._api.request(f"STREAM.PURGE.{name}", body, about=Resource(stream=name))
+        return int(reply.get("purged", 0))
 
     async def remove(self, name: str) -> None:
-        """Delete the stream with all it holds."""
+        """Delete the stream and its messages."""
         check_name(name, "stream")
-        await self._api.ask(f"STREAM.DELETE.{name}", about=Subject(stream=name))
+        await self._api.request(f"STREAM.DELETE.{name}", about=Resource(stream=name))
 
     async def get(self, name: str, sequence: int) -> StoredMessage:
-        """The message at a sequence, asked of the leader: never stale."""
+        """Return the message at a sequence. The leader answers, so it is never stale."""
         return await self._get(name, {"seq": sequence}, sequence)
 
     async def get_last(self, name: str, subject: str) -> StoredMessage:
-        """The newest message of a subject, asked of the leader: never stale."""
+        """Return the newest message of a subject. The leader answers, so it is never stale."""
         return await self._get(name, {"last_by_subj": check_subject(subject, wildcards=True)}, 0)
 
     async def get_next(self, name: str, sequence: int, subject: str = ">") -> StoredMessage:
-        """The first message at or after a sequence."""
+        """Return the first message at or after a sequence."""
         return await self._get(name, {"seq": sequence, "next_by_subj": subject}, sequence)
 
     async def _get(self, name: str, body: Json, sequence: int) -> StoredMessage:
         check_name(name, "stream")
-        answer = await self._api.ask(f"STREAM.MSG.GET.{name}", body, about=Subject(stream=name, sequence=sequence))
-        message = answer["message"]
-        block = base64.b64decode(message.get("hdrs") or "")
+        reply = await self._api.request(f"STREAM.MSG.GET.{name}", body, about=Resource(stream=name, sequence=sequence))
+        message = reply["message"]
         return StoredMessage(
             stream=name,
             sequence=message["seq"],
             timestamp=parse_time(message["time"]),
             subject=message["subject"],
-            headers=header_codec.decode(block).headers if block else {},
-            data=base64.b64decode(message.get("data") or ""),
+            headers=decode_stored_headers(message),
+            data=decode_stored_data(message),
         )
 
     async def delete_message(self, name: str, sequence: int, *, erase: bool = False) -> None:
-        """Remove one message; with `erase` its bytes are overwritten as well."""
+        """Delete one message; with `erase` the server also overwrites its bytes."""
         check_name(name, "stream")
-        await self._api.ask(
+        await self._api.request(
             f"STREAM.MSG.DELETE.{name}",
             {"seq": sequence, "no_erase": not erase},
-            about=Subject(stream=name, sequence=sequence),
+            about=Resource(stream=name, sequence=sequence),
         )

@@ -1,8 +1,8 @@
-"""Messages by which the parts steer each other: control events in `incoming`, and jobs on the queue `prefill`.
+"""Messages between parts of Purveyor: control events in `incoming`, and jobs on the queue `prefill`.
 
-A control event is where a subscription begins or ends in the log: its position is the truth, the registry in KV only
-the read model. A job asks the pipeline to fill a subscription's queue. Ids derive from what they are about, so that a
-repetition is recognised.
+A control event marks where a subscription begins or ends in the log: its position is authoritative, the registry is the
+read model. A job asks the pipeline to fill the queue of a subscription. Ids derive from the content, so that the server
+recognises a repetition.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ JOB_SUBJECT: Final = "prefill"
 CONTROL_EVENT: Final = Kind("control event", ("control", "name", "incarnation", "definition"))
 JOB: Final = Kind("job", ("kind", "name", "incarnation", "job", "position", "from", "to", "topics"))
 
-Place: TypeAlias = int | datetime
-"""A position, or a time at which an event was stored."""
+ReplayPoint: TypeAlias = int | datetime
+"""A position, or the time at which an event was stored."""
 
 
 class ControlKind(Enum):
@@ -34,13 +34,13 @@ class ControlKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlEvent:
-    """A subscription begins or ends here. `incarnation` tells it from others that had or will have its name."""
+    """The begin or the end of a subscription. `incarnation` distinguishes it from others that have its name."""
 
     kind: ControlKind
     name: str
     incarnation: str
     definition: Subscription | None = None
-    """What was added; not for a deletion."""
+    """The added definition; None for a deletion."""
 
     @property
     def msg_id(self) -> str:
@@ -48,13 +48,13 @@ class ControlEvent:
         return f"{self.incarnation}:{self.kind.value.rpartition('.')[2]}"
 
     def to_json(self) -> Json:
-        """As it lies in the queue."""
+        """Return the stored fields."""
         given = {} if self.definition is None else {"definition": self.definition.to_json()}
         return {"control": self.kind.value, "name": self.name, "incarnation": self.incarnation, **given}
 
     @classmethod
     def from_json(cls, data: object) -> "ControlEvent":
-        """Checked; InvalidInput names the field that is wrong, UnreadableRecord what a newer program added."""
+        """Build it from checked fields; InvalidInput names the wrong one, UnreadableRecord an unknown one."""
         given = CONTROL_EVENT.check(data)
         kind = json_fields.member(ControlKind, given, "control", "control event")
         return cls(
@@ -65,12 +65,12 @@ class ControlEvent:
         )
 
     def encode(self) -> bytes:
-        """The bytes of its message."""
+        """Encode the body of its message."""
         return CONTROL_EVENT.dump(self.to_json())
 
     @classmethod
     def decode(cls, data: bytes | str) -> "ControlEvent":
-        """From the bytes of a message."""
+        """Decode the body of a message."""
         return cls.from_json(json_fields.parse(data, "control event"))
 
 
@@ -84,7 +84,7 @@ class JobKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What all jobs have. A job whose incarnation is no longer the subscription's has nothing to do."""
+    """The fields of all jobs. A job of an earlier incarnation of its subscription does nothing."""
 
     kind: ClassVar[JobKind]
     name: str
@@ -93,11 +93,11 @@ class _Job:
     """Its id; also the id of its message."""
 
     def to_json(self) -> Json:
-        """As it lies in the queue."""
+        """Return the stored fields."""
         return {"kind": self.kind.value, "name": self.name, "incarnation": self.incarnation, "job": self.job}
 
     def encode(self) -> bytes:
-        """The bytes of its message."""
+        """Encode the body of its message."""
         return JOB.dump(self.to_json())
 
 
@@ -109,35 +109,35 @@ class PrefillJob(_Job):
     position: int
 
     def to_json(self) -> Json:
-        """As it lies in the queue."""
+        """Return the stored fields."""
         return {**_Job.to_json(self), "position": self.position}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayJob(_Job):
-    """Write the events from one place to another again; None ends where the log ended when the job began.
+    """Write the events of a range again; without `to` it ends where the log ended when the job began.
 
-    `topics` narrows what the subscription asks for; none given means all of it.
+    `topics` selects some topics of the subscription; empty means all.
     """
 
     kind = JobKind.REPLAY
-    from_: Place
-    to: Place | None = None
+    from_: ReplayPoint
+    to: ReplayPoint | None = None
     topics: tuple[RealmTopic, ...] = ()
 
     def to_json(self) -> Json:
-        """As it lies in the queue."""
+        """Return the stored fields."""
         return {
             **_Job.to_json(self),
-            "from": _place_json(self.from_),
-            "to": _place_json(self.to),
+            "from": _write_point(self.from_),
+            "to": _write_point(self.to),
             "topics": [topic.to_json() for topic in self.topics],
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUpJob(_Job):
-    """Write what was left out while the subscription was suspended."""
+    """Write the events that were left out while the subscription was suspended."""
 
     kind = JobKind.CATCH_UP
 
@@ -146,38 +146,38 @@ Job: TypeAlias = PrefillJob | ReplayJob | CatchUpJob
 
 
 def job_from_json(data: object) -> Job:
-    """Checked; InvalidInput names the field that is wrong, UnreadableRecord what a newer program added."""
+    """Build it from checked fields; InvalidInput names the wrong one, UnreadableRecord an unknown one."""
     given = JOB.check(data)
-    same: dict[str, Any] = {name: json_fields.text(given, name, "job") for name in ("name", "incarnation", "job")}
+    common: dict[str, Any] = {name: json_fields.text(given, name, "job") for name in ("name", "incarnation", "job")}
     match json_fields.member(JobKind, given, "kind", "job"):
         case JobKind.PREFILL:
-            return PrefillJob(**same, position=json_fields.whole(given, "position", "job"))
+            return PrefillJob(**common, position=json_fields.whole(given, "position", "job"))
         case JobKind.REPLAY:
             return ReplayJob(
-                **same,
-                from_=_place(given, "from"),
-                to=None if given.get("to") is None else _place(given, "to"),
+                **common,
+                from_=_read_point(given, "from"),
+                to=None if given.get("to") is None else _read_point(given, "to"),
                 topics=read_topics(given, "topics"),
             )
         case JobKind.CATCH_UP:
-            return CatchUpJob(**same)
+            return CatchUpJob(**common)
 
 
 def decode_job(data: bytes | str) -> Job:
-    """From the bytes of a message."""
+    """Decode the body of a message."""
     return job_from_json(json_fields.parse(data, "job"))
 
 
 def job_id(incarnation: str, kind: JobKind, number: int | str) -> str:
-    """The id of a job: the same for the same subscription, kind and number (the attempt, say)."""
+    """Return the id of a job: the same for the same subscription, kind and number (for example the attempt)."""
     return str(uuid5(UUID(incarnation), f"{kind.value}:{number}"))
 
 
-def _place(data: Json, name: str) -> Place:
+def _read_point(data: Json, name: str) -> ReplayPoint:
     if isinstance(data.get(name), str):
         return json_fields.moment(data, name, "job")
     return json_fields.whole(data, name, "job")
 
 
-def _place_json(place: Place | None) -> int | str | None:
-    return place.isoformat() if isinstance(place, datetime) else place
+def _write_point(point: ReplayPoint | None) -> int | str | None:
+    return point.isoformat() if isinstance(point, datetime) else point

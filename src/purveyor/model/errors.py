@@ -1,7 +1,7 @@
-"""The one error tree. Errors of NATS, Spark, a database or the system are translated into it at their boundary.
+"""The error tree. Errors of NATS, Spark, a database or the system are translated into it at their boundary.
 
     PurveyorError
-    ├── InvalidInput            the caller's mistake, found before anything was sent
+    ├── InvalidInput            a mistake of the caller, found before anything was sent
     │   ├── InvalidName
     │   ├── InvalidSubject
     │   ├── InvalidHeader
@@ -24,11 +24,11 @@
     │   ├── LeaseLost
     │   ├── PrefillFailed
     │   └── PermissionDenied
-    ├── OutcomeUnknown          sent, and no longer possible to tell whether it was stored
+    ├── OutcomeUnknown          sent, and it is unknown whether it was stored
     ├── MigrationNeeded         a queue exists in a shape that cannot be updated in place
-    ├── UnreadableRecord        a stored record that this program does not understand, and leaves as it is
+    ├── UnreadableRecord        a stored record that this program does not understand, and does not change
     ├── DataLost                asked for messages that limits or a purge removed
-    │   └── PlanOutdated        retryable: asked for them too late, planned again it finds where they went
+    │   └── PlanOutdated        retryable: asked for them too late; a new plan finds them
     ├── Unavailable             retryable: the same call may succeed later
     │   ├── ServerUnavailable
     │   ├── NoAnswer
@@ -41,7 +41,7 @@
         ├── ServerFailed
         └── StoreInUse
 
-Whether to try again is a matter of type (`retryable`), never of text.
+The type of an error decides whether to try again (`retryable`), never its text.
 """
 
 from typing import ClassVar, Final
@@ -50,7 +50,7 @@ _LONGEST_DESCRIPTION: Final = 500
 
 
 class PurveyorError(Exception):
-    """The root: says what happened and to which thing, and in `fix` what to do about it."""
+    """The root: the message says what happened to which thing, `fix` says what to do about it."""
 
     retryable: ClassVar[bool] = False
 
@@ -63,7 +63,7 @@ class PurveyorError(Exception):
         return f"{self.message} ({self.fix})" if self.fix else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions with keyword arguments do not pickle by themselves; ours cross process borders (executors).
+        # Exceptions with keyword arguments do not pickle by default; Spark executors send ours to the driver.
         return _revive, (type(self), self.args, dict(self.__dict__))
 
 
@@ -87,15 +87,15 @@ def _revive(kind: type[PurveyorError], args: tuple[object, ...], state: dict[str
 
 
 class InvalidInput(PurveyorError):
-    """What the caller gave cannot be right; nothing was sent."""
+    """The input of the caller is wrong; nothing was sent."""
 
 
 class InvalidName(InvalidInput):
-    """A name of a queue, stream, consumer, bucket or key that cannot be one."""
+    """An invalid name of a queue, stream, consumer, bucket or key."""
 
 
 class InvalidSubject(InvalidInput):
-    """A subject with empty tokens, white space, or wildcards where none may be."""
+    """A subject with empty tokens, white space, or forbidden wildcards."""
 
 
 class InvalidHeader(InvalidInput):
@@ -103,7 +103,7 @@ class InvalidHeader(InvalidInput):
 
 
 class SchemaMismatch(InvalidInput):
-    """An event that does not fit the schema of its topic. `mistakes` are places in it, and what is wrong there."""
+    """An event that does not fit the schema of its topic. `mistakes` are paths in it, and what is wrong there."""
 
     def __init__(self, message: str, *, fix: str | None = None, mistakes: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(message, fix=fix)
@@ -115,7 +115,7 @@ class InvalidConfig(InvalidInput):
 
 
 class NotFound(PurveyorError):
-    """The thing named does not exist."""
+    """The named thing does not exist."""
 
 
 class UnknownStream(NotFound):
@@ -147,7 +147,7 @@ class UnknownSubscription(NotFound):
 
 
 class Refused(PurveyorError):
-    """The server said no. `code` is its status, `err_code` its exact reason (10000 and up)."""
+    """The server refused. `code` is its status, `err_code` its exact reason (10000 and up)."""
 
     def __init__(self, message: str, *, fix: str | None = None, code: int = 0, err_code: int = 0) -> None:
         super().__init__(message, fix=fix)
@@ -158,7 +158,7 @@ class Refused(PurveyorError):
 class PublishRefused(Refused):
     """A message was not stored: too large, stream full or sealed, wrong expectation, ...
 
-    After a bulk publish `index` tells the first refused message, `stored` how many others were stored.
+    After a bulk publish `index` is the first refused message, `stored` the number of others that were stored.
     """
 
     index: int | None = None
@@ -166,27 +166,27 @@ class PublishRefused(Refused):
 
 
 class ConfigRefused(Refused):
-    """The server does not take this configuration of a stream or consumer."""
+    """The server does not accept this configuration of a stream or consumer."""
 
 
 class AlreadyExists(Refused):
-    """The thing to be created is there already, with other settings or another value."""
+    """The thing to be created already exists, with other settings or another value."""
 
 
 class WrongRevision(Refused):
-    """A compare-and-set lost: somebody else wrote in between."""
+    """A compare-and-set failed: another writer was quicker."""
 
 
 class Incompatible(Refused):
-    """A revision of a schema that does not keep what the last one promised."""
+    """A revision of a schema that is not compatible with the last one."""
 
 
 class LeaseLost(Refused):
-    """A message is not, or no longer, in the hands of the one who says something about it."""
+    """The caller does not hold the lease, or no longer holds it."""
 
 
 class PrefillFailed(Refused):
-    """Nothing is delivered, because what comes first could not be made."""
+    """Nothing is delivered, because the prefill failed."""
 
 
 class PermissionDenied(Refused):
@@ -194,7 +194,7 @@ class PermissionDenied(Refused):
 
 
 class OutcomeUnknown(PurveyorError):
-    """A connection was lost for longer than duplicates can be recognised: sending again could store a message twice."""
+    """A connection was lost for longer than the server recognises duplicates: a retry could store a message twice."""
 
 
 class MigrationNeeded(PurveyorError):
@@ -204,16 +204,16 @@ class MigrationNeeded(PurveyorError):
 class UnreadableRecord(PurveyorError):
     """A stored record has a version or a field that this program does not know, or is damaged.
 
-    Nothing is written over it. What it is about stops until a program reads it that understands it (`model.stored`).
+    It is never overwritten. What it describes stops until a program that understands it reads it (`stored_record`).
     """
 
 
 class DataLost(PurveyorError):
-    """Messages that were asked for are gone by limits or by a purge."""
+    """Limits or a purge removed the requested messages."""
 
 
 class PlanOutdated(DataLost):
-    """A batch read ran so long after it was planned that its messages are no longer where they were."""
+    """A batch was read so long after it was planned that its messages have moved."""
 
     retryable = True
 
@@ -225,19 +225,19 @@ class Unavailable(PurveyorError):
 
 
 class ServerUnavailable(Unavailable):
-    """No server could be reached within the patience of the caller."""
+    """No server could be reached within the time limit of the caller."""
 
 
 class NoAnswer(Unavailable):
-    """Connected, but nobody answered in time."""
+    """Connected, but no answer arrived in time."""
 
 
 class WindowFull(Unavailable):
-    """As much of a subscription is leased or waits for a retry as may be: nothing more is handed out."""
+    """A subscription has the largest number of leased and delayed messages: no more are delivered."""
 
 
 class QueueMigrating(Unavailable):
-    """A queue is sealed for its migration, and takes no messages until that is over."""
+    """A queue is sealed for migration, and accepts no messages until that is over."""
 
 
 class SetupError(PurveyorError):
@@ -249,7 +249,7 @@ class AuthenticationFailed(SetupError):
 
 
 class ServerTooOld(SetupError):
-    """The server lacks what Purveyor stands on."""
+    """The server lacks features that Purveyor needs."""
 
 
 class ServerMissing(SetupError):
@@ -257,7 +257,7 @@ class ServerMissing(SetupError):
 
 
 class ServerFailed(SetupError):
-    """The nats-server did not come up, or keeps dying."""
+    """The nats-server did not start, or dies again and again."""
 
 
 class StoreInUse(SetupError):

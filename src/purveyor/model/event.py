@@ -1,8 +1,8 @@
-"""An event: one change of one object, as it lies in `stream:incoming` for dispatch, archive and every subscriber.
+"""An event: one change of one object, as stored in `stream:incoming` for dispatch, archive and every subscriber.
 
-Its body there is JSON: `publisher_name`, `ts`, `realm`, `topic`, `body {old, new}` and, if given, `key` and
-`attributes`. Its id travels in the message id header, because a retry repeats it; its position is its sequence in the
-stream. Both are no part of the body.
+Its body is JSON: `publisher_name`, `ts`, `realm`, `topic`, `body {old, new}` and, if given, `key` and `attributes`. Its
+id is in the message id header, because a retry repeats it; its position is its sequence in the stream. Neither is part
+of the body.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json
 
 KEY_FIELDS: Final = ("uuid", "univentionObjectIdentifier", "entryUUID", "id", "dn")
-"""Where the key of an object is looked for, in this order."""
+"""The fields that can be the key of an object; the first one found counts."""
 
 SUBJECT: Final = "incoming"
-"""Where the API, the command line and the outbox publish events."""
+"""The subject on which the API, the CLI and the outbox publish events."""
 LDIF_SUBJECT: Final = "incoming.ldif"
-"""Where the transform publishes them."""
+"""The subject on which the transform publishes events."""
 
 _LINE_BREAKS: Final = frozenset("\x85\u2028\u2029")
 
@@ -36,7 +36,7 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One change. `old` is empty for a new object, `new` for a deleted one; never both."""
+    """One change. `old` is empty for a new object, `new` for a deleted one; never both are empty."""
 
     publisher_name: str
     ts: datetime
@@ -45,23 +45,23 @@ class Event:
     old: Mapping[str, Any] = field(default_factory=dict)
     new: Mapping[str, Any] = field(default_factory=dict)
     key: str | None = None
-    """The key that the publisher gave; `object_key` is the one that counts."""
+    """The key from the publisher; `object_key` is the effective one."""
     attributes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def object_key(self) -> str | None:
-        """Which object it is about, if that can be told."""
+        """The key of the object; None if there is none."""
         return event_key(self.new, self.old, given=self.key)
 
     @property
     def operation(self) -> Operation:
-        """What happened, as old and new tell it."""
+        """What happened, derived from old and new."""
         if not self.new:
             return Operation.DELETE
         return Operation.MODIFY if self.old else Operation.CREATE
 
     def to_json(self) -> Json:
-        """As it lies in the queue; what is not given is left out."""
+        """Return the stored fields; absent ones are omitted."""
         given: Json = {"key": self.key} if self.key is not None else {}
         if self.attributes:
             given["attributes"] = dict(self.attributes)
@@ -76,9 +76,9 @@ class Event:
 
     @classmethod
     def from_json(cls, data: object) -> "Event":
-        """Checked; InvalidInput names the field that is wrong. Fields it does not know are ignored.
+        """Build it from checked fields; InvalidInput names the wrong one. Unknown fields are ignored.
 
-        `old` or `new` may be left out and is empty then; a time without a zone is in UTC.
+        A missing `old` or `new` is empty; a time without a zone is in UTC.
         """
         fields = json_fields.mapping(data, "event")
         body = json_fields.mapping(fields.get("body"), "body of the event")
@@ -92,8 +92,8 @@ class Event:
         return cls(
             publisher_name=json_fields.text(fields, "publisher_name", "event"),
             ts=json_fields.moment(fields, "ts", "event"),
-            realm=check_word(json_fields.text(fields, "realm", "event"), "realm"),
-            topic=check_word(json_fields.text(fields, "topic", "event"), "topic"),
+            realm=check_realm_or_topic(json_fields.text(fields, "realm", "event"), "realm"),
+            topic=check_realm_or_topic(json_fields.text(fields, "topic", "event"), "topic"),
             old=old,
             new=new,
             key=None if fields.get("key") is None else json_fields.text(fields, "key", "event"),
@@ -101,19 +101,19 @@ class Event:
         )
 
     def encode(self) -> bytes:
-        """The bytes of its message."""
+        """Encode the body of its message."""
         return json_fields.dump(self.to_json())
 
     @classmethod
     def decode(cls, data: bytes | str) -> "Event":
-        """From the bytes of a message, or a line of text."""
+        """Decode the body of a message, or a line of text."""
         return cls.from_json(json_fields.parse(data, "event"))
 
 
 def event_key(new: Mapping[str, Any], old: Mapping[str, Any], *, given: str | None = None) -> str | None:
-    """Which object an event is about: the key given, else the first of `KEY_FIELDS` in new, then the first in old.
+    """Return the key of the object: the given key, else the first of `KEY_FIELDS` in new, then the first in old.
 
-    Only a string that is not empty, or a whole number, can be a key.
+    Only a non-empty string or a whole number can be a key.
 
     >>> event_key({"dn": "cn=a", "id": 7}, {"uuid": "u-1"})
     '7'
@@ -130,8 +130,8 @@ def event_key(new: Mapping[str, Any], old: Mapping[str, Any], *, given: str | No
     return None
 
 
-def check_word(word: str, what: str) -> str:
-    """A realm or topic: not empty, no control characters or line breaks (in which regular expressions disagree)."""
+def check_realm_or_topic(word: str, what: str) -> str:
+    """Check a realm or topic: not empty, no control characters or line breaks (regular expressions differ in these)."""
     if not word:
         raise InvalidInput(f"the {what} is empty", fix="give one, such as udm or users/user")
     bad = next((ch for ch in word if ord(ch) < 32 or ord(ch) == 127 or ch in _LINE_BREAKS), None)

@@ -1,7 +1,7 @@
-"""The limits of an event, checked once where it enters: by the HTTP API, the command line and the transform. Pure.
+"""The limits of an event, checked once where it enters: by the HTTP API, the CLI and the transform. Pure.
 
-Every part behind the edge can store, match, deliver and archive an event that passes `encode_checked`. Readers use
-`Event.decode`, which is more lenient: an event that an older version accepted is still delivered, or parked.
+Every part can store, match, deliver and archive an event that passes `encode_checked`. Readers use `Event.decode`,
+which is more lenient: an event that an older version accepted is still delivered, or parked.
 
 | what | at most |
 |---|---|
@@ -24,12 +24,12 @@ from typing import Final
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import Event
-from purveyor.model.json_limits import check_halves, check_json, check_perhaps_empty, check_text
+from purveyor.model.json_fields import check_json, check_optional_text, check_surrogates, check_text
 
 LONGEST_REALM_BYTES: Final = 256
 LONGEST_TOPIC_BYTES: Final = 1024
 LONGEST_KEY_BYTES: Final = 1024
-"""As an ordering key of Google Pub/Sub."""
+"""The limit of an ordering key of Google Pub/Sub."""
 LONGEST_ID_BYTES: Final = 256
 LONGEST_PUBLISHER_NAME_BYTES: Final = 256
 LONGEST_ATTRIBUTE_NAME_BYTES: Final = 256
@@ -37,14 +37,14 @@ LONGEST_ATTRIBUTE_VALUE_BYTES: Final = 1024
 MOST_ATTRIBUTES: Final = 100
 EARLIEST_TS: Final = datetime(1900, 1, 1, tzinfo=UTC)
 LATEST_TS: Final = datetime(2261, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
-"""Readers of the archive that count in nanoseconds, Arrow and pandas among them, have no later year."""
+"""The last year of readers of the archive that count in nanoseconds, such as Arrow and pandas."""
 
 
 def encode_checked(event: Event) -> bytes:
     """Return the body of the message for an event, or raise InvalidInput that names the field beyond its limits."""
     check_json(event.old, "body.old")
     check_json(event.new, "body.new")
-    check_place(event.realm, event.topic)
+    check_realm_topic(event.realm, event.topic)
     check_text(event.publisher_name, "publisher_name", LONGEST_PUBLISHER_NAME_BYTES)
     _check_key(event)
     _check_attributes(event.attributes)
@@ -53,11 +53,11 @@ def encode_checked(event: Event) -> bytes:
     try:
         return json_fields.dump_utf8(event.to_json())
     except UnicodeEncodeError:
-        check_halves({"old": event.old, "new": event.new}, "body")
+        check_surrogates({"old": event.old, "new": event.new}, "body")
         raise
 
 
-def check_place(realm: str, topic: str) -> None:
+def check_realm_topic(realm: str, topic: str) -> None:
     """Raise InvalidInput if a realm or a topic is beyond its limits."""
     check_text(realm, "realm", LONGEST_REALM_BYTES)
     check_text(topic, "topic", LONGEST_TOPIC_BYTES)
@@ -66,7 +66,7 @@ def check_place(realm: str, topic: str) -> None:
 def check_event_id(identity: object) -> str:
     """Return the id that a publisher gave an event, or raise InvalidInput."""
     if not isinstance(identity, str):
-        raise InvalidInput(f"id is {json_fields.kind(identity)}", fix="give id as a string")
+        raise InvalidInput(f"id is {json_fields.describe_type(identity)}", fix="give id as a string")
     check_text(identity, "id", LONGEST_ID_BYTES)
     if identity != identity.strip():
         raise InvalidInput("id begins or ends with white space", fix="leave it out: a header would not keep it")
@@ -91,4 +91,4 @@ def _check_attributes(attributes: Mapping[str, str]) -> None:
         raise InvalidInput(f"the event has {len(attributes)} attributes", fix=f"give at most {MOST_ATTRIBUTES}")
     for name, value in attributes.items():
         check_text(name, "an attribute name", LONGEST_ATTRIBUTE_NAME_BYTES)
-        check_perhaps_empty(value, f"attributes.{name}", LONGEST_ATTRIBUTE_VALUE_BYTES)
+        check_optional_text(value, f"attributes.{name}", LONGEST_ATTRIBUTE_VALUE_BYTES)

@@ -1,18 +1,20 @@
-"""JSON at the edge of the model: text into checked fields, and back. A wrong field is told by its name."""
+"""JSON from outside: parsing, checked fields, and limits of texts and values. Errors name the wrong field. Pure."""
 
 import json
 import math
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from purveyor.model.errors import InvalidInput
 
 Json = dict[str, Any]
 K = TypeVar("K", bound=Enum)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-"""Made once: `json.dumps` makes a new one each time."""
+"""Created once: `json.dumps` creates a new one for each call."""
 
 
 def dump_utf8(value: Mapping[str, Any]) -> bytes:
@@ -21,15 +23,15 @@ def dump_utf8(value: Mapping[str, Any]) -> bytes:
 
 
 def dump(value: Mapping[str, Any]) -> bytes:
-    """Compact JSON in UTF-8."""
+    """Encode compact JSON in UTF-8; half of a surrogate pair becomes an escape."""
     try:
         return dump_utf8(value)
-    except UnicodeEncodeError:  # half of a surrogate pair has no UTF-8; as an escape it passes
+    except UnicodeEncodeError:  # half of a surrogate pair has no UTF-8
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def parse(text: bytes | str, what: str) -> Json:
-    """A JSON object, or InvalidInput that says what is wrong with it."""
+    """Parse a JSON object; InvalidInput says what is wrong."""
     try:
         value = load(text)
     except RecursionError:
@@ -40,7 +42,7 @@ def parse(text: bytes | str, what: str) -> Json:
 
 
 def load(text: bytes | str) -> Any:
-    """Any JSON value, or ValueError; NaN and numbers beyond all bounds, which Python would take, are none."""
+    """Parse any JSON value; ValueError also for NaN and infinite numbers, which Python would accept."""
     return json.loads(text, parse_constant=_finite, parse_float=_finite)
 
 
@@ -52,38 +54,40 @@ def _finite(number: str) -> float:
 
 
 def mapping(value: object, what: str) -> Json:
-    """A JSON object."""
+    """Return a value that must be a JSON object."""
     if not isinstance(value, dict):
-        raise InvalidInput(f"the {what} is {kind(value)}", fix="it must be a JSON object")
+        raise InvalidInput(f"the {what} is {describe_type(value)}", fix="it must be a JSON object")
     return value
 
 
 def text(data: Mapping[str, Any], name: str, what: str) -> str:
-    """A field that is a string and not empty."""
+    """Read a field that is a string and not empty."""
     value = data.get(name)
     if not isinstance(value, str) or not value:
-        raise InvalidInput(f"the {what} has {kind(value)} as {name!r}", fix=f"give {name!r} as a string")
+        raise InvalidInput(f"the {what} has {describe_type(value)} as {name!r}", fix=f"give {name!r} as a string")
     return value
 
 
 def whole(data: Mapping[str, Any], name: str, what: str) -> int:
-    """A field that is a whole number of 0 or more."""
+    """Read a field that is a whole number of 0 or more."""
     value = data.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidInput(f"the {what} has {kind(value)} as {name!r}", fix=f"give {name!r} as a number of 0 or more")
+        raise InvalidInput(
+            f"the {what} has {describe_type(value)} as {name!r}", fix=f"give {name!r} as a number of 0 or more"
+        )
     return value
 
 
 def flag(data: Mapping[str, Any], name: str, what: str) -> bool:
-    """A field that is true or false; false when it is missing."""
+    """Read a field that is true or false; false if it is missing."""
     value = data.get(name, False)
     if not isinstance(value, bool):
-        raise InvalidInput(f"the {what} has {kind(value)} as {name!r}", fix=f"give {name!r} as true or false")
+        raise InvalidInput(f"the {what} has {describe_type(value)} as {name!r}", fix=f"give {name!r} as true or false")
     return value
 
 
 def moment(data: Mapping[str, Any], name: str, what: str) -> datetime:
-    """A field that is an ISO 8601 time; one without a zone is in UTC."""
+    """Read a field that is an ISO 8601 time; a time without a zone is in UTC."""
     try:
         value = datetime.fromisoformat(text(data, name, what))
     except ValueError:
@@ -94,7 +98,7 @@ def moment(data: Mapping[str, Any], name: str, what: str) -> datetime:
 
 
 def member(kinds: type[K], data: Mapping[str, Any], name: str, what: str) -> K:
-    """A field that is one word of a closed set."""
+    """Read a field that is the value of an enum member."""
     word = text(data, name, what)
     try:
         return kinds(word)
@@ -103,17 +107,17 @@ def member(kinds: type[K], data: Mapping[str, Any], name: str, what: str) -> K:
         raise InvalidInput(f"the {what} has {word!r} as {name!r}", fix=f"known are {known}") from None
 
 
-def only(data: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:
-    """Refuse fields that nobody knows: a misspelt one would be ignored in silence."""
+def reject_unknown(data: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:
+    """Raise InvalidInput for an unknown field: otherwise a misspelt one would be ignored."""
     unknown = [name for name in data if name not in names]
     if unknown:
         raise InvalidInput(f"the {what} has an unknown field {unknown[0]!r}", fix=f"known are {', '.join(names)}")
 
 
-def kind(value: object) -> str:
-    """What a JSON value is, in words.
+def describe_type(value: object) -> str:
+    """Describe the type of a JSON value.
 
-    >>> kind([1]), kind(""), kind(None)
+    >>> describe_type([1]), describe_type(""), describe_type(None)
     ('a list', 'an empty string', 'nothing')
     """
     if value is None:
@@ -129,3 +133,142 @@ def kind(value: object) -> str:
         dict: "an object",
     }
     return names.get(type(value), f"a {type(value).__name__}")
+
+
+LONGEST_FIELD_NAME_BYTES: Final = 4096
+"""Spark SQL does not parse an object with a longer name than 50,000 characters, so no filter would match it."""
+MOST_LEVELS: Final = 100
+
+_LARGEST_NUMBER: Final = int(sys.float_info.max)
+_LONGEST_SHOWN_CHARACTERS: Final = 200
+_HALF_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_FORBIDDEN_CHARACTER: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def check_text(text: str, what: str, most_bytes: int) -> str:
+    """Return a text that is not empty, not too long, and without control characters; `what` names it in the error."""
+    if not text:
+        raise InvalidInput(f"{what} is empty", fix=f"give 1 to {most_bytes} bytes")
+    return check_optional_text(text, what, most_bytes)
+
+
+def check_optional_text(text: str, what: str, most_bytes: int) -> str:
+    """Return a text that is not too long and without control characters."""
+    if len(text) <= most_bytes and text.isascii() and text.isprintable():  # nearly every one
+        return text
+    bad = _FORBIDDEN_CHARACTER.search(text)
+    if bad is not None and _HALF_SURROGATE.match(bad.group()):
+        raise half_surrogate_error(what)
+    if bad is not None:
+        raise InvalidInput(f"{what} holds the control character {bad.group()!r}", fix="leave it out")
+    size = len(text.encode())
+    if size > most_bytes:
+        raise InvalidInput(f"{what} is {size} bytes long", fix=f"give at most {most_bytes} bytes")
+    return text
+
+
+def check_json(value: object, what: str, *, most_levels: int = MOST_LEVELS) -> None:
+    """Raise InvalidInput if a JSON value is too deep, or holds a number or a name beyond the limits."""
+    if not _is_within_limits(value, most_levels):
+        _raise_first_error(value, what, most_levels)
+
+
+def _is_within_limits(value: object, most_levels: int) -> bool:
+    """Return whether a value is certainly within the limits. It runs for every event, so it records no paths."""
+    level: list[Any] = [value] if value else []
+    for _ in range(most_levels):
+        children: list[Any] = []
+        for container in level:
+            kind = type(container)
+            if kind is dict:
+                if container and len(max(container, key=len)) * 4 > LONGEST_FIELD_NAME_BYTES:
+                    return False
+            elif kind is not list:
+                return False
+            for inner in container.values() if kind is dict else container:
+                kind_inside = type(inner)
+                if kind_inside is str or inner is None or kind_inside is bool:
+                    continue
+                if kind_inside is dict or kind_inside is list:
+                    children.append(inner)
+                elif not ((kind_inside is int or kind_inside is float) and in_range(inner)):
+                    return False
+        if not children:
+            return True
+        level = children
+    return False
+
+
+def _raise_first_error(value: object, what: str, most_levels: int) -> None:
+    level: list[tuple[object, str]] = [(value, what)] if value else []
+    for _ in range(most_levels):
+        children: list[tuple[object, str]] = []
+        for container, path in level:
+            for name, inner in _items(container):
+                if isinstance(inner, dict | list | tuple):
+                    children.append((inner, _child_path(path, name)))
+                elif isinstance(inner, int | float) and not in_range(inner):
+                    raise InvalidInput(
+                        f"{_shorten(_child_path(path, name))} is a number beyond the range of a double",
+                        fix="send it as a string",
+                    )
+                if isinstance(name, str) and len(name) * 4 > LONGEST_FIELD_NAME_BYTES:
+                    _check_field_name(name, path)
+        level = children
+        if not level:
+            return
+    raise InvalidInput(f"{what} is nested more than {most_levels} levels deep", fix="flatten it")
+
+
+def check_surrogates(value: object, what: str) -> None:
+    """Raise InvalidInput, with the path, if a text of a JSON value holds half of a surrogate pair."""
+    todo: list[tuple[object, str]] = [(value, what)]
+    while todo:
+        found, path = todo.pop()
+        if isinstance(found, str) and _HALF_SURROGATE.search(found):
+            raise half_surrogate_error(path)
+        for name, inner in _items(found):
+            if isinstance(name, str) and _HALF_SURROGATE.search(name):
+                raise half_surrogate_error(f"the name of a field in {path}")
+            todo.append((inner, _child_path(path, name)))
+
+
+def in_range(number: float) -> bool:
+    """Return whether a number is finite as a double.
+
+    >>> in_range(2**1023), in_range(10**400), in_range(float("nan"))
+    (True, False, False)
+    """
+    return -_LARGEST_NUMBER <= number <= _LARGEST_NUMBER
+
+
+def half_surrogate_error(what: str) -> InvalidInput:
+    """Return the error about half of a surrogate pair."""
+    return InvalidInput(
+        f"{_shorten(what)} holds half of a surrogate pair, which is no character",
+        fix="send the whole character, or leave it out",
+    )
+
+
+def _check_field_name(name: str, path: str) -> None:
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if size > LONGEST_FIELD_NAME_BYTES:
+        raise InvalidInput(
+            f"{_shorten(path)} has a field whose name is {size} bytes long",
+            fix=f"use at most {LONGEST_FIELD_NAME_BYTES} bytes",
+        )
+
+
+def _items(container: object) -> Iterator[tuple[str | int, Any]]:
+    if isinstance(container, Mapping):
+        yield from container.items()
+    elif isinstance(container, list | tuple):
+        yield from enumerate(container)
+
+
+def _child_path(path: str, name: str | int) -> str:
+    return f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}"
+
+
+def _shorten(path: str) -> str:
+    return path if len(path) <= _LONGEST_SHOWN_CHARACTERS else f"{path[:_LONGEST_SHOWN_CHARACTERS]}..."

@@ -1,13 +1,16 @@
-"""What a change to a directory is, in the words of LDIF: import writes it into the queue `ldif`, transform reads it."""
+"""The kinds of change in LDIF. A source writes them into the queue `ldif`, the transform reads them.
+
+A module of its own, because sources and pipeline share it and must not import each other.
+"""
 
 from enum import Enum
 
 
 class Change(Enum):
-    """What a record does. `moddn` is another word for `modrdn`."""
+    """The change type of a record. `moddn` is a synonym of `modrdn`."""
 
     CONTENT = "content"
-    """Nothing: it tells how an entry is."""
+    """No change: the record describes an entry."""
     ADD = "add"
     MODIFY = "modify"
     DELETE = "delete"
@@ -15,11 +18,11 @@ class Change(Enum):
 
 
 class Step(Enum):
-    """What a modification does to an attribute."""
+    """The operation of a modification on an attribute."""
 
     ADD = "add"
     DELETE = "delete"
-    """Of the values given, or of all when none are."""
+    """Delete the given values, or all values if none are given."""
     REPLACE = "replace"
     INCREMENT = "increment"
-    """By the one number given."""
+    """Add the one given number."""

@@ -1,6 +1,6 @@
-"""What may be called what: pure rules for names, subjects and headers, shared by every surface.
+"""Rules for names, subjects and headers, shared by the API, the CLI and all parts. Pure.
 
-They are checked before anything is sent: a bad name on the wire shows up as a timeout or as somebody else's problem.
+They are checked before anything is sent: the server answers a bad name with a timeout or an unrelated error.
 """
 
 import re
@@ -17,7 +17,7 @@ _HEADER_NAME = re.compile(r"[!-9;-~]+")  # printable ASCII without the colon
 
 
 def check_name(name: str, what: str = "stream") -> str:
-    """A stream or consumer name: no white space, dots, wildcards or slashes; at most 255 characters."""
+    """Check the name of a stream or consumer: no white space, dots, wildcards or slashes; at most 255 bytes."""
     if not name:
         raise InvalidName(f"the name of a {what} is empty", fix="give it a name, such as ORDERS")
     bad = _FORBIDDEN_IN_NAME.search(name)
@@ -32,7 +32,7 @@ def check_name(name: str, what: str = "stream") -> str:
 
 
 def check_subscription_name(name: str, reserved: Iterable[str] = ()) -> str:
-    """A subscription name: letters, digits, '-' and '_', at most 64, and not one of the internal queues'."""
+    """Check the name of a subscription: at most 64 letters, digits, '-' and '_', and not a reserved name."""
     if not _SUBSCRIPTION.fullmatch(name):
         raise InvalidName(f"invalid subscription name {name!r}", fix="use 1 to 64 letters, digits, '-' or '_'")
     if name in set(reserved):
@@ -41,7 +41,7 @@ def check_subscription_name(name: str, reserved: Iterable[str] = ()) -> str:
 
 
 def check_subject(subject: str, *, wildcards: bool = False) -> str:
-    """A subject: tokens parted by dots, none empty, no white space; `*` and `>` only where wildcards are allowed."""
+    """Check a subject: tokens separated by dots, none empty, no white space; wildcards only where they are allowed."""
     if not subject:
         raise InvalidSubject("the subject is empty", fix="give one, such as orders.new")
     if _FORBIDDEN_IN_SUBJECT.search(subject):
@@ -64,31 +64,31 @@ def check_subject(subject: str, *, wildcards: bool = False) -> str:
 
 
 def check_header(name: str, value: str) -> None:
-    """A header: a printable ASCII name without colon, a value without line breaks."""
+    """Check a header: a printable ASCII name without colon, a value without line breaks."""
     if not _HEADER_NAME.fullmatch(name):
         raise InvalidHeader(f"invalid header name {name!r}", fix="use printable ASCII characters without spaces or ':'")
     if "\r" in value or "\n" in value or "\0" in value:
         raise InvalidHeader(
-            f"invalid value of header {name!r}: it holds a line break or NUL", fix="encode it, in base64 say"
+            f"invalid value of header {name!r}: it holds a line break or NUL", fix="encode it, for example in base64"
         )
 
 
 def check_bucket(name: str) -> str:
-    """A key-value bucket name: letters, digits, '-' and '_'."""
+    """Check the name of a key-value bucket: letters, digits, '-' and '_'."""
     if not _BUCKET.fullmatch(name):
         raise InvalidName(f"invalid bucket name {name!r}", fix="use letters, digits, '-' and '_'")
     return name
 
 
 def check_key(key: str) -> str:
-    """A key in a bucket: letters, digits and -/_=. with no dot at either end."""
+    """Check a key of a bucket: letters, digits and -/_=. with no dot at either end."""
     if not _KEY.fullmatch(key) or key.startswith(".") or key.endswith(".") or ".." in key:
         raise InvalidName(f"invalid key {key!r}", fix="use letters, digits and any of -/_=. with no dot at either end")
     return key
 
 
 def subject_matches(pattern: str, subject: str) -> bool:
-    """Whether a subject falls under a pattern with wildcards, as the server sees it.
+    """Return whether a subject matches a pattern with wildcards, by the rules of the server.
 
     >>> subject_matches("orders.>", "orders.eu.new"), subject_matches("orders.*", "orders.eu.new")
     (True, False)

@@ -1,11 +1,11 @@
-r"""What a subscription must not see is taken out of an event before it is stored in its queue. Pure, and the one rule.
+r"""Redaction: remove the hidden fields of a subscription from an event before it is stored in its queue. Pure.
 
-`hidden_fields` are names or paths. A name without a dot hides every field of that name in the object, however deep; a
-path such as `address.street` hides that field, counted from the outside in; with `new.` or `old.` before it only there.
-Lists on the way are looked through. Small and capital letters of ASCII are the same, because they are in LDAP.
+`hidden_fields` are names or paths. A name without a dot hides every field of that name in the object, at any depth; a
+path such as `address.street` hides that field, from the outside in; the prefix `new.` or `old.` selects one side. Paths
+go through lists. ASCII letters match in both cases, as in LDAP.
 
-The field is cut out of the text, name and value; every other byte stays as it came. An event that has none of the
-fields is not parsed at all: `suspicion` is an expression for all the ways in which JSON can spell a name.
+The field is cut out of the text, name and value; every other byte stays unchanged. An event without any of the fields
+is not parsed at all: `candidate_pattern` matches all the ways in which JSON can spell a name.
 """
 
 import json
@@ -41,20 +41,20 @@ class _Member:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A hidden field: the side that it is about, None for both, and its names from the outside in."""
+class _HiddenField:
+    """A hidden field: its side (None for both), and its names from the outside in."""
 
     side: str | None
     steps: tuple[str, ...]
 
     @property
-    def anywhere(self) -> bool:
-        """Whether it is hidden however deep it lies."""
+    def is_at_any_depth(self) -> bool:
+        """Whether it is hidden at any depth."""
         return self.side is None and len(self.steps) == 1
 
 
-def check_hidden(path: str) -> str:
-    """A name or path of a hidden field, as it was given."""
+def check_hidden_field(path: str) -> str:
+    """Check the name or path of a hidden field, and return it unchanged."""
     if not _NAME.fullmatch(path) or path in SIDES:
         raise InvalidInput(
             f"invalid hidden field {path!r}", fix="write a name, or names from the outside in: password, address.street"
@@ -62,61 +62,61 @@ def check_hidden(path: str) -> str:
     return path
 
 
-def hides(hidden: Iterable[str], path: str) -> str | None:
-    """Which of the hidden fields, if any, covers the field at the path of a filter.
+def find_hiding_field(hidden: Iterable[str], path: str) -> str | None:
+    """Return the hidden field that covers the field at the path of a filter; None if there is none.
 
-    >>> hides(["password"], "properties.Password"), hides(["a.b"], "new.a.b.c"), hides(["new.a"], "b")
-    ('password', 'a.b', None)
+    >>> find_hiding_field(["password"], "properties.Password"), find_hiding_field(["new.a"], "b")
+    ('password', None)
     """
-    looked = _sided(path)
+    target = _parse_path(path)
     for each in hidden:
-        wanted = _sided(each)
-        same_side = wanted.side is None or looked.side in (None, wanted.side)
-        if wanted.anywhere and wanted.steps[0] in looked.steps:
+        wanted = _parse_path(each)
+        same_side = wanted.side is None or target.side in (None, wanted.side)
+        if wanted.is_at_any_depth and wanted.steps[0] in target.steps:
             return each
-        if same_side and looked.steps[: len(wanted.steps)] == wanted.steps:
+        if same_side and target.steps[: len(wanted.steps)] == wanted.steps:
             return each
     return None
 
 
 @lru_cache(maxsize=256)
-def suspicion(hidden: tuple[str, ...]) -> str:
-    """An expression that every event with one of the fields matches, and few others. For `re`, and for RE2 on bytes.
+def candidate_pattern(hidden: tuple[str, ...]) -> str:
+    """Return a regular expression that matches every event with one of the fields, and few others. For `re` and RE2.
 
-    >>> bool(re.search(suspicion(("password",)), '{"new": {"PassWord" : 1}}'))
+    >>> bool(re.search(candidate_pattern(("password",)), '{"new": {"PassWord" : 1}}'))
     True
     """
-    names = sorted({_sided(path).steps[-1] for path in hidden})
-    return f'"(?:{"|".join("".join(map(_spelled, name)) for name in names)})"[ \\t\\n\\r]*:'
+    names = sorted({_parse_path(path).steps[-1] for path in hidden})
+    return f'"(?:{"|".join("".join(map(_spellings, name)) for name in names)})"[ \\t\\n\\r]*:'
 
 
-def censor(data: bytes, hidden: Iterable[str]) -> bytes:
-    """An event without its hidden fields; the very same bytes if it has none. InvalidInput if it is no JSON object.
+def redact(data: bytes, hidden: Iterable[str]) -> bytes:
+    """Remove the hidden fields of an event; return the same bytes if it has none. InvalidInput if it is no JSON object.
 
-    >>> censor(b'{"body": {"old": {}, "new": {"uid": "a", "x": {"userpassword": "{SSHA}"}}}}', ["userPassword"])
+    >>> redact(b'{"body": {"old": {}, "new": {"uid": "a", "x": {"userpassword": "{SSHA}"}}}}', ["userPassword"])
     b'{"body": {"old": {}, "new": {"uid": "a", "x": {}}}}'
     """
-    rule = _rule(tuple(hidden))
+    fields = _compile(tuple(hidden))
     try:
         text = data.decode()
-        cuts = sorted(cut for side in _sides(text) for cut in rule.cuts(text, side))
-        return _without(text, cuts).encode() if cuts else data
+        cuts = sorted(cut for side in _sides(text) for cut in fields.cuts(text, side))
+        return _remove(text, cuts).encode() if cuts else data
     except (ValueError, IndexError) as error:
         raise InvalidInput(f"the event is no JSON object: {error}", fix="write one JSON object in UTF-8") from None
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
-    """Hidden fields, prepared: names that are looked for by their spelling, and paths that are walked."""
+class _CompiledFields:
+    """Compiled hidden fields: patterns for names, and paths to walk."""
 
     plain: re.Pattern[str] | None
-    """The names as they are nearly always written ..."""
+    """Matches the names in plain spelling ..."""
     spelled: re.Pattern[str] | None
-    """... and in all the ways there are, for a text with escapes."""
-    paths: tuple[_Wanted, ...]
+    """... and in all spellings, for a text with escapes."""
+    paths: tuple[_HiddenField, ...]
 
     def cuts(self, text: str, side: _Member) -> Iterator[_Cut]:
-        """What to cut out of one object: where a name begins, and where its value ends."""
+        """Yield what to cut out of one object: where a name begins, and where its value ends."""
         names = self.spelled if "\\u" in text or "\\/" in text else self.plain
         for found in names.finditer(text, side.begin, side.end) if names is not None else ():
             yield found.start(), _end(text, _after_space(text, found.end()))
@@ -126,22 +126,22 @@ class _Rule:
 
 
 @lru_cache(maxsize=256)
-def _rule(hidden: tuple[str, ...]) -> _Rule:
-    wanted = [_sided(path) for path in hidden]
-    names = [re.escape(each.steps[0]) for each in wanted if each.anywhere]
-    whole = tuple(path for path, each in zip(hidden, wanted, strict=True) if each.anywhere)
-    # Within a string a quote has a backslash before it, and before a name there never is one: what is found is a name.
+def _compile(hidden: tuple[str, ...]) -> _CompiledFields:
+    wanted = [_parse_path(path) for path in hidden]
+    names = [re.escape(each.steps[0]) for each in wanted if each.is_at_any_depth]
+    whole = tuple(path for path, each in zip(hidden, wanted, strict=True) if each.is_at_any_depth)
+    # A quote within a string has a backslash before it, the quote before a name never has: a match is a name.
     plain = rf'"(?<!\\")(?:{"|".join(names)})"[ \t\n\r]*+:'
-    spelled = rf"(?<!\\){suspicion(whole)}"
-    return _Rule(
+    spelled = rf"(?<!\\){candidate_pattern(whole)}"
+    return _CompiledFields(
         re.compile(plain, re.IGNORECASE | re.ASCII) if names else None,
         re.compile(spelled) if names else None,
-        tuple(each for each in wanted if not each.anywhere),
+        tuple(each for each in wanted if not each.is_at_any_depth),
     )
 
 
 def _sides(text: str) -> Iterator[_Member]:
-    """The objects of an event, `old` and `new`."""
+    """Yield the objects `old` and `new` of an event."""
     start = 1 if text.startswith("\ufeff") else 0
     for body in _members(text, _after_space(text, start)):
         if body.name == "body":
@@ -149,7 +149,7 @@ def _sides(text: str) -> Iterator[_Member]:
 
 
 def _walk(text: str, at: int, steps: tuple[str, ...]) -> Iterator[_Cut]:
-    """The fields at a path from the object or the list at a place on."""
+    """Yield the fields at a path, from the object or list at `at`."""
     waiting = [(at, steps)]
     while waiting:
         at, steps = waiting.pop()
@@ -163,20 +163,20 @@ def _walk(text: str, at: int, steps: tuple[str, ...]) -> Iterator[_Cut]:
                     waiting.append((member.begin, steps[1:]))
 
 
-def _without(text: str, cuts: Iterable[_Cut]) -> str:
-    """The text without these fields. The comma behind each goes too; where none is, the one before it does."""
+def _remove(text: str, cuts: Iterable[_Cut]) -> str:
+    """Remove fields from a text, each with the comma after it, or, without one, with the comma before it."""
     kept: list[str] = []
     at = 0
     for begin, end in cuts:
         if end <= at:
-            continue  # it lies in one that is out already
+            continue  # inside a field that is already removed
         kept.append(text[at:begin])
         at = end
         behind = _after_space(text, end)
         if text[behind] == ",":
             at = _after_space(text, behind + 1)
             continue
-        while not kept[-1]:  # what lay between it and the field before it, which is out too
+        while not kept[-1]:  # between it and the removed field before it
             kept.pop()
         before = kept[-1].rstrip(" \t\n\r")
         if before.endswith(","):
@@ -185,7 +185,7 @@ def _without(text: str, cuts: Iterable[_Cut]) -> str:
 
 
 def _members(text: str, at: int) -> Iterator[_Member]:
-    """The fields of the object at a place, all of them if a name is there twice; none if it is no object."""
+    """Yield all fields of the object at `at`, also repeated names; none if it is no object."""
     if text[at] != "{":
         return
     at = _after_space(text, at + 1)
@@ -201,7 +201,7 @@ def _members(text: str, at: int) -> Iterator[_Member]:
 
 
 def _elements(text: str, at: int) -> Iterator[int]:
-    """Where the elements of the list at a place begin."""
+    """Yield where the elements of the list at `at` begin."""
     at = _after_space(text, at + 1)
     while text[at] != "]":
         yield at
@@ -209,13 +209,13 @@ def _elements(text: str, at: int) -> Iterator[int]:
 
 
 def _next(text: str, end: int) -> int:
-    """Behind a value: the next one, or what ends them all."""
+    """Return the position of the next value after `end`, or of the closing bracket."""
     at = _after_space(text, end)
     return _after_space(text, at + 1) if text[at] == "," else at
 
 
 def _end(text: str, at: int) -> int:
-    """Where the value at a place ends."""
+    """Return where the value at `at` ends."""
     if text[at] == '"':
         found = _STRING.match(text, at)
         if found is None:
@@ -231,7 +231,7 @@ def _end(text: str, at: int) -> int:
 
 
 def _end_of_deep(text: str, at: int) -> int:
-    """The same for an object or list, however deep."""
+    """Return where the object or list at `at` ends, at any depth of nesting."""
     depth = 0
     for token in _NESTING.finditer(text, at):
         if token[0] in ("[", "{"):
@@ -249,15 +249,15 @@ def _after_space(text: str, at: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _sided(path: str) -> _Wanted:
+def _parse_path(path: str) -> _HiddenField:
     first, _, rest = path.partition(".")
     if first in SIDES and rest:
-        return _Wanted(first, tuple(rest.translate(_FOLD).split(".")))
-    return _Wanted(None, tuple(path.translate(_FOLD).split(".")))
+        return _HiddenField(first, tuple(rest.translate(_FOLD).split(".")))
+    return _HiddenField(None, tuple(path.translate(_FOLD).split(".")))
 
 
-def _spelled(letter: str) -> str:
-    """All the ways to write a letter of a name in JSON."""
+def _spellings(letter: str) -> str:
+    """Return a pattern for all spellings of a letter of a name in JSON."""
     forms = sorted({letter, letter.swapcase()}) if letter in string.ascii_letters else [letter]
     ways = [re.escape(form) for form in forms]
     ways += [r"\\u" + r"\\u".join(map(_hex, _units(form))) for form in forms]
@@ -266,7 +266,7 @@ def _spelled(letter: str) -> str:
 
 
 def _units(letter: str) -> list[str]:
-    """Its UTF-16 units, which are what JSON escapes."""
+    """Return its UTF-16 units, which JSON escapes."""
     return re.findall("....", letter.encode("utf-16-be", "surrogatepass").hex())
 
 

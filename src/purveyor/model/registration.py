@@ -1,43 +1,63 @@
-"""What is known about a subscription beside its definition: where it begins, how far writing and prefill have come.
+"""The stored states of a subscription beside its definition: its beginning, and the progress of dispatch and prefill.
 
-Each of these is one JSON value of the registry (`queues/registry.py`), with its own writer: delivery the record,
-dispatch and catch-up the dispatch state, prefill the prefill state. All carry the incarnation: a state that a deleted
-subscription of the same name left behind counts as absent. All carry a version (see `stored`); in every version of the
-record `incarnation`, `begin` and `state` keep their names and their meaning, so that a program that does not understand
-the rest can still say where it stopped.
+Each of these is one JSON value of the registry (`queues/registry.py`), with its own writer: delivery writes the record,
+dispatch and catch-up write the dispatch state, prefill writes the prefill state. All have the incarnation: a state that
+a deleted subscription of the same name left behind counts as absent. All have a version (see `stored_record`); in every
+version of the record `incarnation`, `begin` and `state` keep their names and their meaning, so that a program that does
+not understand the rest can still say where it stopped.
 """
 
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from purveyor.model import json_fields
 from purveyor.model.json_fields import Json
-from purveyor.model.stored_record import Kind
+from purveyor.model.stored_record import (
+    FieldCodec,
+    Kind,
+    field_names,
+    member_field,
+    moment_field,
+    nested_field,
+    read_fields,
+    text_field,
+    whole_field,
+    write_fields,
+)
 from purveyor.model.subscription import Subscription
-
-RECORD: Final = Kind(
-    "subscription record", ("incarnation", "definition", "begin", "state", "paused", "pause_reason", "created")
-)
-DISPATCH_STATE: Final = Kind("dispatch state", ("incarnation", "next", "suspended"))
-PREFILL_STATE: Final = Kind(
-    "prefill state", ("incarnation", "status", "position", "attempt", "total", "written", "reason", "job")
-)
 
 
 class RecordState(Enum):
     """The life of a subscription."""
 
     REGISTERING = "registering"
-    """Being added, or left behind by a crash on the way; adding it again takes it up."""
+    """It is being added, or a crash interrupted that; adding it again completes it."""
     ACTIVE = "active"
     DELETING = "deleting"
 
 
+def _read_pause_reason(given: Json, name: str, _: str) -> str | None:
+    reason = given.get(name)
+    return reason if isinstance(reason, str) else None
+
+
+_RECORD_FIELDS: Final = (
+    text_field("incarnation"),
+    nested_field("definition", Subscription),
+    whole_field("begin", default=None),
+    member_field("state", RecordState),
+    FieldCodec("paused", json_fields.flag),
+    moment_field("created"),
+    FieldCodec("pause_reason", _read_pause_reason, default=None, omit_default=True),
+)
+RECORD: Final = Kind("subscription record", field_names(_RECORD_FIELDS))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A subscription as it is registered. `begin` is the position of its control event; what follows is delivered."""
+    """A registered subscription. `begin` is the position of its control event; later events are delivered."""
 
     incarnation: str
     definition: Subscription
@@ -45,7 +65,7 @@ class Record:
     state: RecordState = RecordState.REGISTERING
     paused: bool = False
     pause_reason: str | None = None
-    """Why, if it was not a person who paused it."""
+    """Why a program paused it; None if a user did."""
     created: datetime
 
     @property
@@ -54,86 +74,71 @@ class Record:
         return self.definition.name
 
     def to_json(self) -> Json:
-        """As it lies in the registry."""
-        return {
-            "incarnation": self.incarnation,
-            "definition": self.definition.to_json(),
-            "begin": self.begin,
-            "state": self.state.value,
-            "paused": self.paused,
-            "created": self.created.isoformat(),
-            **({} if self.pause_reason is None else {"pause_reason": self.pause_reason}),
-        }
+        """Return the fields for the registry."""
+        return write_fields(_RECORD_FIELDS, self)
 
     @classmethod
     def from_json(cls, data: object) -> "Record":
-        """Checked; InvalidInput names the field that is wrong."""
-        given = RECORD.check(data)
-        return cls(
-            incarnation=json_fields.text(given, "incarnation", "subscription record"),
-            definition=Subscription.from_json(given.get("definition")),
-            begin=_optional(given, "begin", "subscription record"),
-            state=json_fields.member(RecordState, given, "state", "subscription record"),
-            paused=json_fields.flag(given, "paused", "subscription record"),
-            pause_reason=given.get("pause_reason") if isinstance(given.get("pause_reason"), str) else None,
-            created=json_fields.moment(given, "created", "subscription record"),
-        )
+        """Build it from checked fields; InvalidInput names the wrong one."""
+        return cls(**read_fields(_RECORD_FIELDS, RECORD.check(data), RECORD.what))
+
+
+_SUSPENSION_FIELDS: Final = (
+    whole_field("position"),
+    text_field("reason"),
+    moment_field("at"),
+    text_field("group", default=None, omit_default=True),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspension:
-    """Why nothing is written to a queue, from which position on, and since when."""
+    """Why the dispatcher writes nothing to a queue, from which position on, and since when."""
 
     position: int
     reason: str
     at: datetime
     group: str | None = None
-    """The group of dispatchers that does not understand the record of the subscription. Others that understand it are
-    not concerned, and the group goes on by itself once it does. None: the queue refused, and somebody has to act."""
+    """The group of dispatchers that does not understand the record of the subscription. Groups that understand it are
+    not affected, and this group resumes by itself when it understands it. None: the queue refused a message, and an
+    operator has to act."""
 
     def to_json(self) -> Json:
-        """As it lies in the registry."""
-        group = {} if self.group is None else {"group": self.group}
-        return {"position": self.position, "reason": self.reason, "at": self.at.isoformat(), **group}
+        """Return the fields for the registry."""
+        return write_fields(_SUSPENSION_FIELDS, self)
 
     @classmethod
     def from_json(cls, data: object) -> "Suspension":
-        """Checked."""
+        """Build it from checked fields; InvalidInput names the wrong one."""
         given = json_fields.mapping(data, "suspension")
-        json_fields.only(given, ("position", "reason", "at", "group"), "suspension")
-        return cls(
-            position=json_fields.whole(given, "position", "suspension"),
-            reason=json_fields.text(given, "reason", "suspension"),
-            at=json_fields.moment(given, "at", "suspension"),
-            group=None if given.get("group") is None else json_fields.text(given, "group", "suspension"),
-        )
+        json_fields.reject_unknown(given, field_names(_SUSPENSION_FIELDS), "suspension")
+        return cls(**read_fields(_SUSPENSION_FIELDS, given, "suspension"))
+
+
+_DISPATCH_FIELDS: Final = (
+    text_field("incarnation"),
+    whole_field("next"),
+    nested_field("suspended", Suspension, default=None),
+)
+DISPATCH_STATE: Final = Kind("dispatch state", field_names(_DISPATCH_FIELDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchState:
-    """How far writing has come. `next` is the first position that the live dispatcher may write."""
+    """How far a queue is written. `next` is the first position that the live dispatcher may write."""
 
     incarnation: str
     next: int
     suspended: Suspension | None = None
 
     def to_json(self) -> Json:
-        """As it lies in the registry."""
-        return {
-            "incarnation": self.incarnation,
-            "next": self.next,
-            "suspended": None if self.suspended is None else self.suspended.to_json(),
-        }
+        """Return the fields for the registry."""
+        return write_fields(_DISPATCH_FIELDS, self)
 
     @classmethod
     def from_json(cls, data: object) -> "DispatchState":
-        """Checked."""
-        given = DISPATCH_STATE.check(data)
-        return cls(
-            incarnation=json_fields.text(given, "incarnation", "dispatch state"),
-            next=json_fields.whole(given, "next", "dispatch state"),
-            suspended=None if given.get("suspended") is None else Suspension.from_json(given["suspended"]),
-        )
+        """Build it from checked fields; InvalidInput names the wrong one."""
+        return cls(**read_fields(_DISPATCH_FIELDS, DISPATCH_STATE.check(data), DISPATCH_STATE.what))
 
 
 class PrefillStatus(Enum):
@@ -145,49 +150,39 @@ class PrefillStatus(Enum):
     FAILED = "failed"
 
 
+_PREFILL_FIELDS: Final = (
+    text_field("incarnation"),
+    member_field("status", PrefillStatus),
+    whole_field("position"),
+    whole_field("attempt"),
+    whole_field("total", default=None),
+    whole_field("written"),
+    text_field("reason", default=None),
+    text_field("job", default=None),
+)
+PREFILL_STATE: Final = Kind("prefill state", field_names(_PREFILL_FIELDS))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillState:
-    """A prefill that was asked for: as of which position, at which attempt, how many messages, and why it failed."""
+    """A requested prefill: its position, attempt and number of messages, and why it failed."""
 
     incarnation: str
     status: PrefillStatus
     position: int
     attempt: int = 1
     total: int | None = None
-    """How many messages there will be, once that is known."""
+    """The number of messages; None until it is known."""
     written: int = 0
     reason: str | None = None
     job: str | None = None
-    """The job that fills the queue at present, or did so last."""
+    """The job that fills the queue, or did so last."""
 
     def to_json(self) -> Json:
-        """As it lies in the registry."""
-        return {
-            "incarnation": self.incarnation,
-            "status": self.status.value,
-            "position": self.position,
-            "attempt": self.attempt,
-            "total": self.total,
-            "written": self.written,
-            "reason": self.reason,
-            "job": self.job,
-        }
+        """Return the fields for the registry."""
+        return write_fields(_PREFILL_FIELDS, self)
 
     @classmethod
     def from_json(cls, data: object) -> "PrefillState":
-        """Checked."""
-        given = PREFILL_STATE.check(data)
-        return cls(
-            incarnation=json_fields.text(given, "incarnation", "prefill state"),
-            status=json_fields.member(PrefillStatus, given, "status", "prefill state"),
-            position=json_fields.whole(given, "position", "prefill state"),
-            attempt=json_fields.whole(given, "attempt", "prefill state"),
-            total=_optional(given, "total", "prefill state"),
-            written=json_fields.whole(given, "written", "prefill state"),
-            reason=None if given.get("reason") is None else json_fields.text(given, "reason", "prefill state"),
-            job=None if given.get("job") is None else json_fields.text(given, "job", "prefill state"),
-        )
-
-
-def _optional(data: dict[str, Any], name: str, what: str) -> int | None:
-    return None if data.get(name) is None else json_fields.whole(data, name, what)
+        """Build it from checked fields; InvalidInput names the wrong one."""
+        return cls(**read_fields(_PREFILL_FIELDS, PREFILL_STATE.check(data), PREFILL_STATE.what))

@@ -1,4 +1,4 @@
-"""A subscription: a named interest in realms and topics, perhaps in part of them only, and the rule of what it gets.
+"""A subscription: a named interest in realms and topics, with a filter, and the rule which events match it.
 
 `matches` is the reference: matching in Spark SQL must agree with it.
 """
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from purveyor.model import json_fields
 from purveyor.model.delivery_policy import (
-    DEFAULT_HIDDEN,
+    DEFAULT_HIDDEN_FIELDS,
     DEFAULT_LEASE_SECONDS,
     Delivery,
     OrderBy,
@@ -19,17 +19,17 @@ from purveyor.model.delivery_policy import (
     check_order,
     check_retention,
     default_order,
-    read_hidden,
+    read_hidden_fields,
     read_lease_seconds,
     read_order,
     read_retention,
 )
 from purveyor.model.errors import InvalidInput
-from purveyor.model.event import KEY_FIELDS, Event, check_word
+from purveyor.model.event import KEY_FIELDS, Event, check_realm_or_topic
 from purveyor.model.json_fields import Json
 from purveyor.model.name_rules import check_subscription_name
 from purveyor.model.push_config import AfterDeadLetter, Push
-from purveyor.model.redaction import hides
+from purveyor.model.redaction import find_hiding_field
 from purveyor.model.topics import check_topic, topic_matches
 
 Scalar: TypeAlias = str | int | float | bool
@@ -53,37 +53,37 @@ _FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RealmTopic:
-    """A realm, exact, and a topic: exact, or a regular expression that must match in full (see `topics`)."""
+    """An exact realm, and a topic: exact, or a regular expression that must match in full (see `topics`)."""
 
     realm: str
     topic: str
 
     def __post_init__(self) -> None:
-        check_word(self.realm, "realm")
-        check_topic(check_word(self.topic, "topic"))
+        check_realm_or_topic(self.realm, "realm")
+        check_topic(check_realm_or_topic(self.topic, "topic"))
 
     @classmethod
     def from_json(cls, data: object) -> "RealmTopic":
-        """From `{"realm": ..., "topic": ...}`."""
+        """Build it from `{"realm": ..., "topic": ...}`."""
         fields = json_fields.mapping(data, "entry of realms_topics")
-        json_fields.only(fields, ("realm", "topic"), "entry of realms_topics")
+        json_fields.reject_unknown(fields, ("realm", "topic"), "entry of realms_topics")
         return cls(json_fields.text(fields, "realm", "subscription"), json_fields.text(fields, "topic", "subscription"))
 
     def to_json(self) -> Json:
-        """As `from_json` takes it."""
+        """Return the stored fields."""
         return {"realm": self.realm, "topic": self.topic}
 
     def matches(self, realm: str, topic: str) -> bool:
-        """Whether an event of that realm and topic is meant."""
+        """Return whether it matches the realm and topic of an event."""
         return self.realm == realm and topic_matches(self.topic, topic)
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Of the events of a topic only those whose attributes and fields all have one of the values given for them.
+    """Selects the events whose attributes and fields all have one of the given values.
 
-    A path such as `address.city` names a field of the object: in new, and where new has none (or null), in old. With
-    `new.` or `old.` before it only that side is looked at. A field that is a list has each of its elements as a value.
+    A path such as `address.city` names a field of the object: in new, and if new has none (or null), in old. The prefix
+    `new.` or `old.` selects one side. A field that is a list has each of its elements as a value.
     Strings, numbers and true/false are different: "1" is not 1, and 1 is not true; 1 and 1.0 are the same number.
     """
 
@@ -98,7 +98,7 @@ class Filter:
             if not _PATH.fullmatch(path) or path in _SIDES:
                 raise InvalidInput(
                     f"invalid field {path!r} in the filter",
-                    fix="write the names from the outside in, parted by dots: department, address.city, new.department",
+                    fix="write names from the outside in, separated by dots: department, address.city, new.department",
                 )
 
     def __bool__(self) -> bool:
@@ -106,9 +106,9 @@ class Filter:
 
     @classmethod
     def from_json(cls, data: object) -> "Filter":
-        """From `{"attributes": {name: value or values}, "fields": {path: value or values}}`; both may be missing."""
+        """Build it from `{"attributes": {name: value or values}, "fields": {path: value or values}}`, both optional."""
         given = json_fields.mapping({} if data is None else data, "filter")
-        json_fields.only(given, ("attributes", "fields"), "filter")
+        json_fields.reject_unknown(given, ("attributes", "fields"), "filter")
         return cls(
             attributes={
                 name: tuple(_value(value, name, (str,)) for value in _values(found))
@@ -121,7 +121,7 @@ class Filter:
         )
 
     def to_json(self) -> Json:
-        """As `from_json` takes it, each value in a list."""
+        """Return the stored fields, each value in a list."""
         return {
             "attributes": {name: list(values) for name, values in self.attributes.items()},
             "fields": {path: list(values) for path, values in self.fields.items()},
@@ -130,7 +130,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What somebody asked for, under a name. Prefill goes in the order of its topics."""
+    """The definition of a subscription. Prefill follows the order of its topics."""
 
     name: str
     realms_topics: tuple[RealmTopic, ...]
@@ -138,16 +138,16 @@ class Subscription:
     filter: Filter = field(default_factory=Filter)
     delivery: Delivery = Delivery.ORDERED
     order_by: OrderBy | None = OrderBy.POSITION
-    """What its order is kept by: the position if it is delivered in order, else the key or nothing."""
+    """The order that delivery keeps: by position for ordered delivery, else by key or none."""
     lease_seconds: float = DEFAULT_LEASE_SECONDS
-    """For how long a consumer has a message before another may get it."""
+    """How long a consumer holds a message before another consumer may receive it."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     retention_seconds: float | None = None
-    """After so long in its queue a message that is not acknowledged expires; None: it waits for ever."""
-    hidden_fields: tuple[str, ...] = DEFAULT_HIDDEN
-    """Fields of the object that it never sees (see `censor`); none at all if it is empty."""
+    """How long an unacknowledged message stays in the queue; None: for ever."""
+    hidden_fields: tuple[str, ...] = DEFAULT_HIDDEN_FIELDS
+    """Fields of the object that its consumers never receive (see `redaction`)."""
     push: Push | None = None
-    """Where and how it is pushed, if it is."""
+    """The push settings of push delivery."""
 
     def __post_init__(self) -> None:
         check_subscription_name(self.name)
@@ -165,21 +165,21 @@ class Subscription:
                 f"{self.delivery.value} delivery {'without' if self.push is None else 'with'} push settings",
                 fix="push delivery has push settings with an endpoint, and no other has",
             )
-        parks = self.push is not None and self.push.after_dead_letter is AfterDeadLetter.PARK_KEY
-        if parks and self.order_by is not OrderBy.KEY:
+        parks_by_key = self.push is not None and self.push.after_dead_letter is AfterDeadLetter.PARK_KEY
+        if parks_by_key and self.order_by is not OrderBy.KEY:
             raise InvalidInput("messages are parked by key without an order by key", fix="set order_by to key")
 
     def _check_hidden(self) -> None:
-        """Refuse a filter that would tell what is hidden by what comes, and an order by a key that nobody can see."""
+        """Raise InvalidInput for a filter that would reveal a hidden field, and for an order by a hidden key."""
         for path in self.filter.fields:
-            found = hides(self.hidden_fields, path)
+            found = find_hiding_field(self.hidden_fields, path)
             if found is not None:
                 raise InvalidInput(
-                    f"the filter by {path!r} would tell what is in the hidden field {found!r}",
-                    fix="filter by another field, or say in hidden_fields which others are to be hidden",
+                    f"the filter by {path!r} would reveal the hidden field {found!r}",
+                    fix="filter by another field, or list the fields to hide in hidden_fields",
                 )
         for name in KEY_FIELDS if self.order_by is OrderBy.KEY else ():
-            if hides(self.hidden_fields, name) is not None:
+            if find_hiding_field(self.hidden_fields, name) is not None:
                 raise InvalidInput(
                     f"the order by key cannot be kept when {name!r} is hidden",
                     fix="hide other fields, or keep no order (order_by null)",
@@ -187,9 +187,9 @@ class Subscription:
 
     @classmethod
     def from_json(cls, data: object) -> "Subscription":
-        """Checked; InvalidInput or InvalidName tells what is wrong. A topic named twice counts once."""
+        """Build it from checked fields; InvalidInput or InvalidName says what is wrong. Repeated topics count once."""
         given = json_fields.mapping(data, "subscription")
-        json_fields.only(given, _FIELDS, "subscription")
+        json_fields.reject_unknown(given, _FIELDS, "subscription")
         delivery, order_by = read_order(given)
         return cls(
             name=json_fields.text(given, "name", "subscription"),
@@ -201,12 +201,12 @@ class Subscription:
             lease_seconds=read_lease_seconds(given),
             retry=RetryPolicy.from_json(given.get("retry")),
             retention_seconds=read_retention(given),
-            hidden_fields=read_hidden(given),
+            hidden_fields=read_hidden_fields(given),
             push=None if given.get("push") is None else Push.from_json(given["push"]),
         )
 
     def to_json(self) -> Json:
-        """As `from_json` takes it; what is as it would be without being said is left out."""
+        """Return the stored fields; fields equal to their defaults are omitted."""
         given: Json = {
             "name": self.name,
             "realms_topics": [topic.to_json() for topic in self.realms_topics],
@@ -224,36 +224,37 @@ class Subscription:
             given["retry"] = self.retry.to_json()
         if self.retention_seconds is not None:
             given["retention_seconds"] = float(self.retention_seconds)
-        if self.hidden_fields != DEFAULT_HIDDEN:
+        if self.hidden_fields != DEFAULT_HIDDEN_FIELDS:
             given["hidden_fields"] = list(self.hidden_fields)
         if self.push is not None:
             given["push"] = self.push.to_json()
         return given
 
-    def shown(self) -> Json:
-        """The same for people and programs that ask: without secrets."""
+    def to_public_json(self) -> Json:
+        """Return the fields for the API, the CLI and the console: without secrets."""
         given = self.to_json()
         if self.push is not None:
-            given["push"] = self.push.shown()
+            given["push"] = self.push.to_public_json()
         return given
 
-    def same_as(self, other: "Subscription") -> bool:
-        """Whether both ask for the same. Not `==`, for which True and 1 in a filter are equal."""
+    def is_same_as(self, other: "Subscription") -> bool:
+        """Return whether both definitions are the same. `==` takes True and 1 in a filter as equal."""
         return _canonical(self) == _canonical(other)
 
 
 def read_topics(data: Mapping[str, Any], name: str) -> tuple[RealmTopic, ...]:
-    """A field that is a list of realms and topics; one named twice counts once."""
+    """Read a field that is a list of realms and topics; a repeated one counts once."""
     topics = data.get(name)
     if not isinstance(topics, list):
         raise InvalidInput(
-            f"{json_fields.kind(topics)} is no value for {name!r}", fix='give a list of {"realm": ..., "topic": ...}'
+            f"{json_fields.describe_type(topics)} is no value for {name!r}",
+            fix='give a list of {"realm": ..., "topic": ...}',
         )
     return tuple(dict.fromkeys(RealmTopic.from_json(topic) for topic in topics))
 
 
 def matches(subscription: Subscription, event: Event) -> bool:
-    """Whether a subscription gets an event. Pure, and the reference for every other way to decide it."""
+    """Return whether an event matches a subscription. Pure, and the reference for every other implementation."""
     if not any(wanted.matches(event.realm, event.topic) for wanted in subscription.realms_topics):
         return False
     wanted = subscription.filter
@@ -264,18 +265,18 @@ def matches(subscription: Subscription, event: Event) -> bool:
 
 
 def field_values(event: Event, path: str) -> tuple[Scalar, ...]:
-    """The values that a path of a filter finds in an event; see `Filter`."""
+    """Return the values at a path of a filter in an event; see `Filter`."""
     first, _, rest = path.partition(".")
     if first in _SIDES and rest:
-        found = _look(event.new if first == "new" else event.old, rest)
+        found = _find_value(event.new if first == "new" else event.old, rest)
     else:
-        found = _look(event.new, path)
-        found = _look(event.old, path) if found is None else found
+        found = _find_value(event.new, path)
+        found = _find_value(event.old, path) if found is None else found
     values = found if isinstance(found, list) else [found]
     return tuple(value for value in values if isinstance(value, str | int | float | bool))
 
 
-def _look(obj: object, path: str) -> object:
+def _find_value(obj: object, path: str) -> object:
     for name in path.split("."):
         if not isinstance(obj, Mapping):
             return None
@@ -298,7 +299,7 @@ def _values(found: object) -> list[Any]:
 def _value(value: Any, name: str, kinds: tuple[type, ...]) -> Any:
     if type(value) not in kinds:
         raise InvalidInput(
-            f"the filter for {name!r} has {json_fields.kind(value)} as a value",
+            f"the filter for {name!r} has {json_fields.describe_type(value)} as a value",
             fix="give a string" if kinds == (str,) else "give a string, a number, true or false",
         )
     return value

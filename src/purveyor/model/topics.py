@@ -1,17 +1,17 @@
 r"""Topics of a subscription: exact, or a regular expression that must match the whole topic of an event.
 
-The same expression is run by Java (in Spark SQL) and by Python (in the rule that the SQL is tested against), so only
-what both understand alike is taken:
+Java (in Spark SQL) and Python (in the reference rule) run the same expression, so only syntax with the same meaning in
+both is allowed:
 
     literals, \ before a punctuation character, . ^ $ |, groups ( ) (?: ) (?= ) (?! ),
     sets [a-z_] [^/] (with & ~ | ^ - [ ] \ escaped, or - last), \d \D \w \W \s \S as ASCII,
     and the repetitions * + ? {n} {n,} {n,m}, also with ? behind them.
 
-All else is refused: flags, named groups, back references, look-behind, possessive repetition, \A \Z \b, classes
-inside of sets. Case counts.
+Everything else is refused: flags, named groups, back references, look-behind, possessive repetition, \A \Z \b,
+classes inside of sets. Case matters.
 
-`check_topic` is the rule for every topic, also for one that an older version stored. What a new subscription or schema
-asks for is bounded further: see `topic_cost` and `subscription_limits`.
+`check_topic` is the rule for every topic, also for one that an older version stored. New subscriptions and schemas have
+more limits: see `subscription_limits`.
 """
 
 import re
@@ -34,7 +34,7 @@ _PATTERN: Final = re.compile(
 
 
 def is_exact(topic: str) -> bool:
-    r"""Whether a topic has no character that is special in an expression, and so stands for itself alone.
+    r"""Return whether a topic has no special character of an expression, and so matches only itself.
 
     >>> is_exact("users/user"), is_exact("groups/.*"), is_exact(r"a\.b")
     (True, False, False)
@@ -43,7 +43,7 @@ def is_exact(topic: str) -> bool:
 
 
 def check_topic(topic: str) -> str:
-    """The topic, or InvalidInput when it is an expression that cannot be used."""
+    """Return the topic; InvalidInput if it is an expression that cannot be used."""
     exact = is_exact(topic)
     longest = _LONGEST_EXACT_CHARACTERS if exact else LONGEST_EXPRESSION_CHARACTERS
     if len(topic) > longest:
@@ -55,7 +55,7 @@ def check_topic(topic: str) -> str:
     end = known.end() if known else 0
     if end < len(topic):
         raise InvalidInput(
-            f"the topic {topic!r} uses what not every regular expression engine reads alike, from {topic[end:]!r} on",
+            f"the topic {topic!r} uses syntax that regular expression engines read differently: from {topic[end:]!r}",
             fix="use literals, sets, groups, '.', '|' and the repetitions * + ? {n,m}; put \\ before other characters",
         )
     try:
@@ -68,7 +68,7 @@ def check_topic(topic: str) -> str:
 
 
 def topic_matches(wanted: str, topic: str) -> bool:
-    """Whether the topic of an event is the one wanted, or is matched by it in full.
+    """Return whether the topic of an event equals the wanted one, or matches it in full.
 
     >>> topic_matches("groups/.*", "groups/group"), topic_matches("users", "users/user")
     (True, False)

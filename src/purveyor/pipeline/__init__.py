@@ -1,1 +1,1 @@
-"""The pipeline on Spark: transform, dispatch, archive, prefill, replay. Pure rules and DataFrame assembly."""
+"""The pipeline on Spark: transform, dispatch, archive, prefill, replay. Pure rules, and queries that apply them."""

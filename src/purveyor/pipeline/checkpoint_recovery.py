@@ -1,15 +1,15 @@
-"""Decides, when a part starts, whether its checkpoint belongs to what the queues and the archive know.
+"""Decides, when a part starts, whether its checkpoint fits the queues and the archive.
 
-A checkpoint can be lost, damaged, older than its stream (a backup of the checkpoint was restored) or ahead of it (a
-backup of the NATS store was restored). What each part does then:
+A checkpoint can be lost, damaged, older than its stream (an operator restored a backup of the checkpoint) or ahead of
+it (an operator restored a backup of the NATS store). What each part does then:
 
-- Dispatch keeps nothing of its own. The queues of the subscriptions say what they have, and the stream keeps what the
+- Dispatch has no state of its own. The queues of the subscriptions show what they have, and the stream keeps what the
   dispatcher's durable has not passed. So dispatch sets the checkpoint aside and begins with the oldest message of the
-  stream; messages that a queue has already are skipped.
-- The archive goes on behind its last range. It stops if the archive and the stream do not belong together: otherwise
-  new events would be taken for archived ones, or the history would have a gap that prefill and audit do not see.
-- The transform keeps the directories in its checkpoint. Nothing else knows them, so it stops and says what to do.
-  Without any checkpoint it begins with empty directories.
+  stream; it skips messages that a queue already has.
+- The archive continues behind its last range. It stops if the archive and the stream do not belong together: otherwise
+  it would take new events for archived ones, or leave a gap in the history that prefill and audit do not see.
+- The transform keeps the directories in its checkpoint and nowhere else, so it stops and says what to do. Without any
+  checkpoint it begins with empty directories.
 
 The rules are pure functions; `recover` asks the server and acts.
 """
@@ -24,22 +24,21 @@ from pathlib import Path
 from typing import Final
 
 from purveyor.model.errors import DataLost, UnreadableRecord
-from purveyor.pipeline.archive.checkpoint_log import batch_end, committed
-from purveyor.spark.checkpoint_files import newest_batch, roll_back
+from purveyor.spark.checkpoint_files import batch_end, committed_offset, newest_batch, roll_back
 from purveyor.spark.offsets import Offset, StreamView, check_identity, lost_range
 from purveyor.spark.options import ReadSettings
-from purveyor.spark.stream_control import Control
+from purveyor.spark.stream_control import StreamControl
 
 REPLACED: Final = ".replaced-"
-"""What the name of a checkpoint that was set aside has behind the name of its part."""
-_REPLACED_KEPT: Final = 3
+"""The text between the name of a part and a number, in the name of a checkpoint that was set aside."""
+_KEPT_REPLACED: Final = 3
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint as it was found: how far it is, or why it cannot be read. Neither: it has committed nothing."""
+class FoundCheckpoint:
+    """A checkpoint on the disk: its offset, or why it cannot be read. With neither, it has committed nothing."""
 
     path: Path
     offset: Offset | None = None
@@ -47,39 +46,39 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginAnew:
+class StartOver:
     """Set the checkpoint aside and start without one, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class GoOn:
-    """Start with the checkpoint that is there. `warning` says what an operator should know."""
+class Continue:
+    """Start with the checkpoint that is there. `warning` is for the operator."""
 
     warning: str | None = None
 
 
-Decision = BeginAnew | GoOn
-Rule = Callable[[Found, StreamView, int | None], Decision]
+Decision = StartOver | Continue
+Rule = Callable[[FoundCheckpoint, StreamView, int | None], Decision]
 """Decides by the checkpoint, the stream, and the sequence that the durable has passed (None: there is no durable)."""
 
 
 def recover(path: Path, settings: ReadSettings, rule: Rule) -> None:
-    """Make the checkpoint of a part fit for a start. DataLost if an operator must decide."""
+    """Prepare the checkpoint of a part for a start. Raise DataLost if an operator must decide."""
     if removed := roll_back(path):
         _log.warning("batches %s of %s were not on the disk when the machine stopped: they run again", removed, path)
-    control = Control(settings)
-    match rule(examine(path), control.view(), control.floor()):
-        case BeginAnew(reason):
+    control = StreamControl(settings)
+    match rule(read_checkpoint(path), control.view(), control.floor()):
+        case StartOver(reason):
             aside = set_aside(path)
             _log.warning("%s begins with a new checkpoint: %s (the old one is %s)", path.name, reason, aside)
-        case GoOn(warning):
+        case Continue(warning):
             if warning is not None:
                 _log.warning("%s: %s", path.name, warning)
 
 
-def examine(path: Path) -> Found:
+def read_checkpoint(path: Path) -> FoundCheckpoint:
     """Read what Spark will read when the query starts."""
     try:
         metadata = path / "metadata"
@@ -90,55 +89,55 @@ def examine(path: Path) -> Found:
             batch_end(path, newest)
         done = newest_batch(path / "commits")
         if done is not None and not (path / "commits" / str(done)).read_text(encoding="utf-8").startswith("v"):
-            return Found(path, damage=f"the entry {done} of its log of commits is damaged")
-        return Found(path, committed(path))
+            return FoundCheckpoint(path, damage=f"the entry {done} of its log of commits is damaged")
+        return FoundCheckpoint(path, committed_offset(path))
     except UnreadableRecord:
         raise
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        return Found(path, damage=f"it cannot be read ({error!r})")
+        return FoundCheckpoint(path, damage=f"it cannot be read ({error!r})")
 
 
 def set_aside(path: Path) -> Path:
     """Rename a checkpoint, and remove the oldest ones that were set aside before."""
     aside = path.with_name(f"{path.name}{REPLACED}{time.time_ns()}")
     path.rename(aside)
-    for old in sorted(path.parent.glob(f"{path.name}{REPLACED}*"))[:-_REPLACED_KEPT]:
+    for old in sorted(path.parent.glob(f"{path.name}{REPLACED}*"))[:-_KEPT_REPLACED]:
         shutil.rmtree(old, ignore_errors=True)
     return aside
 
 
-def dispatch_rule(found: Found, view: StreamView, floor: int | None) -> Decision:
-    """Begin anew wherever the stream has everything that the dispatcher has not done."""
+def dispatch_rule(found: FoundCheckpoint, view: StreamView, floor: int | None) -> Decision:
+    """Start over if the stream still has everything that the dispatcher has not done."""
     if found.damage is not None:
-        return BeginAnew(found.damage)
+        return StartOver(found.damage)
     if found.offset is None:
-        return GoOn()
-    _check_identity(found, view, f"bring the NATS store back that {found.path} belongs to: {_RESTORE}")
+        return Continue()
+    _check_identity(found, view, f"restore the NATS store that {found.path} belongs to: {_RESTORE}")
     if found.offset.sequence > view.last:
-        return BeginAnew(_ahead(found.offset, view))
+        return StartOver(_ahead_reason(found.offset, view))
     gone = lost_range(found.offset, view)
     if gone is not None and floor is not None and floor >= gone.last:
-        return BeginAnew(f"it is at {found.offset.sequence}, and a later one has dispatched up to {floor}")
+        return StartOver(f"it is at {found.offset.sequence}, and a later one has dispatched up to {floor}")
     if gone is not None:
         raise DataLost(
             f"positions {gone} of stream {view.name!r} were removed before they were dispatched",
             fix=f"move {found.path} away to go on with position {view.begins}; the archive may have the events: "
             f"`purveyor subscription replay NAME --from {gone.first} --to {gone.last}` delivers them",
         )
-    return GoOn()
+    return Continue()
 
 
 def archive_rule(directory: Path, reached: int) -> Rule:
     """Return the rule for an archive that holds every position up to `reached`; 0 if it is empty."""
 
-    def rule(found: Found, view: StreamView, floor: int | None) -> Decision:
+    def rule(found: FoundCheckpoint, view: StreamView, floor: int | None) -> Decision:
         anew = f"or move {directory} and {found.path} away: a new archive begins, and prefill knows no older events"
         if found.offset is not None:
-            _check_identity(found, view, f"bring the NATS store back that belongs to {directory}; {anew}")
+            _check_identity(found, view, f"restore the NATS store that belongs to {directory}; {anew}")
         if reached > view.last:
             raise DataLost(
                 f"the archive reaches position {reached}, and stream {view.name!r} ends at {view.last}: an older NATS "
-                "store was restored, and its next events would have positions that the archive knows already",
+                "store was restored, and its next events would have positions that the archive already has",
                 fix=f"restore the NATS store and {directory} of one moment; {anew}",
             )
         passed = view.begins - 1
@@ -149,60 +148,60 @@ def archive_rule(directory: Path, reached: int) -> Rule:
                 fix=f"restore the archive that reaches position {passed}; {anew}",
             )
         if found.damage is not None:
-            return BeginAnew(found.damage)
+            return StartOver(found.damage)
         if found.offset is None:
-            return GoOn()
+            return Continue()
         if found.offset.sequence > view.last:
-            return BeginAnew(_ahead(found.offset, view))
+            return StartOver(_ahead_reason(found.offset, view))
         if found.offset.sequence > reached:
-            return BeginAnew(f"it is at {found.offset.sequence}, and the archive ends at {reached}")
+            return StartOver(f"it is at {found.offset.sequence}, and the archive ends at {reached}")
         if lost_range(found.offset, view) is not None:
-            return BeginAnew(f"it is at {found.offset.sequence}, and the archive reaches {reached}")
-        return GoOn()
+            return StartOver(f"it is at {found.offset.sequence}, and the archive reaches {reached}")
+        return Continue()
 
     return rule
 
 
-def transform_rule(found: Found, view: StreamView, floor: int | None) -> Decision:
-    """Stop wherever the directories in the checkpoint are not those that the next message of the stream speaks of."""
+def transform_rule(found: FoundCheckpoint, view: StreamView, floor: int | None) -> Decision:
+    """Stop if the directories in the checkpoint do not fit the next message of the stream."""
     again = (
         f"or move {found.path} away, start the pipeline and import each directory again: "
         "its entries come as new ones, without their old values"
     )
     if found.damage is not None:
         if not floor:
-            return BeginAnew(found.damage)  # the stream has every message still
+            return StartOver(found.damage)  # the stream has every message still
         raise DataLost(f"{found.path} is damaged: {found.damage}", fix=f"restore it from a backup; {again}")
     if found.offset is None:
         if not floor:
-            return GoOn()
-        return GoOn(
+            return Continue()
+        return Continue(
             f"there is no checkpoint, and messages up to {floor} of {view.name} were transformed with one: the "
             "directories begin empty. Import each directory again; until then changes of entries that are not known "
             "become dead letters"
         )
-    _check_identity(found, view, f"bring the NATS store back that {found.path} belongs to; {again}")
+    _check_identity(found, view, f"restore the NATS store that {found.path} belongs to; {again}")
     if found.offset.sequence > view.last:
-        raise DataLost(_ahead(found.offset, view), fix=f"{_RESTORE}; {again}")
+        raise DataLost(_ahead_reason(found.offset, view), fix=f"{_RESTORE}; {again}")
     gone = lost_range(found.offset, view)
     if gone is not None:
         raise DataLost(
             f"the checkpoint of the transform is at {found.offset.sequence}, and messages {gone} of {view.name} are "
             "gone: a later checkpoint has transformed them, or they were purged",
-            fix=f"bring the newest checkpoint back; {again}",
+            fix=f"restore the newest checkpoint; {again}",
         )
-    return GoOn()
+    return Continue()
 
 
 _RESTORE: Final = "restore the NATS store and the checkpoints of one moment"
 
 
-def _ahead(offset: Offset, view: StreamView) -> str:
+def _ahead_reason(offset: Offset, view: StreamView) -> str:
     where = f"the checkpoint is at {offset.sequence}, and stream {view.name!r} ends at {view.last}"
     return f"{where}: an older NATS store was restored"
 
 
-def _check_identity(found: Found, view: StreamView, fix: str) -> None:
+def _check_identity(found: FoundCheckpoint, view: StreamView, fix: str) -> None:
     assert found.offset is not None
     try:
         check_identity(found.offset, view)

@@ -1,8 +1,8 @@
-"""The Spark of the pipeline: one session whose noise goes to files, and whose death is noticed.
+"""The Spark engine of the pipeline, whose output goes to files and whose death is noticed, and sessions for commands.
 
-The JVM and its Python workers write to what was our standard output and error when it was started, so for that moment
-both are a file. What Spark logs goes to `logs/pipeline.log`, what we log to `logs/pipeline-driver.log`; what processes
-print as they start or die to `logs/pipeline.out`.
+The JVM and its Python workers inherit standard output and error when they start, so both are redirected for that
+moment. Spark logs to `logs/pipeline.log`, the driver to `logs/pipeline-driver.log`; `logs/pipeline.out` has what
+processes print when they start or die.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from logging.handlers import RotatingFileHandler
@@ -18,16 +19,19 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # Spark's bridge ships no types
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from purveyor.model.errors import PurveyorError, SetupError
-from purveyor.pipeline.error_summary import explain
+from purveyor.pipeline.job_failures import explain
+from purveyor.spark.pyspark_internals import jvm_process, silence_accumulator_server
 from purveyor.spark.session import session
 
-STOP_SECONDS = 10.0
-_LOG_BYTES = 10 << 20
+STOP_TIMEOUT_SECONDS = 10.0
+_MAX_LOG_BYTES = 10 << 20
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
-_LOGGING = """\
+_LOG4J_CONFIG = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
 appender.file.type = RollingFile
@@ -41,7 +45,7 @@ appender.file.policies.size.type = SizeBasedTriggeringPolicy
 appender.file.policies.size.size = 10MB
 appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 5
-# Queries that end are started again by us, and told by us.
+# Purveyor restarts queries that end, and reports that.
 logger.streaming.name = org.apache.spark.sql.execution.streaming
 logger.streaming.level = error
 """
@@ -56,70 +60,71 @@ class Engine:
 
     def __init__(self, spark: SparkSession, scratch: Path) -> None:
         self.spark = spark
-        self._process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - has no public name
+        self._process = jvm_process(spark)
         self._scratch = scratch
-        # The server to which the JVM reports counters tells on standard error that the JVM died. We tell it ourselves.
-        spark.sparkContext._accumulatorServer.handle_error = _quiet  # type: ignore[method-assign]  # noqa: SLF001
+        silence_accumulator_server(spark)
 
     def check(self) -> None:
-        """EngineLost if its process is gone."""
+        """Raise EngineLost if the JVM is gone."""
         if self._process is not None and self._process.poll() is not None:
             raise EngineLost(f"the Spark engine has ended (process {self._process.pid}, {self._process.returncode})")
 
     def stop(self) -> None:
-        """End it; one that does not end in time is left to end with us."""
+        """Stop Spark. If it does not stop in time, it ends with this process."""
         ending = threading.Thread(target=self._stop, name="engine-stop", daemon=True)
         ending.start()
-        ending.join(STOP_SECONDS)
+        ending.join(STOP_TIMEOUT_SECONDS)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _stop(self) -> None:
-        with contextlib.suppress(PySparkException, Py4JError, OSError):  # it was going down already
+        with contextlib.suppress(PySparkException, Py4JError, OSError):  # it was already stopping
             self.spark.stop()
 
 
-def _quiet(request: object, client_address: object) -> None:
-    """Say nothing."""
-
-
 def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
-    """A session for the pipeline, with Spark's own web pages if wanted. SetupError says why there is none."""
-    logs, scratch = data_dir / "logs", _scratch(data_dir / "spark")
+    """Start the session of the pipeline, with Spark's web pages if `ui` is set.
+
+    SetupError says why Spark does not start.
+    """
+    logs, scratch = data_dir / "logs", _scratch_directory(data_dir / "spark")
     logs.mkdir(parents=True, exist_ok=True)
-    _log_to(logs / "pipeline-driver.log")
+    _log_to_file(logs / "pipeline-driver.log")
     config = logs / "pipeline-log4j2.properties"
-    config.write_text(_LOGGING.format(log=logs / "pipeline.log"), encoding="utf-8")
+    config.write_text(_LOG4J_CONFIG.format(log=logs / "pipeline.log"), encoding="utf-8")
     options = {
         "spark.driver.defaultJavaOptions": (
             f"-Dlog4j2.configurationFile={config.absolute().as_uri()} -XX:+ExitOnOutOfMemoryError"
         ),
-        # Else a stack that overflows in a task ends the JVM: the task is to fail, and its batch is divided (`faults`).
+        # Else a stack overflow in a task ends the JVM. Only the task must fail: its batch is divided (`job_failures`).
         "spark.executor.killOnFatalError.depth": "0",
         "spark.driver.memory": "2g",
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.sql.streaming.stopTimeout": f"{int(STOP_SECONDS)}s",
+        "spark.sql.streaming.stopTimeout": f"{int(STOP_TIMEOUT_SECONDS)}s",
         # Hadoop sets the mode of each file itself, whatever the umask of the process is.
         "spark.hadoop.fs.permissions.umask-mode": "077",
-        # The parts share the cores evenly: a prefill of millions must not hold up the next batch of dispatch.
+        # The parts share the cores evenly: a prefill of millions must not delay the next batch of dispatch.
         "spark.scheduler.mode": "FAIR",
         "spark.ui.enabled": "true" if ui else "false",
     }
     if master.startswith("local"):
-        options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        options |= _LOOPBACK
+    output = logs / "pipeline.out"
+    if output.exists():
+        output.replace(output.with_name(f"{output.name}.1"))
     try:
-        with _printing_to(logs / "pipeline.out"), _keeping_ctrl_c():
+        with _redirect_output(output), _keep_sigint_handler():
             spark = session("purveyor-pipeline", master=master, options=options)
     except (PySparkException, Py4JError, OSError) as error:
         reason = explain(error).message
-        raise SetupError(f"Spark does not start on {master}: {reason}", fix=f"see {logs / 'pipeline.out'}") from error
+        raise SetupError(f"Spark does not start on {master}: {reason}", fix=f"see {output}") from error
     return Engine(spark, scratch)
 
 
-def _log_to(path: Path) -> None:
-    """Warnings of our own, and not on the terminal."""
+def _log_to_file(path: Path) -> None:
+    """Write the warnings of Purveyor to a file and not to the terminal."""
     logger = logging.getLogger("purveyor")
-    handler = RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=3, encoding="utf-8", delay=True)
+    handler = RotatingFileHandler(path, maxBytes=_MAX_LOG_BYTES, backupCount=3, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.setLevel(logging.WARNING)
     logger.setLevel(min(logger.getEffectiveLevel(), logging.WARNING))
@@ -127,32 +132,63 @@ def _log_to(path: Path) -> None:
     logger.addHandler(handler)
 
 
-def _scratch(home: Path) -> Path:
-    """A directory of this process for shuffles, which nobody needs after it; those of the dead are removed."""
+def _scratch_directory(home: Path) -> Path:
+    """Make a directory of this process for shuffles, and remove those of dead processes."""
     for left in home.glob("*") if home.is_dir() else ():
         if left.name.isdigit() and not Path(f"/proc/{left.name}").exists():
             shutil.rmtree(left, ignore_errors=True)
-    mine = home / str(os.getpid())
-    mine.mkdir(parents=True, exist_ok=True)
-    return mine.absolute()
+    this_process = home / str(os.getpid())
+    this_process.mkdir(parents=True, exist_ok=True)
+    return this_process.absolute()
 
 
 @contextlib.contextmanager
-def _keeping_ctrl_c() -> Iterator[None]:
-    """Spark puts a handler in the place of ours, which would cancel the jobs of every part."""
-    ours = signal.getsignal(signal.SIGINT)
+def _keep_sigint_handler() -> Iterator[None]:
+    """Restore the handler of Ctrl-C, which Spark replaces by one that cancels the jobs of every part."""
+    handler_before = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, ours)
+            signal.signal(signal.SIGINT, handler_before)
 
 
 @contextlib.contextmanager
-def _printing_to(path: Path) -> Iterator[None]:
-    """Processes started inside print to this file; the one of the run before is kept beside it."""
-    if path.exists():
-        path.replace(path.with_name(f"{path.name}.1"))
+def adhoc_session(master: str = "local[*]") -> Iterator[SparkSession]:
+    """Give a CLI command a silent session: the one of this process, or a new one that leaves no files behind.
+
+    SetupError says why Spark does not start.
+    """
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # it prints each failed query to standard error
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    with tempfile.TemporaryDirectory(prefix="purveyor-", ignore_cleanup_errors=True) as scratch:
+        options = {
+            "spark.ui.enabled": "false",
+            "spark.driver.memory": "2g",
+            "spark.local.dir": scratch,
+            "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+        }
+        if master.startswith("local"):
+            options |= _LOOPBACK
+        try:
+            with _redirect_output(Path(os.devnull)):
+                spark = session("purveyor-command", master=master, options=options)
+        except (PySparkException, Py4JError, OSError) as error:
+            first = str(error).strip().partition("\n")[0]
+            raise SetupError(f"Spark does not start on {master}: {first}", fix="check PURVEYOR_SPARK_MASTER") from error
+        spark.sparkContext.setLogLevel("OFF")
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+@contextlib.contextmanager
+def _redirect_output(path: Path) -> Iterator[None]:
+    """Make processes that start inside the block print to a file as long as they live: the JVM and its workers."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(number) for number in (1, 2)]

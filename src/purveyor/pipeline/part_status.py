@@ -1,34 +1,49 @@
-"""What a part of the pipeline is doing, as data: for the terminal, for `pipeline-status.json`, for the console."""
+"""What each part of the pipeline is doing: for the terminal, for `pipeline-status.json`, and for the status board.
 
+A thread publishes the status on the board in NATS, from which the console reads it: a server that is away must not
+block the pipeline. A status that cannot be published is dropped; the next one follows within seconds, and readers see
+the age of the last one.
+"""
+
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Final, Self
 
-from purveyor.pipeline.error_summary import Failure
+from purveyor.jetstream.address import Address
+from purveyor.model.errors import PurveyorError
+from purveyor.model.json_fields import Json
+from purveyor.pipeline.job_failures import Failure
+from purveyor.queues.status_board import post_notice
 
 STATUS_FILE = "pipeline-status.json"
+PUBLISH_INTERVAL_SECONDS: Final = 2.0
+_LAST_PUBLISH_SECONDS: Final = 2.0
 
 
 class State(Enum):
-    """The life of a part."""
+    """The life cycle of a part."""
 
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting"
-    """It ended with an error and is started again after a pause."""
+    """It ended with an error, and starts again after a pause."""
     FAILED = "failed"
-    """It cannot work as it is set up."""
+    """It cannot work with its settings."""
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """Where a running part is, as of its last report. A worker without a position tells only how much it did."""
+class PartProgress:
+    """Where a running part is, as of its last report. A worker without a position reports only how much it did."""
 
     position: int | None = None
     lag: int | None = None
@@ -40,60 +55,124 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """One part: its state, its last reading, its last error (kept until it has run for a minute), its restarts."""
+    """One part: its state, its last progress, its last error (kept until it has run for a minute), its restarts."""
 
     name: str
     state: State
     since: datetime
-    reading: Reading = Reading()
+    progress: PartProgress = PartProgress()
     error: Failure | None = None
     restarts: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Flat, with nothing that is not known."""
+        """Return a flat object without unknown values."""
         known: dict[str, Any] = {
             "part": self.name,
             "state": self.state.value,
             "since": self.since.isoformat(timespec="milliseconds"),
-            "position": self.reading.position,
-            "lag": self.reading.lag,
-            "rows": self.reading.rows,
-            "rows_per_second": round(self.reading.rows_per_second, 1),
-            "batch": self.reading.batch,
-            "batch_ms": self.reading.batch_ms,
+            "position": self.progress.position,
+            "lag": self.progress.lag,
+            "rows": self.progress.rows,
+            "rows_per_second": round(self.progress.rows_per_second, 1),
+            "batch": self.progress.batch,
+            "batch_ms": self.progress.batch_ms,
             "restarts": self.restarts,
             "error": str(self.error) if self.error is not None else None,
         }
         return {key: value for key, value in known.items() if value is not None}
 
     def line(self) -> str:
-        """For people: `dispatch   running  at 1200, 0 behind, 350/s, 84 ms`."""
-        reading, told = self.reading, []
-        if reading.position is not None:
-            told.append(f"at {reading.position}")
-        if reading.lag is not None:
-            told.append(f"{reading.lag} behind")
-        if reading.batch_ms is not None:
-            told.extend([f"{reading.rows_per_second:,.0f}/s", f"{reading.batch_ms} ms"])
+        """Return a line for the terminal: `dispatch running at 1200, 0 behind, 350/s, 84 ms`."""
+        progress, details = self.progress, []
+        if progress.position is not None:
+            details.append(f"at {progress.position}")
+        if progress.lag is not None:
+            details.append(f"{progress.lag} behind")
+        if progress.batch_ms is not None:
+            details.extend([f"{progress.rows_per_second:,.0f}/s", f"{progress.batch_ms} ms"])
         if self.restarts:
-            told.append(f"{self.restarts} restarts")
-        words = f"{self.name:<10} {self.state.value:<8} {', '.join(told)}"
-        return f"{words}  last error: {self.error}" if self.error is not None else words.rstrip()
+            details.append(f"{self.restarts} restarts")
+        text = f"{self.name:<10} {self.state.value:<8} {', '.join(details)}"
+        return f"{text}  last error: {self.error}" if self.error is not None else text.rstrip()
 
 
 def status_path(data_dir: Path, label: str = "") -> Path:
-    """Where a pipeline tells its status; `label` tells apart several on one data directory."""
+    """Return the path of the status file; `label` distinguishes several pipelines on one data directory."""
     return data_dir / (f"pipeline-status-{label}.json" if label else STATUS_FILE)
 
 
 def write_status(path: Path, about: Mapping[str, Any], parts: Sequence[PartStatus]) -> None:
-    """Replace the status file whole: a reader sees this state or the one before, never half of one."""
-    told = {"pid": os.getpid(), **about, "parts": [part.to_json() for part in parts]}
+    """Replace the status file as a whole: a reader sees this state or the one before, never half of one."""
+    values = {"pid": os.getpid(), **about, "parts": [part.to_json() for part in parts]}
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+    draft.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     draft.replace(path)
 
 
 def remove_status(path: Path) -> None:
-    """Nothing runs any more. After a crash the file stays, with the process id of the dead."""
+    """Remove the status file of a pipeline that stopped.
+
+    After a crash the file stays, with the id of the dead process.
+    """
     path.unlink(missing_ok=True)
+
+
+class StatusPublisher:
+    """Publishes the status of one pipeline on the status board; of several waiting statuses only the newest."""
+
+    def __init__(self, find_address: Callable[[], Address], label: str, *, replicas: int = 1) -> None:
+        self._find_address = find_address
+        self._key = status_key(label)
+        self._replicas = replicas
+        self._newest: Json | None = None
+        self._shown: tuple[object, ...] = ()
+        self._wake = threading.Event()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="posting", daemon=True)
+
+    def publish(self, about: Mapping[str, Any], parts: Sequence[PartStatus]) -> None:
+        """Take the newest status. A change of a part's state is published at once, everything else at an interval."""
+        self._newest = status_message(about, parts)
+        seen = tuple((part.state, part.error, part.restarts) for part in parts)
+        if seen != self._shown:
+            self._shown = seen
+            self._wake.set()
+
+    def _run(self) -> None:
+        posted: Json | None = None
+        while True:
+            ended = self._over.is_set()
+            newest = self._newest
+            if newest is not None and newest is not posted:
+                with contextlib.suppress(PurveyorError, OSError):
+                    post_notice(self._find_address(), self._key, newest, replicas=self._replicas)
+                    posted = newest
+            if ended:
+                return
+            self._wake.wait(PUBLISH_INTERVAL_SECONDS)
+            self._wake.clear()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._newest is not None:
+            self._newest = {**self._newest, "stopped": True}
+        self._over.set()
+        self._wake.set()
+        self._thread.join(_LAST_PUBLISH_SECONDS)
+
+
+def status_key(label: str) -> str:
+    """Return the board's key of a pipeline; the usual one has no label."""
+    return f"pipeline.{label or 'all'}"
+
+
+def status_message(about: Mapping[str, Any], parts: Sequence[PartStatus]) -> Json:
+    """Return the published status: the process, its host, and each part."""
+    values = {key: value for key, value in about.items() if value is not None}
+    where = {"pid": os.getpid(), "host": socket.gethostname()}
+    return {**where, **values, "parts": [part.to_json() for part in parts]}

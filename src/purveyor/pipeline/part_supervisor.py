@@ -1,71 +1,83 @@
-"""Keeps one part of the pipeline running: starts it, watches it, says why it ended, starts it again.
+"""Keeps one part of the pipeline running: starts it, watches it, reports why it ended, and starts it again.
 
-A part is a name and a function that starts something: a streaming query or a worker. One that fails is started again
-after a pause that grows, for ever, because what is away (a server, a worker, an executor) comes back. Only an error
-that no attempt can mend ends it for good.
+A part is a name and a function that starts a streaming query or a worker thread. The supervisor restarts a part that
+failed after a pause that grows, without limit, because a server, a worker or an executor that is away comes back. Only
+an error that no attempt can cure ends a part.
 """
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
-from purveyor.pipeline.backoff import Backoff
-from purveyor.pipeline.error_summary import Failure, explain
-from purveyor.pipeline.part_status import PartStatus, Reading, State
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming.query import StreamingQuery
 
-_LOOK_SECONDS = 0.2
+from purveyor.model.restarts import GiveUp, RestartPolicy, Restarts, RunEnd
+from purveyor.pipeline.job_failures import Failure, explain
+from purveyor.pipeline.part_status import PartProgress, PartStatus, State
+from purveyor.spark.progress import progress_of
+
+RESTART_POLICY = RestartPolicy(max_deaths=None, first_pause_seconds=1.0, max_pause_seconds=30.0)
+_POLL_SECONDS = 0.2
 _ENDED = Failure("it ended without an error")
+Listener = Callable[[PartStatus], None]
+_BUSY = "Processing new data"
+_POLL_BATCH_SECONDS = 0.02
 
 
-class Running(Protocol):
+class RunningPart(Protocol):
     """A part that was started."""
 
-    def alive(self) -> bool:
-        """Whether it still works."""
+    def is_alive(self) -> bool:
+        """Return whether it still works."""
 
     def failure(self) -> BaseException | None:
-        """What it ended with."""
+        """Return the error that ended it."""
 
-    def read(self) -> Reading | None:
-        """Where it is; None until it has made its first step."""
+    def read(self) -> PartProgress | None:
+        """Return its progress; None before its first step."""
 
     def stop(self, patience_seconds: float) -> None:
-        """End it after what it is doing, or in the middle of that when the patience is over."""
+        """Stop it after its current step, or in the middle of that when `patience_seconds` are over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something to keep running."""
+    """A part to supervise."""
 
     name: str
-    start: Callable[[], Running]
+    start: Callable[[], RunningPart]
 
 
-Listener = Callable[[PartStatus], None]
+class PartSupervisor:
+    """Supervises one part in a thread.
 
+    A start may wait long for a server, and the other parts must not wait with it.
+    """
 
-class Keeper:
-    """One part, in a thread of its own: a start may wait long for a server, and the others must not wait with it."""
-
-    def __init__(self, part: Part, *, backoff: Backoff | None = None, on_change: Listener | None = None) -> None:
+    def __init__(
+        self, part: Part, *, restart_policy: RestartPolicy = RESTART_POLICY, on_change: Listener | None = None
+    ) -> None:
         self._part = part
-        self._backoff = backoff or Backoff()
-        self._tell = on_change or (lambda _: None)
+        self._restart_policy = restart_policy
+        self._on_change = on_change or (lambda _: None)
         self._status = PartStatus(name=part.name, state=State.STARTING, since=datetime.now(UTC))
         self._stopping = threading.Event()
         self._patience_seconds = 0.0
-        self._thread = threading.Thread(target=self._keep, name=f"keeper-{part.name}", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name=f"keeper-{part.name}", daemon=True)
 
     @property
     def status(self) -> PartStatus:
-        """What the part is doing."""
+        """The status of the part."""
         return self._status
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, patience_seconds: float = 10.0) -> None:
@@ -74,53 +86,60 @@ class Keeper:
         self._stopping.set()
 
     def join(self, timeout_seconds: float) -> bool:
-        """Whether it has ended within that time."""
+        """Return whether the part has ended within that time."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
-    def _keep(self) -> None:
+    def _supervise(self) -> None:
+        restarts = Restarts(self._restart_policy)
         while not self._stopping.is_set():
-            begun = time.monotonic()
-            self._become(State.STARTING)
+            began = time.monotonic()
+            self._set_state(State.STARTING)
             failure = self._run_once()
             if failure is None:
                 break
-            if failure.permanent:
-                self._become(State.FAILED, error=failure)
+            now = time.monotonic()
+            decision = restarts.decide(RunEnd(ran_seconds=now - began, is_permanent=failure.permanent), now)
+            if isinstance(decision, GiveUp):
+                self._set_state(State.FAILED, error=failure)
                 return
-            self._backoff = self._backoff.failed(time.monotonic() - begun)
-            self._become(State.WAITING, error=failure, restarts=self._status.restarts + 1)
-            self._stopping.wait(self._backoff.pause_seconds)
-        self._become(State.STOPPED)
+            self._set_state(State.WAITING, error=failure, restarts=self._status.restarts + 1)
+            self._stopping.wait(decision.pause_seconds)
+        self._set_state(State.STOPPED)
 
     def _run_once(self) -> Failure | None:
-        """None when it was stopped because we asked for it."""
+        """Run the part until it ends; return None if the supervisor stopped it."""
         try:
             running = self._part.start()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told and tried again
+        except Exception as error:  # noqa: BLE001 - the supervisor reports any error and tries again
             return explain(error)
         try:
             return self._watch(running)
         except Exception as error:  # noqa: BLE001 - as above
             return explain(error)
 
-    def _watch(self, running: Running) -> Failure | None:
-        well_after = time.monotonic() + self._backoff.healthy_seconds
-        while running.alive():
-            if self._stopping.wait(_LOOK_SECONDS):
+    def _watch(self, running: RunningPart) -> Failure | None:
+        well_after = time.monotonic() + self._restart_policy.window_seconds
+        while running.is_alive():
+            if self._stopping.wait(_POLL_SECONDS):
                 running.stop(self._patience_seconds)
                 return None
-            reading = running.read()
-            if reading is not None:
+            progress = running.read()
+            if progress is not None:
                 error = None if time.monotonic() >= well_after else self._status.error
-                self._become(State.RUNNING, reading=reading, error=error)
+                self._set_state(State.RUNNING, progress=progress, error=error)
         error_found = running.failure()
         if self._stopping.is_set():
             return None
         return explain(error_found) if error_found is not None else _ENDED
 
-    def _become(
-        self, state: State, *, reading: Reading | None = None, error: Failure | None = None, restarts: int | None = None
+    def _set_state(
+        self,
+        state: State,
+        *,
+        progress: PartProgress | None = None,
+        error: Failure | None = None,
+        restarts: int | None = None,
     ) -> None:
         before = self._status
         kept = error if error is not None or state is State.RUNNING else before.error
@@ -128,10 +147,101 @@ class Keeper:
             before,
             state=state,
             since=before.since if state is before.state else datetime.now(UTC),
-            reading=reading or before.reading,
+            progress=progress or before.progress,
             error=kept,
             restarts=before.restarts if restarts is None else restarts,
         )
         if status != before:
             self._status = status
-            self._tell(status)
+            self._on_change(status)
+
+
+class QueryRun:
+    """A streaming query that was started."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+
+    def is_alive(self) -> bool:
+        """Return whether the query is active."""
+        return bool(self._query.isActive)
+
+    def failure(self) -> BaseException | None:
+        """Return the error that ended the query."""
+        return self._query.exception()
+
+    def read(self) -> PartProgress | None:
+        """Return the progress of its last report."""
+        report: Any = self._query.lastProgress
+        if report is None:
+            return None
+        values = json.loads(report.json) if hasattr(report, "json") else report
+        source = next(iter(progress_of(self._query)), None)
+        batch_ms = int(values.get("batchDuration") or values["durationMs"].get("triggerExecution", 0))
+        rows, rate = int(values["numInputRows"]), float(values.get("processedRowsPerSecond") or 0.0)
+        if source is not None and source.taken is not None:  # a row of Spark may hold many messages
+            rows, rate = source.taken, source.taken * 1000 / batch_ms if batch_ms else 0.0
+        return PartProgress(
+            position=source.sequence if source else None,
+            lag=source.lag if source else None,
+            rows=rows,
+            rows_per_second=rate,
+            batch=int(values["batchId"]),
+            batch_ms=batch_ms,
+        )
+
+    def stop(self, patience_seconds: float) -> None:
+        """Stop between two batches if the current one ends in time. Spark repeats a batch that is interrupted."""
+        deadline = time.monotonic() + patience_seconds
+        with contextlib.suppress(PySparkException):  # it ended by itself, or does not end: its process ends soon
+            begun = self._batch()
+            while self._query.isActive and self._busy() and self._batch() == begun and time.monotonic() < deadline:
+                time.sleep(_POLL_BATCH_SECONDS)
+            self._query.stop()
+
+    def _busy(self) -> bool:
+        return bool(self._query.status["message"] == _BUSY)
+
+    def _batch(self) -> int:
+        report: Any = self._query.lastProgress
+        return -1 if report is None else int(report["batchId"])
+
+
+class ThreadRun:
+    """A worker thread: runs a function until its event is set; the function raises when it cannot go on.
+
+    `count` returns how much the worker has done.
+    """
+
+    def __init__(
+        self, name: str, work: Callable[[threading.Event], None], count: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._work = work
+        self._count = count
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Return whether the thread runs."""
+        return self._thread.is_alive()
+
+    def failure(self) -> BaseException | None:
+        """Return the error that the function raised."""
+        return self._error
+
+    def read(self) -> PartProgress | None:
+        """Return how much the worker did. It has no position."""
+        return PartProgress(rows=self._count())
+
+    def stop(self, patience_seconds: float) -> None:
+        """Ask the worker to end, and wait for that."""
+        self._stopping.set()
+        self._thread.join(patience_seconds)
+
+    def _run(self) -> None:
+        try:
+            self._work(self._stopping)
+        except Exception as error:  # noqa: BLE001 - the supervisor reads it
+            self._error = error

@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from purveyor.queues.ensure import Ensured
     from purveyor.queues.migration.record import QueueStatus
 
-_HOMES = {
+_MODULES = {
     "catalogue": "Queue Reader incoming internal_queues stage_queue subscription_queue",
     "client": "Queues connect",
     "ensure": "Ensured",
     "migration.record": "QueueStatus",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,13 +1,20 @@
-"""The queue catalogue: every queue of Purveyor declared as data, with who writes it and who reads it.
+"""The queue catalogue: every queue of Purveyor declared as data, with its writer and its readers.
 
-Names are a promise: a deployment that has these streams is taken over in place. Both sides of a queue give its entry to
-`ensure` when they start, so that neither has to start first.
+Names are a promise: a deployment that has these streams is taken over in place. The writer and the readers of a queue
+pass its entry to `ensure` when they start, so neither has to start first.
+
+Each stage of a transactional endpoint has a subject and a durable, and one more of each for interactive messages, which
+go before the others. Replies to callers outside of a stage go through the queue `stage-replies`, which keeps them for
+an hour.
 """
 
+import dataclasses
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from typing import Final
 
 from purveyor.jetstream.config import (
     INCARNATION,
@@ -24,12 +31,12 @@ from purveyor.model.name_rules import check_name, check_subscription_name
 
 DEFAULT_GROUP = "dispatcher"
 RECEIPTS = "transform-receipts"
-"""Keeps the newest event of the transform in `incoming`, so that the transform can see how far it has written."""
+"""The durable that holds the newest event of the transform in `incoming`, so that the transform finds its position."""
 _STAGE_PREFIX = "stage-"
 
 
 class Order(Enum):
-    """What a reader of the queue can rely on."""
+    """The order that a reader of the queue can rely on."""
 
     POSITION = "by position"
     KEY = "by key"
@@ -40,19 +47,19 @@ class Order(Enum):
 class Reader:
     """A durable consumer of a queue.
 
-    `max_ack_pending=1` is a lock with a timeout: a second instance stands by. -1 is no limit.
+    `max_ack_pending=1` is a lock with a timeout: a second instance waits. -1 is no limit.
     """
 
     durable: str
-    who: str
+    used_by: str
     ack_wait: timedelta = timedelta(seconds=30)
     max_ack_pending: int = 1
     filter_subjects: tuple[str, ...] = ()
     keeps_newest: bool = False
-    """It is there to hold its newest message in the queue, and never lets go of it."""
+    """It holds its newest message in the queue, and never acknowledges it."""
 
     def consumer(self) -> ConsumerConfig:
-        """Its settings on the server."""
+        """Return its settings on the server."""
         return ConsumerConfig(
             durable_name=check_name(self.durable, "consumer"),
             deliver_policy=Deliver.ALL,
@@ -73,11 +80,11 @@ class Queue:
     retention: Retention
     writer: str
     readers: tuple[Reader, ...] = ()
-    people: str = ""
-    """Who reads it without a durable."""
+    other_readers: str = ""
+    """The readers without a durable."""
     order: Order = Order.POSITION
     incarnation: str | None = None
-    """Which of all subscriptions that ever had its name it belongs to; noted in the stream's metadata."""
+    """The incarnation of the subscription that it belongs to; in the metadata of the stream."""
 
     @property
     def stream(self) -> str:
@@ -85,7 +92,7 @@ class Queue:
         return f"{STREAM_PREFIX}{self.name}"
 
     def config(self, *, replicas: int = 1) -> StreamConfig:
-        """The settings of its stream. No size limits: a queue that drops messages is not one."""
+        """Return the settings of its stream. It has no size limits: a queue must not drop messages."""
         return StreamConfig(
             name=self.stream,
             subjects=self.subjects,
@@ -102,8 +109,8 @@ LDIF = Queue(
     purpose="Raw records of a directory, as they were read.",
     subjects=("ldif.>",),
     retention=Retention.INTEREST,
-    writer="intake",
-    readers=(Reader(durable="transformer", who="pipeline: transform"),),
+    writer="sources",
+    readers=(Reader(durable="transformer", used_by="pipeline: transform"),),
 )
 
 PREFILL = Queue(
@@ -113,8 +120,10 @@ PREFILL = Queue(
     retention=Retention.WORK_QUEUE,
     writer="delivery: subscriptions",
     # No limit: a job that waits for another job of its subscription is not acknowledged, and must not stop the jobs of
-    # other subscriptions. A worker takes one job at a time for each job that it can run, so this is no limit of memory.
-    readers=(Reader(durable="prefill", who="pipeline: prefill", ack_wait=timedelta(seconds=60), max_ack_pending=-1),),
+    # other subscriptions. A worker fetches only as many jobs as it can run, so memory is bounded anyway.
+    readers=(
+        Reader(durable="prefill", used_by="pipeline: prefill", ack_wait=timedelta(seconds=60), max_ack_pending=-1),
+    ),
     order=Order.NONE,
 )
 
@@ -124,35 +133,35 @@ PREFILL_FAILURES = Queue(
     subjects=("prefill-failures",),
     retention=Retention.WORK_QUEUE,
     writer="pipeline: prefill",
-    people="operators",
+    other_readers="operators",
     order=Order.NONE,
 )
 
 DEAD_LETTERS = Queue(
     name="dead-letters",
-    purpose="Whatever could not be processed, with its reason and the way back.",
+    purpose="Messages that could not be processed, with the reason and their origin.",
     subjects=("dead-letters.>",),
     retention=Retention.LIMITS,
     writer="every part",
-    people="operators, retry",
+    other_readers="operators, retry",
     order=Order.NONE,
 )
 
 
 def incoming(groups: Iterable[str] = (DEFAULT_GROUP,)) -> Queue:
-    """Events in the order of their positions. Each dispatcher group (a primary, a backup) gets all of them."""
+    """Return the queue of all events, in the order of their positions. Each dispatcher group receives all of them."""
     return Queue(
         name="incoming",
-        purpose="Every event of every source, in the one order that counts.",
+        purpose="Every event of every source, in the order of positions.",
         subjects=("incoming", "incoming.>"),
         retention=Retention.INTEREST,
         writer="pipeline: transform, the API, the outbox relay",
         readers=(
-            *(Reader(durable=group, who="pipeline: dispatch") for group in groups),
-            Reader(durable="archive", who="pipeline: archive"),
+            *(Reader(durable=group, used_by="pipeline: dispatch") for group in groups),
+            Reader(durable="archive", used_by="pipeline: archive"),
             Reader(
                 durable=RECEIPTS,
-                who="pipeline: transform, keeps its newest event",
+                used_by="pipeline: transform, keeps its newest event",
                 filter_subjects=(LDIF_SUBJECT,),
                 keeps_newest=True,
             ),
@@ -161,23 +170,23 @@ def incoming(groups: Iterable[str] = (DEFAULT_GROUP,)) -> Queue:
 
 
 def subscription_queue(name: str, incarnation: str | None = None) -> Queue:
-    """The queue of one subscription. A message is deleted when it is acknowledged, so it has no durable."""
+    """Return the queue of one subscription. It has no durable: delivery deletes acknowledged messages."""
     check_subscription_name(name, reserved_names())
     if name.startswith(_STAGE_PREFIX):
         raise InvalidName(f"the name {name!r} is reserved: {_STAGE_PREFIX}... are stages", fix="choose another name")
     return Queue(
         name=name,
-        purpose=f"What subscription {name} has not acknowledged yet.",
+        purpose=f"Messages that subscription {name} has not acknowledged yet.",
         subjects=(f"{name}.main", f"{name}.prefill", f"{name}.retry"),
         retention=Retention.LIMITS,
-        writer="pipeline: dispatch, prefill, replay; whoever puts back a dead letter",
-        people="the API, push",
+        writer="pipeline: dispatch, prefill, replay; the redrive of dead letters",
+        other_readers="the API, push",
         incarnation=incarnation,
     )
 
 
 def stage_queue(endpoint: str, stages: int = 1) -> Queue:
-    """The queue of a transactional endpoint, with one durable for each of its stages."""
+    """Return the queue of a transactional endpoint, with one durable for each of its stages."""
     name = f"{_STAGE_PREFIX}{endpoint.replace('.', '_')}"
     check_name(name, "stage")
     return Queue(
@@ -189,7 +198,7 @@ def stage_queue(endpoint: str, stages: int = 1) -> Queue:
         readers=tuple(
             Reader(
                 durable=f"stage-{number}",
-                who=f"stage {number} of {endpoint}",
+                used_by=f"stage {number} of {endpoint}",
                 max_ack_pending=256,
                 filter_subjects=(f"stage.{endpoint}.{number}",),
             )
@@ -200,10 +209,96 @@ def stage_queue(endpoint: str, stages: int = 1) -> Queue:
 
 
 def internal_queues(groups: Iterable[str] = (DEFAULT_GROUP,)) -> tuple[Queue, ...]:
-    """The queues that every deployment has."""
+    """Return the queues that every deployment has."""
     return (LDIF, incoming(groups), PREFILL, PREFILL_FAILURES, DEAD_LETTERS)
 
 
 def reserved_names() -> frozenset[str]:
-    """Names that a subscription cannot take."""
+    """Return the names that a subscription cannot have."""
     return frozenset(queue.name for queue in internal_queues())
+
+
+STAGE_STREAMS: Final = "stream:stage-"
+"""The prefix of the names of endpoint streams."""
+MAX_ACK_PENDING: Final = 1024
+"""The largest number of messages that all instances of a stage together have in progress."""
+_ENDPOINT = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
+_LONGEST_NAME = 120
+_REPLY_AGE = timedelta(hours=1)
+
+
+def check_endpoint(name: str) -> str:
+    """Return the name of an endpoint, or raise InvalidName. No underscore: the stream name has one for each dot."""
+    if not _ENDPOINT.fullmatch(name) or len(name) > _LONGEST_NAME or name == "replies":
+        raise InvalidName(
+            f"invalid endpoint name {name!r}", fix="use letters, digits and '-', separated by dots: orders.place"
+        )
+    return name
+
+
+def stage_subject(endpoint: str, stage: int = 0, *, interactive: bool = False) -> str:
+    """Return the subject of the messages of a stage.
+
+    >>> stage_subject("orders.place", 1), stage_subject("orders.place", interactive=True)
+    ('stage.orders.place.1', 'stage.orders.place.0.interactive')
+    """
+    return f"stage.{endpoint}.{stage}{'.interactive' if interactive else ''}"
+
+
+def stage_durable(stage: int, *, interactive: bool = False) -> str:
+    """Return the durable that reads the messages of a stage."""
+    return f"stage-{stage}{'-interactive' if interactive else ''}"
+
+
+def endpoint_queue(endpoint: str, stages: int, *, ack_wait: timedelta = timedelta(seconds=30)) -> Queue:
+    """Return the queue of an endpoint with this number of stages."""
+    plain = stage_queue(check_endpoint(endpoint), stages)
+    kinds = [(number, interactive) for number in range(stages) for interactive in (False, True)]
+    return dataclasses.replace(
+        plain,
+        subjects=tuple(stage_subject(endpoint, number, interactive=interactive) for number, interactive in kinds),
+        readers=tuple(
+            Reader(
+                durable=stage_durable(number, interactive=interactive),
+                used_by=f"stage {number} of {endpoint}{', interactive messages' if interactive else ''}",
+                ack_wait=ack_wait,
+                max_ack_pending=MAX_ACK_PENDING,
+                filter_subjects=(stage_subject(endpoint, number, interactive=interactive),),
+            )
+            for number, interactive in kinds
+        ),
+    )
+
+
+def endpoint_of(stream: str, subjects: tuple[str, ...]) -> str | None:
+    """Return the endpoint that a stream belongs to, by its subjects; None for other streams.
+
+    >>> endpoint_of("stream:stage-orders_place", ("stage.orders.place.0", "stage.orders.place.0.interactive"))
+    'orders.place'
+    """
+    if not stream.startswith(STAGE_STREAMS) or not subjects or not subjects[0].startswith("stage."):
+        return None
+    plain = min(subjects, key=len)
+    return plain.removeprefix("stage.").rpartition(".")[0] or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepliesQueue(Queue):
+    """A queue whose messages expire."""
+
+    def config(self, *, replicas: int = 1) -> StreamConfig:
+        """Return the settings of its stream, with a maximum age of messages."""
+        return dataclasses.replace(
+            Queue.config(self, replicas=replicas), max_age=_REPLY_AGE, duplicate_window=timedelta(minutes=2)
+        )
+
+
+STAGE_REPLIES: Final = RepliesQueue(
+    name="stage-replies",
+    purpose="Replies to callers outside of a stage.",
+    subjects=("stage-replies.>",),
+    retention=Retention.LIMITS,
+    writer="stages, the outbox relay",
+    other_readers="the caller",
+    order=Order.NONE,
+)

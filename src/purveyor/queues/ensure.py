@@ -1,6 +1,7 @@
-"""`ensure(queue)`: what both sides of a queue call when they start, in any order, from many processes at once.
+"""`ensure(queue)`: the writer and the readers of a queue call it when they start, in any order, from many processes.
 
-The rules (what differs, what can change in place) are pure functions; `Ensurer` acts on them until nothing differs.
+The rules (what differs, what can change in place) are pure functions in `migration.plan`; `Ensurer` acts on them until
+nothing differs.
 """
 
 import asyncio
@@ -22,8 +23,8 @@ from purveyor.model.errors import (
     UnreadableRecord,
 )
 from purveyor.queues.catalogue import Queue, Reader
-from purveyor.queues.config_diff import Difference, consumer_differences, stream_differences
-from purveyor.queues.migration.migrator import Migrations
+from purveyor.queues.migration.migrator import Migrator
+from purveyor.queues.migration.plan import Difference, consumer_differences, stream_differences
 from purveyor.queues.migration.record import QueueStatus
 
 __all__ = ["Action", "Ensured", "Ensurer", "QueueStatus"]
@@ -42,7 +43,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ensured:
-    """The result: the status, what was done, and what (still, or until now) differed."""
+    """The result: the status, the action, and the differences before it (or those that remain)."""
 
     queue: str
     status: QueueStatus
@@ -50,7 +51,7 @@ class Ensured:
     differences: tuple[Difference, ...] = ()
 
     def require_ready(self) -> "Ensured":
-        """Itself when READY; MigrationNeeded otherwise."""
+        """Return the result if the queue is READY; raise MigrationNeeded otherwise."""
         if self.status is QueueStatus.SEALED_FOR_MIGRATION:
             raise MigrationNeeded(
                 f"queue {self.queue!r} is sealed for migration",
@@ -59,9 +60,9 @@ class Ensured:
         return self.require_usable()
 
     def require_usable(self) -> "Ensured":
-        """Itself when READY, or when a migration is under way: readers then drain the queue, and writers wait.
+        """Return the result if the queue is READY or being migrated: then readers drain it, and writers wait.
 
-        MigrationNeeded if the queue needs one and nobody may begin it.
+        Raise MigrationNeeded if the queue needs a migration and this program may not begin one.
         """
         if self.status is QueueStatus.NEEDS_MIGRATION:
             why = "; ".join(map(str, self.differences))
@@ -76,56 +77,56 @@ class Ensured:
 class Ensurer:
     """Brings queues to their declaration."""
 
-    def __init__(self, streams: Streams, consumers: Consumers, migrations: Migrations) -> None:
+    def __init__(self, streams: Streams, consumers: Consumers, migrations: Migrator) -> None:
         self._streams = streams
         self._consumers = consumers
         self._migrations = migrations
 
     async def ensure(self, queue: Queue, *, replicas: int = 1, migrate: bool = False) -> Ensured:
-        """Create or update the stream and its durables, or say that it needs migration; with `migrate`, begin that.
+        """Create or update the stream and its durables, or return that it needs a migration; with `migrate`, begin it.
 
-        When it returns READY every durable exists, so nothing written from now on is lost for its reader. A migration
-        that is under way is brought forward in any case: whoever looks can complete it.
+        When the status is READY every durable exists, so no reader loses a message that is written from now on. A
+        running migration is advanced in any case: every instance can complete it.
         """
-        wanted = queue.config(replicas=replicas).checked()
+        wanted = queue.config(replicas=replicas).validated()
         created = False
         for attempt in range(_ATTEMPTS):
-            # Gone in the middle of a migration it must not be made as if it were new: first what is under way.
+            # A stream that is missing during a migration must not be created as if it were new: check that first.
             try:
-                under_way = await self._migrations.under_way(queue.name)
+                running = await self._migrations.find_running(queue.name)
             except UnreadableRecord as error:
-                return await self._left_alone(queue, wanted, error)
-            if under_way is not None:
-                status = await self._take_part(queue, replicas)
+                return await self._use_unchanged(queue, wanted, error)
+            if running is not None:
+                status = await self._join_migration(queue, replicas)
                 if status is not QueueStatus.READY:
                     return Ensured(queue.name, status)
             try:
                 found = await self._converge(queue, wanted, created=created)
-                hard = not all(difference.in_place for difference in found.differences)
-                if found.status is QueueStatus.READY or not migrate or not hard:
-                    return found  # a queue that is sealed and as declared, somebody sealed on purpose
+                in_place = all(difference.in_place for difference in found.differences)
+                if found.status is QueueStatus.READY or not migrate or in_place:
+                    return found  # an operator sealed a queue that is sealed and matches its declaration
                 status = await self._migrations.begin(queue, replicas=replicas)
                 if status is not QueueStatus.READY:
                     return dataclasses.replace(found, status=status)
             except UnknownStream:
-                if await self._migrations.under_way(queue.name) is None:
+                if await self._migrations.find_running(queue.name) is None:
                     created = await self._create(wanted) or created
             except (AlreadyExists, UnknownConsumer):
-                pass  # somebody else was quicker: look again
+                pass  # another instance was quicker: check again
             await asyncio.sleep(0.01 * attempt)
         raise MigrationNeeded(
             f"queue {queue.name!r}: its stream changes faster than it can be set up",
             fix="are two versions with different catalogues running?",
         )
 
-    async def _take_part(self, queue: Queue, replicas: int) -> QueueStatus:
+    async def _join_migration(self, queue: Queue, replicas: int) -> QueueStatus:
         try:
             return await self._migrations.begin(queue, replicas=replicas)
-        except PermissionDenied:  # others may
+        except PermissionDenied:  # other users may
             return QueueStatus.SEALED_FOR_MIGRATION
 
-    async def _left_alone(self, queue: Queue, wanted: StreamConfig, error: UnreadableRecord) -> Ensured:
-        """A queue that a newer program migrates or has migrated: used if it is as declared, and not changed."""
+    async def _use_unchanged(self, queue: Queue, wanted: StreamConfig, error: UnreadableRecord) -> Ensured:
+        """Use a queue that a newer program migrates or has migrated, if it matches its declaration; never change it."""
         try:
             actual = (await self._streams.info(queue.stream)).config
         except UnknownStream:
@@ -138,10 +139,10 @@ class Ensurer:
         return Ensured(queue.name, QueueStatus.READY)
 
     async def _create(self, wanted: StreamConfig) -> bool:
-        """Make the stream; an interest stream first with limits retention.
+        """Create the stream; an interest stream first with limits retention.
 
-        An interest stream without consumers keeps nothing: a message written between its creation and that of its
-        durables would be gone. It becomes an interest stream (in place) once they are there.
+        An interest stream without consumers keeps nothing: a message that is written between the creation of the stream
+        and of its durables would be lost. It gets interest retention (in place) when the durables exist.
         """
         first = wanted
         if wanted.retention is Retention.INTEREST:
@@ -162,22 +163,22 @@ class Ensurer:
         if not all(difference.in_place for difference in differences):
             return Ensured(queue.name, QueueStatus.NEEDS_MIGRATION, differences=differences)
         changed = False
-        for reader, found in readers:  # durables before the stream: interest retention drops what nobody waits for
+        for reader, found in readers:  # durables before the stream: interest retention drops messages without a reader
             if found is None:
                 await self._consumers.add(queue.stream, reader.consumer())
                 changed = True
             elif found:
                 await self._consumers.update(queue.stream, reader.durable, _consumer_changes(reader, found))
                 changed = True
-        of_stream = {d.field: d.wanted for d in differences if d.what == "stream"}
-        if of_stream:
-            await self._streams.update(queue.stream, of_stream)
+        stream_changes = {d.field: d.wanted for d in differences if d.what == "stream"}
+        if stream_changes:
+            await self._streams.update(queue.stream, stream_changes)
             changed = True
         action = Action.CREATED if created else Action.UPDATED if changed else Action.NOTHING
         return Ensured(queue.name, QueueStatus.READY, action, () if created else differences)
 
     async def _reader_differences(self, queue: Queue, reader: Reader) -> tuple[Difference, ...] | None:
-        """None when the durable does not exist yet."""
+        """Return how a durable differs; None if it does not exist yet."""
         try:
             actual = (await self._consumers.info(queue.stream, reader.durable)).config
         except UnknownConsumer:

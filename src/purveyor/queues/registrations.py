@@ -1,8 +1,8 @@
-"""The registry's keys put together: what is known about each subscription, and what of it is not understood. Pure.
+"""The subscriptions of the registry, assembled from its keys; also those that this program does not understand. Pure.
 
-A part that this program does not understand (see `model.stored`) makes its subscription `Unreadable`. Everybody else
-goes on. Of the record itself, `incarnation`, `begin` and `state` are read in any case: they mean the same in every
-version, and tell where a subscription has to be stopped.
+A part that this program does not understand (see `model.stored_record`) makes its subscription `Unreadable`; all other
+subscriptions are served. Of the record itself, `incarnation`, `begin` and `state` are read in any case: they mean the
+same in every version, and say where a subscription has to be suspended.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,16 +24,16 @@ from purveyor.model.registration import (
 from purveyor.model.stored_record import UPGRADE, Kind
 
 Value: TypeAlias = tuple[int, bytes | None]
-"""A revision and what was written; None for a deletion."""
+"""A revision and the stored bytes; None for a deletion."""
 Parts: TypeAlias = Mapping[str, Value]
-"""What is known under a name: by `definition`, `dispatch` and `prefill`."""
-NOTHING: Final[Value] = (0, None)
+"""The values of one subscription, by `definition`, `dispatch` and `prefill`."""
+NO_VALUE: Final[Value] = (0, None)
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """All that the registry knows about one subscription, each part with the revision to give when writing it."""
+    """A subscription in the registry, each part with the revision for its next write."""
 
     record: Record
     revision: int
@@ -49,77 +49,77 @@ class Registered:
 
     @property
     def incarnation(self) -> str:
-        """Which of all subscriptions that ever had its name."""
+        """Distinguishes it from other subscriptions that had or will have its name."""
         return self.record.incarnation
 
     @property
     def next(self) -> int | None:
-        """The first position that may be written to its queue; None while it has no beginning."""
+        """The first position that may be written to its queue; None while its beginning is unknown."""
         if self.dispatch is not None:
             return self.dispatch.next
         return None if self.record.begin is None else self.record.begin + 1
 
     @property
     def suspended(self) -> Suspension | None:
-        """Why nothing is written at present, if so."""
+        """Why the dispatcher writes nothing at present; None if it writes."""
         return self.dispatch.suspended if self.dispatch is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A subscription that this program does not understand, or not all of it. It is not served, and left as it is."""
+    """A subscription that this program does not fully understand. It is not served, and not changed."""
 
     name: str
     reason: str
     revision: int
     incarnation: str | None = None
-    """None if even that cannot be read."""
+    """None if it cannot be read."""
     begin: int | None = None
     deleting: bool = False
     dispatch: DispatchState | None = None
     dispatch_revision: int = 0
     dispatch_unreadable: bool = False
-    """Whether the dispatch state is (among) what is not understood: then nothing may be written there."""
+    """Whether this program does not understand the dispatch state: then it must not write it."""
     prefill_revision: int = 0
     dispatched: Registered | None = None
-    """All that a dispatcher needs, if only the prefill state is not understood."""
+    """What a dispatcher needs, if only the prefill state is not understood."""
 
     @property
     def suspended(self) -> Suspension | None:
-        """Why nothing is written at present, if that is noted."""
+        """Why the dispatcher writes nothing at present, if that is stored."""
         return self.dispatch.suspended if self.dispatch is not None else None
 
     def error(self) -> UnreadableRecord:
-        """The error for whoever asks for it."""
+        """Return the error for a caller that wants to use it."""
         return UnreadableRecord(f"subscription {self.name!r} cannot be served: {self.reason}", fix=UPGRADE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All subscriptions at one moment of the registry, by name; `last_sequence` is that moment."""
+    """All subscriptions by name, as of the sequence `last_sequence` of the registry."""
 
     last_sequence: int = 0
     subscriptions: Mapping[str, Registered] = field(default_factory=dict)
     unreadable: Mapping[str, Unreadable] = field(default_factory=dict)
-    """Those that are not understood. They stop no other."""
+    """Those that this program does not understand. They do not stop others."""
     parts: Mapping[str, Parts] = field(default_factory=dict, repr=False)
 
     @property
     def dispatched(self) -> Mapping[str, Registered]:
-        """Those that a dispatcher understands: what a prefill state says is no concern of it."""
+        """Those that a dispatcher understands: it does not need the prefill state."""
         more = {name: each.dispatched for name, each in self.unreadable.items() if each.dispatched is not None}
         return {**self.subscriptions, **more} if more else self.subscriptions
 
 
 def assemble(name: str, parts: Parts) -> Registered | Unreadable | None:
-    """The parts of one name together. A state of another incarnation counts as absent; its revision does not."""
-    revision, data = parts.get("definition", NOTHING)
+    """Assemble the parts of one name. A state of another incarnation counts as absent; its revision does not."""
+    revision, data = parts.get("definition", NO_VALUE)
     if data is None:
         return None
     record, record_problem = _read(RECORD, data, lambda given: _named(name, Record.from_json(given)))
-    dispatch_revision, data_of_dispatch = parts.get("dispatch", NOTHING)
+    dispatch_revision, data_of_dispatch = parts.get("dispatch", NO_VALUE)
     dispatch, dispatch_problem = _read(DISPATCH_STATE, data_of_dispatch, DispatchState.from_json)
-    prefill_revision, data_of_prefill = parts.get("prefill", NOTHING)
+    prefill_revision, data_of_prefill = parts.get("prefill", NO_VALUE)
     prefill, prefill_problem = _read(PREFILL_STATE, data_of_prefill, PrefillState.from_json)
     known = _known_fields(data)
     incarnation = known.get("incarnation")
@@ -153,7 +153,7 @@ def assemble(name: str, parts: Parts) -> Registered | Unreadable | None:
 
 
 def merge(snapshot: Snapshot, values: Mapping[str, Value]) -> Snapshot:
-    """A snapshot with newer values. Only names that changed are parsed."""
+    """Return a snapshot with newer values. Only changed names are parsed."""
     parts = dict(snapshot.parts)
     subscriptions, unreadable = dict(snapshot.subscriptions), dict(snapshot.unreadable)
     changed: dict[str, dict[str, Value]] = {}
@@ -181,7 +181,7 @@ def merge(snapshot: Snapshot, values: Mapping[str, Value]) -> Snapshot:
 
 
 def _read(kind: Kind, data: bytes | None, build: Callable[[Any], _T]) -> tuple[_T | None, str | None]:
-    """A part, or why it is not understood; neither if it is not there."""
+    """Return a part, or why it is not understood; neither if it is absent."""
     if data is None:
         return None, None
     try:
@@ -192,12 +192,12 @@ def _read(kind: Kind, data: bytes | None, build: Callable[[Any], _T]) -> tuple[_
 
 def _named(name: str, record: Record) -> Record:
     if record.name != name:
-        raise InvalidInput(f"it is that of {record.name!r}")
+        raise InvalidInput(f"it is the record of {record.name!r}")
     return record
 
 
 def _known_fields(data: bytes) -> dict[str, Any]:
-    """The fields of a record that every version has, as far as they are there."""
+    """Return the fields of a record that every version has."""
     try:
         given = json_fields.parse(data, RECORD.what)
     except InvalidInput:

@@ -1,7 +1,7 @@
-"""The board: what long-running parts say of themselves, in the key-value bucket `status`, for whoever shows it.
+"""The status board: the state of long-running parts in the key-value bucket `status`, for the console and the CLI.
 
-A part writes its key again every second or two. When it was written last is the server's word, so a part that is dead
-is known by the age of its notice, however it died. Kept in memory: after a restart of the server each part writes anew.
+A part writes its notice again every second or two. The server stamps the time of each write, so readers recognise a
+dead part by the age of its notice. The bucket is in memory: after a restart of the server each part writes again.
 """
 
 import contextlib
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
     from purveyor.queues.client import Queues
 
 STATUS: Final = "status"
-"""The bucket."""
+"""The name of the bucket."""
 _STREAM: Final = f"KV_{STATUS}"
-_FORGOTTEN: Final = timedelta(days=1)
+_NOTICE_AGE: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a part said last, and when."""
+    """The last notice of a part, and when it was written."""
 
     key: str
     value: Json
     at: datetime | None
 
 
-def post(address: Address, key: str, value: Json, *, replicas: int = 1, patience_seconds: float = 2.0) -> None:
-    """Write a notice, synchronously: for programs without an event loop."""
-    # Here and not at the top: the bulk path brings Arrow, and those who only read have no use for it.
+def post_notice(address: Address, key: str, value: Json, *, replicas: int = 1, patience_seconds: float = 2.0) -> None:
+    """Write a notice from a program without an event loop."""
+    # Imported here because the bulk path loads Arrow, which readers of the board do not need.
     from purveyor.jetstream.bulk import PublishOptions, outgoing, publish_many  # noqa: PLC0415
-    from purveyor.jetstream.bulk.net.api_request import ask  # noqa: PLC0415
+    from purveyor.jetstream.bulk.net.pool import request_api  # noqa: PLC0415
 
     rows = [(f"$KV.{STATUS}.{key}", json_fields.dump(value), None, None)]
-    bucket = BucketConfig(name=STATUS, storage=Storage.MEMORY, max_age=_FORGOTTEN, replicas=replicas)
-    # Each time: it is gone when the server was started again. One that is there is left as it is.
+    bucket = BucketConfig(name=STATUS, storage=Storage.MEMORY, max_age=_NOTICE_AGE, replicas=replicas)
+    # At each write: a restart of the server loses the bucket. An existing bucket stays unchanged.
     with contextlib.suppress(AlreadyExists):
-        ask(address, f"STREAM.CREATE.{_STREAM}", to_wire(bucket.stream()), patience_seconds=patience_seconds)
+        request_api(address, f"STREAM.CREATE.{_STREAM}", to_wire(bucket.stream()), patience_seconds=patience_seconds)
     publish_many(address, outgoing(rows), PublishOptions(expected_stream=_STREAM, patience_seconds=patience_seconds))
 
 
-async def read(queues: "Queues", prefix: str) -> list[Notice]:
-    """The notices whose key begins with a token, by key; none if nobody ever wrote one."""
+async def read_notices(queues: "Queues", prefix: str) -> list[Notice]:
+    """Return the notices whose keys begin with a token, sorted by key."""
     try:
         subjects = await queues.streams.subjects(_STREAM, f"$KV.{STATUS}.{prefix}.>")
     except UnknownStream:
@@ -63,6 +63,6 @@ async def read(queues: "Queues", prefix: str) -> list[Notice]:
                 continue
             value = json_fields.parse(message.data, "notice")
         except (UnknownMessage, UnknownStream, InvalidInput):
-            continue  # gone meanwhile, or nothing that a part of ours wrote
+            continue  # deleted in the meantime, or written by another program
         found.append(Notice(subject.removeprefix(f"$KV.{STATUS}."), value, message.timestamp))
     return found

@@ -1,9 +1,9 @@
 """The replay of a subscription that has not begun, at most one: key `<name>.replay` of the registry's bucket.
 
-It has a key of its own, because the prefill state belongs to the job that fills the queue: any other write to that
-state ends the job. Delivery writes the record before it stores the job on the queue `prefill`. The prefill worker
-deletes the record when it begins the job or gives it up. The job itself is only on the queue: the record decides
-whether delivery accepts another replay, and nothing else.
+It has its own key, because the prefill state belongs to the job that fills the queue: any other write to that state
+ends the job. Delivery writes the record before it stores the job on the queue `prefill`. The prefill worker deletes the
+record when it begins the job or gives it up. The job itself is only on the queue: the record only decides whether
+delivery accepts another replay.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,23 @@ from purveyor.model import json_fields
 from purveyor.model.errors import AlreadyExists, InvalidInput, Unavailable, WrongRevision
 from purveyor.model.json_fields import Json
 from purveyor.model.name_rules import check_subscription_name
-from purveyor.model.stored_record import Kind
+from purveyor.model.stored_record import (
+    Kind,
+    field_names,
+    moment_field,
+    read_fields,
+    text_field,
+    whole_field,
+    write_fields,
+)
 
-WAITING_REPLAY: Final = Kind("waiting replay", ("incarnation", "job", "at", "sequence"))
+_FIELDS: Final = (
+    text_field("incarnation"),
+    text_field("job"),
+    moment_field("at"),
+    whole_field("sequence", default=None),
+)
+WAITING_REPLAY: Final = Kind("waiting replay", field_names(_FIELDS))
 
 _ATTEMPTS: Final = 20
 _STORED_WITHIN: Final = timedelta(minutes=1)
@@ -37,36 +51,23 @@ class WaitingReplay:
 
     def to_json(self) -> Json:
         """Return the fields of the record."""
-        return {
-            "incarnation": self.incarnation,
-            "job": self.job,
-            "at": self.at.isoformat(),
-            "sequence": self.sequence,
-        }
+        return write_fields(_FIELDS, self)
 
     @classmethod
     def from_json(cls, data: object) -> "WaitingReplay":
-        """Checked; InvalidInput names the field that is wrong."""
-        given = WAITING_REPLAY.check(data)
-        return cls(
-            incarnation=json_fields.text(given, "incarnation", WAITING_REPLAY.what),
-            job=json_fields.text(given, "job", WAITING_REPLAY.what),
-            at=json_fields.moment(given, "at", WAITING_REPLAY.what),
-            sequence=None
-            if given.get("sequence") is None
-            else json_fields.whole(given, "sequence", WAITING_REPLAY.what),
-        )
+        """Build it from checked fields; InvalidInput names the wrong one."""
+        return cls(**read_fields(_FIELDS, WAITING_REPLAY.check(data), WAITING_REPLAY.what))
 
-    def waits(self, now: datetime, *, first_sequence: int, begun: str | None) -> bool:
+    def is_waiting(self, now: datetime, *, first_sequence: int, begun: str | None) -> bool:
         """Whether the job can still be on the queue `prefill` and has not begun. Pure.
 
         `first_sequence` is that of the queue, `begun` the job that the prefill state names. They matter where the
         record was not deleted: the queue was purged, or a worker of a version without these records ran the job.
 
-        >>> noted = WaitingReplay(incarnation="i", job="j", at=datetime(2026, 1, 1, tzinfo=UTC), sequence=7)
-        >>> [noted.waits(noted.at, first_sequence=first, begun=None) for first in (7, 8)]
+        >>> found_record = WaitingReplay(incarnation="i", job="j", at=datetime(2026, 1, 1, tzinfo=UTC), sequence=7)
+        >>> [found_record.is_waiting(found_record.at, first_sequence=first, begun=None) for first in (7, 8)]
         [True, False]
-        >>> noted.waits(noted.at, first_sequence=7, begun="j")
+        >>> found_record.is_waiting(found_record.at, first_sequence=7, begun="j")
         False
         """
         if self.job == begun:
@@ -93,16 +94,16 @@ class WaitingReplays:
         return (await self._read(name))[0]
 
     async def claim(self, name: str, wanted: WaitingReplay, *, first_sequence: int, begun: str | None) -> None:
-        """Write that a replay waits; AlreadyExists names the one that waits already. See `WaitingReplay.waits`."""
+        """Write that a replay waits; AlreadyExists names the one that waits already. See `WaitingReplay.is_waiting`."""
 
-        def change(noted: WaitingReplay | None) -> WaitingReplay:
+        def change(found_record: WaitingReplay | None) -> WaitingReplay:
             if (
-                noted is not None
-                and noted.incarnation == wanted.incarnation
-                and noted.waits(datetime.now(UTC), first_sequence=first_sequence, begun=begun)
+                found_record is not None
+                and found_record.incarnation == wanted.incarnation
+                and found_record.is_waiting(datetime.now(UTC), first_sequence=first_sequence, begun=begun)
             ):
                 raise AlreadyExists(
-                    f"a replay of subscription {name!r} waits already, job {noted.job}",
+                    f"a replay of subscription {name!r} waits already, job {found_record.job}",
                     fix="ask again when that replay has begun",
                     code=409,
                 )
@@ -110,11 +111,15 @@ class WaitingReplays:
 
         await self._change(name, change)
 
-    async def stored(self, name: str, job: str, sequence: int) -> None:
+    async def store_sequence(self, name: str, job: str, sequence: int) -> None:
         """Write where the job is, if the record is still that of the job."""
 
-        def change(noted: WaitingReplay | None) -> WaitingReplay | None:
-            return replace(noted, sequence=sequence) if noted is not None and noted.job == job else noted
+        def change(found_record: WaitingReplay | None) -> WaitingReplay | None:
+            return (
+                replace(found_record, sequence=sequence)
+                if found_record is not None and found_record.job == job
+                else found_record
+            )
 
         await self._change(name, change)
 
@@ -125,16 +130,18 @@ class WaitingReplays:
         sequence if delivery ended between storing the job and writing where it is.
         """
 
-        def change(noted: WaitingReplay | None) -> WaitingReplay | None:
-            if noted is None or noted.incarnation != found.incarnation:
+        def change(found_record: WaitingReplay | None) -> WaitingReplay | None:
+            if found_record is None or found_record.incarnation != found.incarnation:
                 return found
-            return replace(noted, sequence=found.sequence) if noted.job == found.job else noted
+            return replace(found_record, sequence=found.sequence) if found_record.job == found.job else found_record
 
         await self._change(name, change)
 
     async def forget(self, name: str, job: str) -> None:
         """Delete the record, if it is that of the job."""
-        await self._change(name, lambda noted: None if noted is not None and noted.job == job else noted)
+        await self._change(
+            name, lambda found_record: None if found_record is not None and found_record.job == job else found_record
+        )
 
     async def remove(self, name: str, incarnation: str | None) -> None:
         """Delete the record of a subscription that ends, also one that is not understood."""
@@ -153,9 +160,9 @@ class WaitingReplays:
 
     async def _change(self, name: str, change: _Change) -> None:
         for _ in range(_ATTEMPTS):
-            noted, revision = await self._read(name)
-            wanted = change(noted)
-            if wanted == noted:
+            found_record, revision = await self._read(name)
+            wanted = change(found_record)
+            if wanted == found_record:
                 return
             try:
                 if wanted is None:

@@ -1,10 +1,10 @@
-"""Events that programs send: into `incoming`, and told as accepted only when they are stored there.
+"""Events of publishers: checked, and stored in the queue `incoming` before they are reported as accepted.
 
-One by one on the connection of the process; many as one atomic batch, all of them or none. Each carries the login that
-sent it, beside the `publisher_name` that it gave itself.
+A single event goes over the connection of the process; several go as one atomic batch, all of them or none. Each
+carries the login that sent it, beside the `publisher_name` that the publisher gives itself.
 
-The id of an event belongs to the login that sent it: the server recognises a repetition by a digest of both, the
-message id. The id itself goes along in a header, for consumers and the archive.
+The id of an event is unique within the login that sent it: the message id, by which the server recognises a repetition,
+is a digest of both. A header carries the id itself, for consumers and the archive.
 """
 
 import asyncio
@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
 
+from purveyor.jetstream.api_protocol import Receipt
 from purveyor.jetstream.headers import EVENT_ID
-from purveyor.jetstream.publisher import Expect, Receipt
+from purveyor.jetstream.publisher import Expect
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import InvalidInput, UnknownStream
 from purveyor.model.event import SUBJECT, Event
@@ -26,44 +27,44 @@ from purveyor.model.metrics import PUBLISHED
 from purveyor.model.tracing import Carrier
 from purveyor.queues.catalogue import incoming
 from purveyor.queues.client import Queues
-from purveyor.sources.schemas.event_validator import Rules
+from purveyor.sources.schemas.event_validator import EventValidator
 
-LOGIN: Final = "Purveyor-Login"
+LOGIN_HEADER: Final = "Purveyor-Login"
 """The header with the login that sent an event."""
 NO_LOGIN: Final = ""
-"""In place of a login, for who needs none: the command line."""
-MOST_AT_ONCE: Final = 1000
-HEADER_ROOM_BYTES: Final = 2048
-"""Left for the headers of an event: its ids, its login, its trace."""
-_AT_ONCE: Final = 8
+"""In place of a login, for the command line, which has none."""
+MAX_EVENTS_PER_BATCH: Final = 1000
+MAX_HEADER_BYTES: Final = 2048
+"""Reserved for the headers of an event: its ids, its login, its trace."""
+_MAX_CONCURRENT_BATCHES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
-    """An event that the edge accepted, the id that a repetition of it has, and the body of its message."""
+class IncomingEvent:
+    """A checked event, its id, which a repetition has as well, and the body of its message."""
 
     event: Event
     id: str
     data: bytes
 
     @classmethod
-    def read(cls, fields: Json, rules: Rules, default_id: str | None = None) -> Self:
-        """Accept an event by the rules; InvalidInput names what is wrong with it.
+    def read(cls, fields: Json, validator: EventValidator, default_id: str | None = None) -> Self:
+        """Check the fields of an event; InvalidInput names what is wrong.
 
-        `id` is one of the fields, or missing; then it has the default, or a new one.
+        Without the field `id` the event gets the default id, or a new one.
         """
         rest = dict(json_fields.mapping(fields, "event"))
         identity = rest.pop("id", None)
-        event, data = rules.read(rest)
+        event, data = validator.read(rest)
         return cls(event, check_event_id((default_id or new_id()) if identity is None else identity), data)
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Its realm and topic."""
+    def realm_topic(self) -> tuple[str, str]:
+        """The realm and topic."""
         return self.event.realm, self.event.topic
 
     def message_id(self, login: str) -> str:
-        """The id by which the server recognises a repetition by the same login.
+        """Return the id by which the server recognises a repetition by the same login.
 
         No other writer of the queue has ids of this form, so that a publisher cannot suppress their messages.
         """
@@ -71,115 +72,118 @@ class Incoming:
         return f"event:{digest.hexdigest()}"
 
     def headers(self, login: str, trace: Carrier) -> dict[str, str]:
-        """The headers of its message; without a login those of the command line."""
-        return {EVENT_ID: self.id, **({LOGIN: login} if login else {}), **trace}
+        """Return the headers of the message; without a login those of the command line."""
+        return {EVENT_ID: self.id, **({LOGIN_HEADER: login} if login else {}), **trace}
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """What became of many events: stored now or before (`duplicates`), up to which position."""
+class BatchReceipt:
+    """The outcome of a batch: the events stored now and before (`duplicates`), and the last position."""
 
     stored: int
     duplicates: int
     position: int
 
 
-class TooLarge(InvalidInput):
-    """An event that the server does not take because of its size."""
+class EventTooLarge(InvalidInput):
+    """An event above the size limit of the server."""
 
 
-class EventIntake:
-    """See the module. Every method raises an `Unavailable` when the server is away: then the same may be sent again."""
+class EventPublisher:
+    """Publishes events to `incoming`. Methods raise `Unavailable` without a server; then a caller may try again."""
 
     def __init__(self, queues: Queues, *, replicas: int = 1) -> None:
         self._queues = queues
         self._replicas = replicas
         self._ready_on = 0
-        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="purveyor-intake")
+        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_BATCHES, thread_name_prefix="purveyor-publish")
 
-    async def store(self, given: Incoming, login: str, trace: Carrier = tracing.NONE) -> Receipt:
-        """Store one event; where it is. It carries the trace on, or the one among its attributes."""
-        check_size(given, self._queues.connection.max_payload)
-        identity, headers = given.message_id(login), given.headers(login, trace or trace_of(given))
+    async def publish(self, event: IncomingEvent, login: str, trace: Carrier = tracing.NO_TRACE) -> Receipt:
+        """Store one event; return its receipt. It carries this trace, or else the one in its attributes."""
+        check_event_size(event, self._queues.connection.max_payload)
+        message_id, headers = event.message_id(login), event.headers(login, trace or event_trace(event))
         await self.ensure()
         try:
-            receipt = await self._publish(identity, given.data, headers)
-        except UnknownStream:  # somebody removed the queue: it is made again, with its readers
+            receipt = await self._publish(message_id, event.data, headers)
+        except UnknownStream:  # the queue was deleted: create it again, with its readers
             self._ready_on = 0
             await self.ensure()
-            receipt = await self._publish(identity, given.data, headers)
+            receipt = await self._publish(message_id, event.data, headers)
         PUBLISHED.add("duplicate" if receipt.duplicate else "stored")
         return receipt
 
-    async def store_all(self, given: Sequence[Incoming], login: str, trace: Carrier = tracing.NONE) -> Stored:
-        """Store up to 1000 events behind one another, all or none.
+    async def publish_batch(
+        self, events: Sequence[IncomingEvent], login: str, trace: Carrier = tracing.NO_TRACE
+    ) -> BatchReceipt:
+        """Store up to 1000 consecutive events, all or none.
 
-        If some of them were stored before, a repetition say, the rest follow one by one; cut off in the middle, the
-        same sent again completes them.
+        If some of them were stored before (a repetition), the others are stored one by one; after a failure in the
+        middle of that, a repetition completes them.
         """
-        if not 1 <= len(given) <= MOST_AT_ONCE:
-            raise InvalidInput(f"{len(given)} events at once", fix=f"send 1 to {MOST_AT_ONCE}")
-        if len({each.id for each in given}) < len(given):
+        if not 1 <= len(events) <= MAX_EVENTS_PER_BATCH:
+            raise InvalidInput(f"{len(events)} events at once", fix=f"send 1 to {MAX_EVENTS_PER_BATCH}")
+        if len({each.id for each in events}) < len(events):
             raise InvalidInput("two of the events have the same id", fix="give each its own")
-        if len(given) == 1:
-            receipt = await self.store(given[0], login, trace_of(given[0]) or trace)
-            return Stored(int(not receipt.duplicate), int(receipt.duplicate), receipt.sequence)
-        for each in given:
-            check_size(each, self._queues.connection.max_payload)
+        if len(events) == 1:
+            receipt = await self.publish(events[0], login, event_trace(events[0]) or trace)
+            return BatchReceipt(int(not receipt.duplicate), int(receipt.duplicate), receipt.sequence)
+        for each in events:
+            check_event_size(each, self._queues.connection.max_payload)
         messages = [
-            (SUBJECT, each.data, each.headers(login, trace_of(each) or trace), each.message_id(login)) for each in given
+            (SUBJECT, each.data, each.headers(login, event_trace(each) or trace), each.message_id(login))
+            for each in events
         ]
         await self.ensure()
         loop = asyncio.get_running_loop()
-        stored = await loop.run_in_executor(self._threads, self._publish_all, messages)
+        stored = await loop.run_in_executor(self._threads, self._publish_batch, messages)
         PUBLISHED.add("stored", by=stored.stored)
         PUBLISHED.add("duplicate", by=stored.duplicates)
         return stored
 
     async def ensure(self) -> None:
-        """The queue and its readers are there: one without readers would keep nothing."""
+        """Ensure the queue and its readers, once per connection: a queue without readers keeps nothing."""
         generation = self._queues.connection.generation
         if self._ready_on != generation:
             (await self._queues.ensure(incoming(), replicas=self._replicas)).require_usable()
             self._ready_on = generation
 
     def close(self) -> None:
-        """End its threads."""
+        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _publish(self, identity: str, data: bytes, headers: dict[str, str]) -> Receipt:
+    async def _publish(self, message_id: str, data: bytes, headers: dict[str, str]) -> Receipt:
         expect = Expect(stream=incoming().stream)
-        return await self._queues.publish(SUBJECT, data, headers=headers, msg_id=identity, expect=expect)
+        return await self._queues.publish(SUBJECT, data, headers=headers, msg_id=message_id, expect=expect)
 
-    def _publish_all(self, messages: "list[tuple[str, bytes, dict[str, str], str]]") -> Stored:
-        from purveyor.jetstream import bulk  # noqa: PLC0415 - Arrow, for those who send many
+    def _publish_batch(self, messages: "list[tuple[str, bytes, dict[str, str], str]]") -> BatchReceipt:
+        from purveyor.jetstream import bulk  # noqa: PLC0415 - it loads Arrow, which only batches need
 
         stream = incoming().stream
         size = sum(len(data) for _, data, _, _ in messages) + 1
         options = bulk.PublishOptions(
             mode=bulk.PublishMode.ATOMIC,
-            window_bytes=size * 2 + (len(messages) * HEADER_ROOM_BYTES),  # one batch, whatever its size
+            window_bytes=size * 2 + (len(messages) * MAX_HEADER_BYTES),  # one batch of any size
             expected_stream=stream,
             patience_seconds=self._queues.connection.patience_seconds,
         )
         report = bulk.publish_many(
-            self._queues.address, bulk.outgoing(messages, rows=MOST_AT_ONCE, size=size + 1), options
+            self._queues.address, bulk.outgoing(messages, rows=MAX_EVENTS_PER_BATCH, size=size + 1), options
         )
-        return Stored(report.stored, report.duplicates, report.last_sequences.get(stream, 0))
+        return BatchReceipt(report.stored, report.duplicates, report.last_sequences.get(stream, 0))
 
 
-def trace_of(given: Incoming) -> Carrier:
-    """The trace that an event says it belongs to."""
-    return tracing.carrier(given.event.attributes.get) if given.event.attributes else tracing.NONE
+def event_trace(event: IncomingEvent) -> Carrier:
+    """Return the trace in the attributes of an event."""
+    return tracing.read_carrier(event.event.attributes.get) if event.event.attributes else tracing.NO_TRACE
 
 
-def check_size(given: Incoming, max_payload: int) -> None:
-    """`TooLarge` if the server does not take an event because of its size."""
-    largest = max_payload - HEADER_ROOM_BYTES
-    if len(given.data) > largest:
-        raise TooLarge(f"an event of {len(given.data)} bytes; the server takes {largest}", fix="send less")
+def check_event_size(event: IncomingEvent, max_payload: int) -> None:
+    """Raise EventTooLarge if an event is above the size limit of the server."""
+    largest = max_payload - MAX_HEADER_BYTES
+    if len(event.data) > largest:
+        raise EventTooLarge(f"an event of {len(event.data)} bytes; the server takes {largest}", fix="send less")
 
 
 def new_id() -> str:
-    """An id for an event that came without one."""
+    """Return an id for an event without one."""
     return str(uuid.uuid4())

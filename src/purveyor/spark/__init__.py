@@ -1,4 +1,4 @@
-"""Spark on JetStream: the `jetstream` data source and a session tuned for it. Knows no business of Purveyor.
+"""Spark on JetStream: the `jetstream` data source and a session tuned for it. Usable without the rest of Purveyor.
 
 from purveyor.spark import register, session
 

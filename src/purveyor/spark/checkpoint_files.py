@@ -1,18 +1,19 @@
-"""Protects the checkpoint of a query from a loss of power.
+"""Protects the checkpoint of a query from a loss of power, and reads Spark's logs in it.
 
-Spark writes offsets, commits and state without a sync: after a loss of power, files that were written in the last
-seconds can be empty or missing, while the NATS server has kept its word that their messages may go. Therefore:
+Spark writes offsets, commits and state without a sync: after a loss of power, files of the last seconds can be empty or
+missing, although the NATS server has dropped their messages. Therefore:
 
 1. `sync` flushes every file of the checkpoint that changed, and then the directories.
-2. It notes in `synced.json` the last batch that was committed before step 1.
+2. It writes to `synced.json` the last batch that was committed before step 1.
 3. Then the caller moves the durable of the query: the stream drops only messages whose batch is on the disk.
 
-A crash between two steps leaves the durable behind, and the stream keeps more than it needs. When the machine has
-started again, `roll_back` removes the log entries of later batches, because their files may be damaged. Spark runs
-these batches again from the state of the noted one. The stream still has their messages.
+A crash between two steps leaves the durable behind, and the stream keeps more than it needs. After a restart of the
+machine, `roll_back` removes the log entries of later batches, because their files may be damaged. Spark runs these
+batches again from the state of the synced one. The stream still has their messages.
 """
 
 import contextlib
+import json
 import os
 import re
 import time
@@ -24,6 +25,7 @@ from typing import Final
 from purveyor.model.errors import Unavailable
 from purveyor.model.json_fields import Json, text, whole
 from purveyor.model.stored_record import Kind
+from purveyor.spark.offsets import Offset
 
 SYNCED_NAME: Final = "synced.json"
 SYNCED: Final = Kind("note of the synced batch", ("boot", "batch"))
@@ -36,21 +38,21 @@ _CLOCK_SLACK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
-    """The last batch that is known to be on the disk, and the boot of the machine during which it was flushed."""
+class SyncedBatch:
+    """The last batch that is on the disk, and the boot of the machine during which it was flushed."""
 
     batch: int
     boot: str
 
     def dump(self) -> bytes:
-        """Encode the note."""
+        """Encode the record."""
         return SYNCED.dump({"boot": self.boot, "batch": self.batch})
 
     @classmethod
-    def parse(cls, data: bytes) -> "Synced":
-        """Read the note; UnreadableRecord if a newer program wrote it or it is damaged."""
+    def parse(cls, data: bytes) -> "SyncedBatch":
+        """Decode the record; raise UnreadableRecord if a newer program wrote it or it is damaged."""
 
-        def build(given: Json) -> "Synced":
+        def build(given: Json) -> "SyncedBatch":
             SYNCED.check(given)
             return cls(whole(given, "batch", SYNCED.what), text(given, "boot", SYNCED.what))
 
@@ -58,7 +60,7 @@ class Synced:
 
 
 def boot_id() -> str:
-    """Return what identifies the time since the machine started."""
+    """Return the id of the current boot of the machine."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -66,15 +68,18 @@ def boot_id() -> str:
 
 
 class CheckpointFiles:
-    """The files of one checkpoint in a file system of this machine, as the process sees them that moves the durable."""
+    """The files of one checkpoint on this machine, for the process that moves the durable."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._synced_at = 0.0
-        self._noted: Synced | None = None
+        self._noted: SyncedBatch | None = None
 
     def sync(self) -> None:
-        """Flush what changed since the last call, and note the last committed batch. Unavailable if that fails."""
+        """Flush what changed since the last call, and record the last committed batch.
+
+        Raise Unavailable if that fails.
+        """
         began = time.time()
         try:
             batch = newest_batch(self._directory / "commits")
@@ -83,7 +88,7 @@ class CheckpointFiles:
             for path in _changed(self._directory, self._synced_at - _CLOCK_SLACK_SECONDS):
                 with contextlib.suppress(FileNotFoundError):  # Spark removed an old file meanwhile
                     sync_path(path)
-            note = Synced(batch, boot_id())
+            note = SyncedBatch(batch, boot_id())
             if note != self._noted:
                 _write_synced(self._directory / SYNCED_NAME, note.dump())
                 self._noted = note
@@ -96,12 +101,12 @@ class CheckpointFiles:
 
 
 def roll_back(directory: Path) -> list[int]:
-    """Forget the batches that may be damaged because the machine started again; return their numbers.
+    """Forget the batches that may be damaged because the machine restarted; return their numbers.
 
-    A checkpoint without a note is left alone: no durable was moved for it, or an older version wrote it.
+    A checkpoint without `synced.json` stays as it is: no durable was moved for it, or an older version wrote it.
     """
     try:
-        synced = Synced.parse((directory / SYNCED_NAME).read_bytes())
+        synced = SyncedBatch.parse((directory / SYNCED_NAME).read_bytes())
     except FileNotFoundError:
         return []
     if synced.boot == boot_id() != _UNKNOWN_BOOT:
@@ -122,10 +127,10 @@ def roll_back(directory: Path) -> list[int]:
 
 
 def _is_of_later_batch(path: Path, batch: int) -> bool:
-    """Tell by its name whether a file of the state belongs to a batch behind the given one.
+    """Return whether a file of the state, by its name, belongs to a batch after the given one.
 
-    Batch N makes version N + 1 of a state store, and an entry N in the log of an operator. A checksum file begins
-    with a dot.
+    Batch N makes version N + 1 of a state store, and an entry N in the log of an operator. A checksum file begins with
+    a dot.
 
     >>> names = ("4.changelog", "5.zip", ".5.zip.crc", "000009-90cc.sst", "_metadata/v2/3", "_metadata/v2/4")
     >>> [_is_of_later_batch(Path(name), 3) for name in names]
@@ -138,8 +143,20 @@ def _is_of_later_batch(path: Path, batch: int) -> bool:
 
 
 def newest_batch(log: Path) -> int | None:
-    """Return the highest number in a log of Spark; None while there is none."""
+    """Return the highest batch number in a log of Spark; None if the log is empty."""
     return max((int(path.name) for path in _entries(log)), default=None)
+
+
+def batch_end(checkpoint: Path, batch: int) -> Offset:
+    """Return the end of a batch from Spark's log of offsets. Spark writes the entry before it first runs the batch."""
+    lines = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
+    return Offset.from_json(json.loads(lines[-1]))
+
+
+def committed_offset(checkpoint: Path) -> Offset | None:
+    """Return the end of the last committed batch; None if there is none."""
+    batch = newest_batch(checkpoint / "commits")
+    return None if batch is None else batch_end(checkpoint, batch)
 
 
 def sync_path(path: Path) -> None:
@@ -159,7 +176,7 @@ def _entries(log: Path) -> list[Path]:
 
 
 def _changed(directory: Path, since: float) -> Iterator[Path]:
-    """Yield the files that changed, and then the directories that did: those below before those above."""
+    """Yield the files that changed, and then the directories that changed: lower ones before upper ones."""
     files, directories = [], []
     for parent, _, names in os.walk(directory, topdown=False):
         directories.append(Path(parent))

@@ -1,4 +1,4 @@
-"""Making the archive of classes that `startup` uses: a query like ours, without a server, run once per machine.
+"""Writes the archive of JVM classes that `java` uses for a fast start, once per machine, by running sample queries.
 
 python -m purveyor.spark.class_archive        # takes about a minute
 """
@@ -26,15 +26,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from purveyor.model.errors import SetupError
-from purveyor.spark.fast_start import collector, quick_start, user_cache
-from purveyor.spark.java import find_java
+from purveyor.spark.java import find_java, gc_option, prepare_fast_start, user_cache_dir
+from purveyor.spark.pyspark_internals import jvm_process
 from purveyor.spark.session import session
 
-_ROWS = 10
-_SECONDS = 600
+_SAMPLE_ROWS = 10
+_TIMEOUT_SECONDS = 600
 
 
-class _Reading(DataSourceReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class _SampleReader(DataSourceReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return {"n": 0}
 
@@ -53,10 +53,12 @@ class _Reading(DataSourceReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         del partition
-        yield pa.record_batch({"key": pa.array(range(_ROWS), pa.int64()), "data": pa.array([b"{}"] * _ROWS)})
+        yield pa.record_batch(
+            {"key": pa.array(range(_SAMPLE_ROWS), pa.int64()), "data": pa.array([b"{}"] * _SAMPLE_ROWS)}
+        )
 
 
-class _Writing(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+class _SampleWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         for _ in iterator:
             pass
@@ -69,7 +71,7 @@ class _Writing(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         pass
 
 
-class _Training(DataSource):
+class _SampleSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "training"
@@ -79,24 +81,24 @@ class _Training(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         del schema
-        return _Reading()
+        return _SampleReader()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         del schema
-        return _Reading()
+        return _SampleReader()
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         del schema, overwrite
-        return _Writing()
+        return _SampleWriter()
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
         del schema, overwrite
-        return _Writing()
+        return _SampleWriter()
 
 
-def run(spark: SparkSession, scratch: Path) -> None:
-    """What a pipeline does: batch and stream through a Python source and sink, a shuffle, JSON, Parquet."""
-    spark.dataSource.register(_Training)
+def run_sample_queries(spark: SparkSession, scratch: Path) -> None:
+    """Do what a pipeline does: batch and stream through a Python source and sink, a shuffle, JSON, Parquet."""
+    spark.dataSource.register(_SampleSource)
     batch = spark.read.format("training").load()
     parsed = batch.selectExpr("key", "from_json(cast(data as string), 'a string') as object")
     parsed.groupBy("key").count().write.parquet(str(scratch / "table"))
@@ -107,38 +109,42 @@ def run(spark: SparkSession, scratch: Path) -> None:
     writing.trigger(availableNow=True).start().awaitTermination()
 
 
-def train(archive: Path, cache: Path) -> None:
-    """Run, and return when the JVM has written its archive."""
-    options = {"spark.driver.extraJavaOptions": f"{collector()} -XX:ArchiveClassesAtExit={archive}".strip()}
+def write_archive(archive: Path, cache: Path) -> None:
+    """Run the sample queries; return when the JVM has written its archive."""
+    options = {"spark.driver.extraJavaOptions": f"{gc_option()} -XX:ArchiveClassesAtExit={archive}".strip()}
     spark = session("training", master="local[2]", options=options, cache=cache)
     with tempfile.TemporaryDirectory() as scratch:
-        run(spark, Path(scratch))
-    java: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr]  # noqa: SLF001 - no public way to its process
+        run_sample_queries(spark, Path(scratch))
+    java = jvm_process(spark)
+    assert java is not None, "this process started the JVM"
+    assert java.stdin is not None, "pyspark talks to it through a pipe"
     spark.stop()
-    java.stdin.close()  # the JVM leaves when its standard input ends, and writes the archive on its way out
+    java.stdin.close()  # the JVM exits when its standard input ends, and writes the archive before
     java.wait()
 
 
-def warm_up(cache: Path | None = None) -> Path:
-    """Make the archive: a training run in another process. Sessions that start later use it."""
-    cache = cache or user_cache()
-    quick = quick_start(find_java(cache), cache)
+def make_class_archive(cache: Path | None = None) -> Path:
+    """Write the archive from another process and return its path. Sessions that start later use it."""
+    cache = cache or user_cache_dir()
+    fast_start = prepare_fast_start(find_java(cache), cache)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         draft = Path(scratch) / "classes.jsa"
         command = [sys.executable, "-m", "purveyor.spark.class_archive", str(draft), str(cache)]
-        # Which classes are loaded is what counts: no time to optimise them.
+        # The run needs the classes to be loaded, not to be optimised.
         options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -XX:TieredStopAtLevel=1"
         environment = {**os.environ, "SPARK_SUBMIT_OPTS": options.strip()}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False, env=environment
+        )
         if done.returncode or not draft.is_file():
             last = "\n".join(done.stderr.strip().splitlines()[-5:])
-            raise SetupError(f"the archive of Spark's classes was not made: {last}", fix="Spark works without it")
-        draft.replace(quick.archive)
-    return quick.archive
+            raise SetupError(f"the archive of Spark's classes was not written: {last}", fix="Spark works without it")
+        draft.replace(fast_start.archive)
+    return fast_start.archive
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        train(*map(Path, sys.argv[1:]))
+        write_archive(*map(Path, sys.argv[1:]))
     else:
-        print(f"made {warm_up()}")  # noqa: T201 - a command
+        print(f"made {make_class_archive()}")  # noqa: T201 - a command

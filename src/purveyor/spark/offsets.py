@@ -1,24 +1,28 @@
-"""Where a query is in a stream, and which ranges come next. Pure: every decision of the readers is made here.
+"""Offsets of a query in a stream, the ranges that it reads next, and the size of its batches. Pure.
 
-An offset is the sequence of the last message taken in, with the identity of the stream (its creation time): a stream
-that was deleted and made again counts from 1 once more, and its messages are not those that the checkpoint speaks of.
-One that a migration made says in its metadata which stream it goes on from, with the sequences that come next.
+An offset is the sequence of the last message that the query has read, with the identity of the stream (its creation
+time). A stream that was deleted and created again counts from 1 once more; the checkpoint does not refer to its
+messages. A stream that a migration created names in its metadata the stream whose sequences it continues.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from purveyor.model.errors import DataLost
 from purveyor.model.stored_record import Kind
 
 OFFSET = Kind("offset in the checkpoint", ("stream", "created", "sequence", "lost"))
 ROWS_PER_PARTITION = 500_000
-"""About so many messages are a task: up to as many are one, half as many again are two."""
+"""About this many messages make one task."""
+FIRST_BATCH_ROWS: Final = 20_000
+SMALLEST_BATCH_ROWS: Final = 1000
+_MAX_STEP_FACTOR: Final = 4
+"""Batches grow or shrink by at most this factor from one to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """The last sequence taken in; `lost` counts those that were gone before they could be (failOnDataLoss=false)."""
+    """The last sequence that was read. `lost` counts sequences that were gone before (failOnDataLoss=false)."""
 
     stream: str
     created: str
@@ -26,35 +30,38 @@ class Offset:
     lost: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As it lies in the checkpoint. Of version 1, which is not written: Spark compares offsets by their text."""
+        """Return the offset as the checkpoint stores it, in version 1.
+
+        The version is omitted: Spark compares offsets as text.
+        """
         return {"stream": self.stream, "created": self.created, "sequence": self.sequence, "lost": self.lost}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Offset":
-        """From the checkpoint; UnreadableRecord if a newer program wrote it."""
+        """Read an offset of the checkpoint; raise UnreadableRecord if a newer program wrote it."""
         OFFSET.check(data)
         return cls(str(data["stream"]), str(data["created"]), int(data["sequence"]), int(data.get("lost", 0)))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """What the leader says of the stream: identity, the first and last sequence it has or had."""
+    """The stream as its leader sees it: identity, first and last sequence."""
 
     name: str
     created: str
     first: int
     last: int
     messages: int = 0
-    sheds_others: bool = False
-    """Whether messages that the reader did not ask for leave the front in the ordinary course: a choice of subjects on
-    a stream that keeps messages for its consumers. A first sequence that moves on then tells nothing."""
+    drops_other_subjects: bool = False
+    """Whether the stream drops messages that the reader does not ask for: it keeps messages only for its consumers, and
+    the reader selects some subjects. Then a first sequence that moves on does not mean a loss."""
     continues: frozenset[str] = frozenset()
-    """When the streams were made that it goes on from."""
+    """Creation times of the streams whose sequences this one continues."""
     sealed: bool = False
 
     @property
     def begins(self) -> int:
-        """The first sequence that can still be there; one past the last when it is empty."""
+        """The first sequence that can still be there; one past the last when the stream is empty."""
         return self.first if self.messages else self.last + 1
 
 
@@ -70,28 +77,29 @@ class SequenceRange:
 
 
 def check_identity(offset: Offset, view: StreamView) -> None:
-    """DataLost if the stream is not the one that the offset speaks of."""
+    """Raise DataLost if the stream is not the one that the offset refers to."""
     if offset.created != view.created and offset.created not in view.continues:
         raise DataLost(
-            f"stream {view.name!r} was deleted and made again: the query stands at sequence {offset.sequence} of the "
-            f"stream made at {offset.created}, and this one was made at {view.created}",
-            fix="start the query with a new checkpoint, or bring the old stream back",
+            f"stream {view.name!r} was deleted and created again: the query is at sequence {offset.sequence} of the "
+            f"stream created at {offset.created}, and this one was created at {view.created}",
+            fix="start the query with a new checkpoint, or restore the old stream",
         )
 
 
 def lost_range(start: Offset, view: StreamView) -> SequenceRange | None:
-    """What is gone behind the offset: removed by limits or a purge before the query took it in.
+    """Return the sequences after the offset that limits or a purge removed before the query read them; None if none.
 
-    Messages deleted from the middle leave the first sequence alone: they are not lost, somebody removed them.
+    Messages deleted from the middle leave the first sequence alone. They do not count as lost: an operator removed
+    them.
     """
     begins = view.begins
-    if view.sheds_others or begins <= start.sequence + 1:
+    if view.drops_other_subjects or begins <= start.sequence + 1:
         return None
     return SequenceRange(start.sequence + 1, begins - 1)
 
 
-def loss(view: StreamView, gone: SequenceRange) -> DataLost:
-    """The error that names the range."""
+def data_lost_error(view: StreamView, gone: SequenceRange) -> DataLost:
+    """Build the error that names the lost range."""
     return DataLost(
         f"sequences {gone} of stream {view.name!r} are gone (by limits, a purge or an acknowledgement elsewhere) "
         "before they were read",
@@ -99,8 +107,11 @@ def loss(view: StreamView, gone: SequenceRange) -> DataLost:
     )
 
 
-def advance(start: Offset, view: StreamView, *, max_offsets: int | None, stop_at: int | None) -> Offset:
-    """The end of the next batch: at most `max_offsets` further, never past `stop_at`; skips what is gone for good."""
+def next_end(start: Offset, view: StreamView, *, max_offsets: int | None, stop_at: int | None) -> Offset:
+    """Return the end of the next batch: at most `max_offsets` further, not past `stop_at`.
+
+    Lost sequences are skipped.
+    """
     gone = lost_range(start, view)
     base = gone.last if gone else start.sequence
     last = view.last if stop_at is None else min(view.last, stop_at)
@@ -108,23 +119,23 @@ def advance(start: Offset, view: StreamView, *, max_offsets: int | None, stop_at
         last = min(last, base + max_offsets)
     if last <= start.sequence:
         return start
-    # What is gone beyond `stop_at` is the next run's to count.
+    # The next run counts what is gone beyond `stop_at`.
     return Offset(start.stream, view.created, last, start.lost + min(base, last) - start.sequence)
 
 
-def split(first: int, last: int, min_partitions: int, *, most_rows: int | None = None) -> list[SequenceRange]:
-    """A range cut into even pieces for the executors: at least `min_partitions`, and more for many messages.
+def split_range(first: int, last: int, min_partitions: int, *, max_rows: int | None = None) -> list[SequenceRange]:
+    """Divide a range evenly among the executors: at least `min_partitions` pieces, and more for many messages.
 
-    `most_rows` is how many messages there can be: a stream that keeps the last one of each subject has few, however far
-    its sequences have come.
+    `max_rows` is an upper bound of the messages in the range: a stream that keeps the last message of each subject has
+    few, however large its sequences are.
 
-    >>> [str(piece) for piece in split(1, 10, 3)]
+    >>> [str(piece) for piece in split_range(1, 10, 3)]
     ['1 to 4', '5 to 7', '8 to 10']
     """
     count = last - first + 1
     if count <= 0:
         return []
-    rows = count if most_rows is None else min(count, most_rows)
+    rows = count if max_rows is None else min(count, max_rows)
     pieces = min(max(min_partitions, round(rows / ROWS_PER_PARTITION), 1), count)
     size, more = divmod(count, pieces)
     ranges, begin = [], first
@@ -133,3 +144,39 @@ def split(first: int, last: int, min_partitions: int, *, most_rows: int | None =
         ranges.append(SequenceRange(begin, end))
         begin = end + 1
     return ranges
+
+
+class BatchSizer:
+    """Chooses the batch sizes of one query, so that a batch takes about `seconds`. Pure: the caller gives the time.
+
+    The start of a batch costs the same for any size, so large batches are cheaper. But the time per row is known only
+    from batches that are done: a dispatcher with a thousand subscriptions may need for one event what another needs for
+    a thousand. So batches begin small, and the duration of each full batch determines the size of the next.
+    """
+
+    def __init__(self, seconds: float, max_rows: int) -> None:
+        self._seconds = seconds
+        self._max_rows = max_rows
+        self._limit = min(FIRST_BATCH_ROWS, max_rows)
+        self._began: float | None = None
+
+    def limit(self, now: float) -> int:
+        """Return the maximum number of rows of the batch that is planned now; the batch before is done.
+
+        >>> sizer = BatchSizer(5.0, max_rows=400_000)
+        >>> sizer.limit(0.0), sizer.begin(20_000, 0.0), sizer.limit(2.0)
+        (20000, None, 50000)
+        """
+        if self._began is not None:
+            wanted = self._limit * self._seconds / max(now - self._began, 0.001)
+            wanted = min(
+                max(wanted, self._limit / _MAX_STEP_FACTOR, SMALLEST_BATCH_ROWS),
+                self._limit * _MAX_STEP_FACTOR,
+                self._max_rows,
+            )
+            self._limit, self._began = int(wanted), None
+        return self._limit
+
+    def begin(self, rows: int, now: float) -> None:
+        """Record the start of a batch. Only a full batch shows how long a full batch takes."""
+        self._began = now if rows >= self._limit else None

@@ -1,4 +1,4 @@
-"""The options of the `jetstream` format, parsed once: what a user wrote as strings becomes typed settings. Pure."""
+"""The options of the `jetstream` format: parses the user's strings into typed settings. Pure."""
 
 import difflib
 from collections.abc import Mapping
@@ -22,42 +22,42 @@ _WRITE = ("stream", "subject", "orderBy", "delivery")
 _SPARK_OWN = ("path", "checkpointLocation", "queryName")
 
 
-class Word(Enum):
-    """Places in a stream that have a name."""
+class NamedOffset(Enum):
+    """Offsets that have a name."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
-Place = Word | int | datetime
-"""Where to begin or to end: a word, a sequence, or a time."""
+OffsetSpec = NamedOffset | int | datetime
+"""Where a read begins or ends: by name, by sequence, or by time."""
 
 
 class WriteDelivery(Enum):
-    """How rows are stored."""
+    """How a write stores rows."""
 
     AUTO = "auto"
-    """In atomic batches when the target stream is named and allows it, else pipelined."""
+    """In atomic batches if the target stream is named and allows it, else pipelined."""
     ATOMIC = "atomic"
     PIPELINED = "pipelined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSettings:
-    """What a reader needs to know."""
+    """The settings of a reader."""
 
     address: Address
     stream: str
     subjects: tuple[str, ...] = ()
-    starting: Place = Word.EARLIEST
-    ending: Place = Word.LATEST
+    starting: OffsetSpec = NamedOffset.EARLIEST
+    ending: OffsetSpec = NamedOffset.LATEST
     max_offsets: int | None = None
     min_partitions: int = 1
     fail_on_data_loss: bool = True
     durable: str | None = None
     columns: tuple[str, ...] = COLUMNS
     raw_headers: bool = False
-    """Headers as `ReadOptions.raw_headers` has them; no option of the format, but for those who build on it."""
+    """Headers as in `ReadOptions.raw_headers`. Not an option of the format; sources that build on it set it."""
     idle_wait_seconds: float = 0.5
     batch_seconds: int | None = None
     patience_seconds: float = 60.0
@@ -69,7 +69,7 @@ class ReadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteSettings:
-    """What a writer needs to know."""
+    """The settings of a writer."""
 
     address: Address
     stream: str | None = None
@@ -80,19 +80,19 @@ class WriteSettings:
 
 
 def read_settings(options: Mapping[str, str]) -> ReadSettings:
-    """For a reader; InvalidConfig names the option that is wrong and what it may be."""
-    given = _Given(options, (*_CONNECTION, *_TLS, *_READ))
+    """Parse the options of a reader; InvalidConfig names the wrong option and its valid values."""
+    given = _OptionReader(options, (*_CONNECTION, *_TLS, *_READ))
     columns = given.words("columns") or COLUMNS
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
-        raise InvalidConfig(f"option columns: no column {unknown[0]!r}", fix=f"choose of {', '.join(COLUMNS)}")
+        raise InvalidConfig(f"option columns: no column {unknown[0]!r}", fix=f"choose from {', '.join(COLUMNS)}")
     durable = given.text("durable")
     return ReadSettings(
         address=given.address(),
         stream=check_name(given.required("stream"), "stream"),
         subjects=tuple(check_subject(subject, wildcards=True) for subject in given.words("subjects")),
-        starting=given.place("startingOffsets", Word.EARLIEST),
-        ending=given.place("endingOffsets", Word.LATEST),
+        starting=given.offset_spec("startingOffsets", NamedOffset.EARLIEST),
+        ending=given.offset_spec("endingOffsets", NamedOffset.LATEST),
         max_offsets=given.number("maxOffsetsPerTrigger", at_least=1),
         min_partitions=given.number("minPartitions", at_least=1) or 1,
         fail_on_data_loss=given.flag("failOnDataLoss", default=True),
@@ -107,8 +107,8 @@ def read_settings(options: Mapping[str, str]) -> ReadSettings:
 
 
 def write_settings(options: Mapping[str, str]) -> WriteSettings:
-    """For a writer."""
-    given = _Given(options, (*_CONNECTION, *_TLS, *_WRITE))
+    """Parse the options of a writer."""
+    given = _OptionReader(options, (*_CONNECTION, *_TLS, *_WRITE))
     stream, subject = given.text("stream"), given.text("subject")
     delivery = given.choice("delivery", WriteDelivery, WriteDelivery.AUTO)
     if delivery is WriteDelivery.ATOMIC and stream is None:
@@ -124,7 +124,7 @@ def write_settings(options: Mapping[str, str]) -> WriteSettings:
 
 
 def connection_options(address: Address) -> dict[str, str]:
-    """An address as the options that say it, for programs that hold one."""
+    """Return an address as options of the format."""
     tls = address.tls or Tls()
     given = {
         "servers": str(address),
@@ -150,8 +150,8 @@ def _millis(value: int | None, default_seconds: float) -> float:
     return default_seconds if value is None else value / 1000
 
 
-class _Given:
-    """The options as written, by name in any case."""
+class _OptionReader:
+    """The options that the user set, by name in any case."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
         by_lower = {name.lower(): name for name in (*known, *_SPARK_OWN)}
@@ -208,19 +208,19 @@ class _Given:
             choices = ", ".join(each.value for each in kind)
             raise InvalidConfig(f"option {name}: {value!r}", fix=f"one of {choices}") from None
 
-    def place(self, name: str, default: Word) -> Place:
+    def offset_spec(self, name: str, default: NamedOffset) -> OffsetSpec:
         value = self.text(name)
         if value is None:
             return default
-        if value.lower() in (Word.EARLIEST.value, Word.LATEST.value):
-            return Word(value.lower())
+        if value.lower() in (NamedOffset.EARLIEST.value, NamedOffset.LATEST.value):
+            return NamedOffset(value.lower())
         if _is_number(value):
             return int(value)
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
             raise InvalidConfig(
-                f"option {name}: {value!r} is no place in a stream",
+                f"option {name}: {value!r} is no offset in a stream",
                 fix="earliest, latest, a sequence, or an ISO time such as 2026-01-31T12:00:00Z",
             ) from None
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -236,9 +236,9 @@ class _Given:
         if (user is None) != (password is None):
             there, missing = ("user", "password") if password is None else ("password", "user")
             raise InvalidConfig(f"option {there} needs option {missing}", fix="give both, or credentials")
-        if sum(way is not None for way in (user, token, address.credentials)) > 1:
+        if sum(login is not None for login in (user, token, address.credentials)) > 1:
             raise InvalidConfig(
-                "options say in more than one way who we are", fix="give user and password, or token, or credentials"
+                "the options name more than one login", fix="give user and password, or token, or credentials"
             )
         if user is not None and password is not None:
             return address.with_password(user, password)

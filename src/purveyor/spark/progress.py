@@ -1,10 +1,18 @@
-"""What a streaming query's progress says about its `jetstream` source: where it is, how far behind, what was lost."""
+"""The progress of a streaming query: where it is in its `jetstream` source, how far behind, and what was lost."""
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
+
+
+def is_active(query: StreamingQuery) -> bool:
+    """Return whether a query still runs; False also when the JVM is gone."""
+    try:
+        return bool(query.isActive)
+    except Exception:  # noqa: BLE001 - which error a dead JVM raises depends on where the connection broke
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +26,8 @@ class Progress:
     input_rows_per_second: float
     processed_rows_per_second: float
     taken: int | None = None
-    """How many sequences the last batch went over; None for the first of a query, as Spark does not tell its start."""
+    """How many sequences the last batch covered; None for the first batch of a query, whose start Spark does not
+    report."""
 
     @property
     def lag(self) -> int:
@@ -27,12 +36,12 @@ class Progress:
 
 
 def progress_of(query: StreamingQuery) -> list[Progress]:
-    """One entry for each `jetstream` source of a query; none before its first report."""
+    """Return one entry for each `jetstream` source of a query; none before its first report."""
     report: Any = query.lastProgress
     if report is None:
         return []
-    told = json.loads(report.json) if hasattr(report, "json") else report
-    return [found for source in told["sources"] if (found := _of_source(source)) is not None]
+    values = json.loads(report.json) if hasattr(report, "json") else report
+    return [found for source in values["sources"] if (found := _of_source(source)) is not None]
 
 
 def _of_source(source: dict[str, Any]) -> Progress | None:

@@ -1,4 +1,4 @@
-"""A Spark session with the settings that make small micro-batches quick, and the registration of the data source."""
+"""A Spark session whose settings make small micro-batches fast, and the registration of the data source."""
 
 import os
 import sys
@@ -6,22 +6,21 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import purveyor
 from purveyor.model.errors import InvalidConfig
-from purveyor.spark.fast_start import QuickStart, quick_start, user_cache
-from purveyor.spark.java import find_java
+from purveyor.spark.java import FastStart, find_java, prepare_fast_start, user_cache_dir
+from purveyor.spark.pyspark_internals import disable_checksum_files
 from purveyor.spark.source import JetStreamDataSource
 
 _PYTHON = "PYSPARK_PYTHON"
 _DEFAULT_PYTHON = "python3"
-"""What Spark runs where `PYSPARK_PYTHON` is not set."""
-_TUNED = {
-    # For each file of a checkpoint the default manager forks about ten processes (permissions, renames); this one one.
+"""The Python that Spark runs where `PYSPARK_PYTHON` is not set."""
+_TUNED_SETTINGS = {
+    # The default manager forks about ten processes for each file of a checkpoint (permissions, renames), this one one.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -44,52 +43,42 @@ def session(
     options: Mapping[str, str] | None = None,
     cache: Path | None = None,
 ) -> SparkSession:
-    """A session on this machine or on a cluster, with the data source registered.
+    """Return a session on this machine or on a cluster, with the data source registered.
 
-    `local[N]` never tries a failed task again, so it becomes `local[N,4]`. `options` override what is set here. `cache`
-    holds what makes a start quick (default: the user's cache directory); see `startup`.
+    `local[N]` never retries a failed task, so it becomes `local[N,4]`. `options` override the settings made here.
+    `cache` holds what makes a start fast (default: the user's cache directory); see `java`.
     """
-    cache = cache or user_cache()
+    cache = cache or user_cache_dir()
     java = find_java(cache)
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # The launcher is a JVM of its own that lives for half a second: no time to optimise.
+    # The launcher is another JVM, which lives for half a second: no time to optimise.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    settings = _TUNED | dict(options or {})
-    quick = quick_start(java, cache)
-    here = _in_this_environment(master, quick)
+    settings = _TUNED_SETTINGS | dict(options or {})
+    fast_start = prepare_fast_start(java, cache)
+    here = _in_this_environment(master, fast_start)
     if here:
-        os.environ["SPARK_HOME"] = str(quick.home)
-        settings.setdefault("spark.driver.extraJavaOptions", quick.java_options())
+        os.environ["SPARK_HOME"] = str(fast_start.home)
+        settings.setdefault("spark.driver.extraJavaOptions", fast_start.java_options())
     builder = SparkSession.builder.appName(app_name).master(with_retries(master))
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     if here:
-        _spare_checksum_files(spark)
+        disable_checksum_files(spark)
     register(spark)
     return spark
 
 
-def _spare_checksum_files(spark: SparkSession) -> None:
-    """Write no file of checksums beside each file on a local disk: that is half of what a micro-batch writes.
-
-    Files that have one are still checked against it, and other file systems are as they were.
-    """
-    java: Any = spark.sparkContext
-    local = java._jvm.org.apache.hadoop.fs.FileSystem.getLocal(java._jsc.hadoopConfiguration())  # noqa: SLF001 - no other door
-    local.setWriteChecksum(False)
-
-
-def _in_this_environment(master: str, quick: QuickStart) -> bool:
-    """Whether every Python worker runs here, with the packages that this process has, and nobody chose otherwise."""
+def _in_this_environment(master: str, fast_start: FastStart) -> bool:
+    """Return whether every Python worker runs here with the packages of this process, and the user chose no other."""
     local = master.startswith("local") and not master.startswith("local-cluster")
-    own_home = os.environ.get("SPARK_HOME", str(quick.home)) == str(quick.home)
+    own_home = os.environ.get("SPARK_HOME", str(fast_start.home)) == str(fast_start.home)
     return local and own_home and os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 def with_retries(master: str) -> str:
-    """A local master that tries a failed task again.
+    """Return a local master that retries failed tasks.
 
     >>> with_retries("local[2]"), with_retries("local[2,1]"), with_retries("spark://host:7077")
     ('local[2,4]', 'local[2,1]', 'spark://host:7077')
@@ -104,8 +93,8 @@ def with_retries(master: str) -> str:
 def register(spark: SparkSession) -> None:
     """Make `.format("jetstream")` known to a session; on a cluster, send the package to its executors.
 
-    Python workers of a local session run the Python of this process from now on, unless `PYSPARK_PYTHON` names another.
-    InvalidConfig if `PYSPARK_PYTHON` has to be set; see `worker_python`.
+    From now on, Python workers of a local session run the Python of this process, unless `PYSPARK_PYTHON` names
+    another. Raise InvalidConfig if `PYSPARK_PYTHON` has to be set; see `worker_python`.
     """
     context = _context(spark)
     if context is not None:
@@ -119,11 +108,11 @@ def register(spark: SparkSession) -> None:
 
 
 def worker_python(now: str, chosen: str | None, *, local: bool, environment: str | None) -> str:
-    """The Python that workers are to run, where a session would run `now`. Pure.
+    """Return the Python that workers must run, where a session would run `now`. Pure.
 
     Spark runs `PYSPARK_PYTHON` (`chosen`), and where that is not set the first `python3` on PATH: for a program in a
-    virtual environment that is not activated, a Python without its packages. On this machine the Python of this process
-    is right. Which one is right for executors elsewhere, only the user knows.
+    virtual environment that is not activated, that is a Python without its packages. On this machine the Python of this
+    process is right. Only the user knows which one is right for executors elsewhere.
     """
     if now != _DEFAULT_PYTHON:
         return now
@@ -135,14 +124,14 @@ def worker_python(now: str, chosen: str | None, *, local: bool, environment: str
         raise InvalidConfig(
             f"this program runs in the virtual environment {environment}, and its executors run the first `python3` on "
             "their PATH, which may be another Python without the packages",
-            fix="before the session is made, set PYSPARK_PYTHON to the path of the executors' Python, or to python3 "
+            fix="before you make the session, set PYSPARK_PYTHON to the path of the executors' Python, or to python3 "
             "if that is right",
         )
     return now
 
 
 def is_local(spark: SparkSession) -> bool:
-    """Whether tasks need nothing sent: they run here, or (Spark Connect) that is the server's affair."""
+    """Return whether tasks need nothing sent: they run here, or the server of Spark Connect provides the package."""
     context = _context(spark)
     if context is None:
         return True
@@ -151,7 +140,7 @@ def is_local(spark: SparkSession) -> bool:
 
 
 def _context(spark: SparkSession) -> SparkContext | None:
-    """The context of a session; None for one of Spark Connect."""
+    """Return the context of a session; None for one of Spark Connect."""
     try:
         return spark.sparkContext
     except Exception:  # noqa: BLE001 - what a session without a context raises has changed between versions
@@ -159,9 +148,9 @@ def _context(spark: SparkSession) -> SparkContext | None:
 
 
 def package_zip() -> Path:
-    """This package as a zip for executors that do not have it; they need numpy and pyarrow."""
+    """Write this package to a zip for executors that do not have it; they need numpy and pyarrow."""
     root = Path(purveyor.__file__).parent
-    if root.parent.is_file():  # it was sent to us as one
+    if root.parent.is_file():  # this process got the package as a zip
         return root.parent
     target = Path(tempfile.mkdtemp(prefix="purveyor-")) / "purveyor.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:

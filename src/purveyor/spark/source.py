@@ -1,4 +1,4 @@
-"""The `jetstream` format itself: what Spark asks for a reader or a writer."""
+"""The `jetstream` format: makes the reader or writer that Spark asks for."""
 
 import dataclasses
 
@@ -6,9 +6,9 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from purveyor.model.errors import InvalidConfig
-from purveyor.spark.gc_tuning import spare_imports
-from purveyor.spark.options import COLUMNS, ReadSettings, Word, read_settings, write_settings
+from purveyor.spark.options import COLUMNS, NamedOffset, ReadSettings, read_settings, write_settings
 from purveyor.spark.readers import JetStreamReader, JetStreamStreamReader
+from purveyor.spark.task_tuning import freeze_imports
 from purveyor.spark.writers import JetStreamStreamWriter, JetStreamWriter, check_columns
 
 _TYPES = {
@@ -29,22 +29,22 @@ class JetStreamDataSource(DataSource):
         servers             nats://host:4222[,...], tls://... (required)
         user, password      or token, or credentials (a .creds or nkey seed file, there on driver and executors)
         tlsCa, tlsCertificate, tlsKey, tlsHostname, tlsFirst
-        patienceSeconds     how long a lost server is waited for (60)
+        patienceSeconds     how long the query waits for a lost server (60)
 
     Options to read
         stream              the stream (required)
         subjects            only these, comma-separated, wildcards allowed
         startingOffsets     earliest (default), latest, a sequence, or an ISO time
         endingOffsets       the same, for batch reads; a sequence is included, a time is not (latest)
-        maxOffsetsPerTrigger  at most so many sequences in a micro-batch
+        maxOffsetsPerTrigger  the most sequences in a micro-batch
         batchSeconds        about how long a micro-batch should take: with much to read, batches grow and shrink towards
                             it, up to maxOffsetsPerTrigger (or 500,000)
-        minPartitions       at least so many tasks (1; one per 500,000 messages)
+        minPartitions       the least number of tasks (1; one per 500,000 messages)
         failOnDataLoss      true: sequences gone before they were read are an error; false: a warning, counted as `lost`
                             in the offsets of the query's progress
         durable             a durable consumer of this name is moved as the query commits
-        columns             only these columns: what is not asked for is not carried
-        idleWaitMillis      how long a look for news may wait when there is none (500)
+        columns             only these columns: others are not read
+        idleWaitMillis      how long a poll waits for a new message (500)
         holdSeconds         with durable: how long the stream keeps the messages of a batch that is done (0)
         syncCheckpoint      with durable: the path of the query's checkpoint on this machine, which is flushed to the
                             disk before the durable moves
@@ -63,24 +63,24 @@ class JetStreamDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The word for `.format(...)`."""
+        """Return the name for `.format(...)`."""
         return "jetstream"
 
     def schema(self) -> str:
-        """The columns, or those of option `columns`."""
+        """Return all columns, or those of option `columns`."""
         return ", ".join(f"{name} {_TYPES[name]}" for name in self._read_settings().columns)
 
     def _read_settings(self) -> ReadSettings:
         return read_settings(self.options)
 
     def _with_schema(self, schema: StructType) -> ReadSettings:
-        """A schema given by the user is a choice of columns: only those are carried."""
+        """Read only the columns of a schema that the user gave."""
         settings = self._read_settings()
         for field in schema.fields:
             if _TYPES.get(field.name) != field.dataType.simpleString():
                 raise InvalidConfig(
                     f"the jetstream format has no column {field.name!r} of type {field.dataType.simpleString()}",
-                    fix=f"choose of {', '.join(f'{name} {_TYPES[name]}' for name in COLUMNS)}",
+                    fix=f"choose from {', '.join(f'{name} {_TYPES[name]}' for name in COLUMNS)}",
                 )
         names = tuple(field.name for field in schema.fields)
         if names != tuple(name for name in COLUMNS if name in names):
@@ -88,20 +88,20 @@ class JetStreamDataSource(DataSource):
         return dataclasses.replace(settings, columns=names)
 
     def reader(self, schema: StructType) -> JetStreamReader:
-        """For `spark.read`."""
+        """Make the reader for `spark.read`."""
         return JetStreamReader(self._with_schema(schema))
 
     def streamReader(self, schema: StructType) -> JetStreamStreamReader:  # noqa: N802 - Spark's name
-        """For `spark.readStream`."""
+        """Make the reader for `spark.readStream`."""
         settings = self._with_schema(schema)
-        if settings.ending is not Word.LATEST:
+        if settings.ending is not NamedOffset.LATEST:
             raise InvalidConfig(
                 "option endingOffsets is for batch reads", fix="leave it out; trigger(availableNow=True) ends a query"
             )
         return JetStreamStreamReader(settings)
 
     def writer(self, schema: StructType, overwrite: bool) -> JetStreamWriter:
-        """For `df.write`."""
+        """Make the writer for `df.write`."""
         if overwrite:
             raise InvalidConfig("a stream cannot be overwritten", fix='use .mode("append")')
         settings = write_settings(self.options)
@@ -109,9 +109,9 @@ class JetStreamDataSource(DataSource):
         return JetStreamWriter(settings)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> JetStreamStreamWriter:  # noqa: N802 - Spark's name
-        """For `df.writeStream`; in any output mode, what is put out is appended."""
+        """Make the writer for `df.writeStream`. It appends, in any output mode."""
         del overwrite
-        spare_imports()  # asked in a worker twice for each micro-batch
+        freeze_imports()  # Spark calls this in a worker twice for each micro-batch
         settings = write_settings(self.options)
         check_columns(settings, schema)
         return JetStreamStreamWriter(settings)

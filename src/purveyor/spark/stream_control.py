@@ -1,40 +1,40 @@
-"""What a driver asks and tells the server: the state of the stream, where a time is, how far the durable may move."""
+"""The requests of a driver to the server: the state of the stream, the sequence of a time, and moves of the durable."""
 
 import time
 from datetime import datetime
 from typing import Any
 
-from purveyor.jetstream.bulk.net.api_request import ask
-from purveyor.jetstream.bulk.publish.maintenance_lookup import migrating
-from purveyor.jetstream.bulk.read.subject_filters import covers, without_covered
+from purveyor.jetstream.bulk.net.pool import request_api
+from purveyor.jetstream.bulk.publish.session import is_migrating
+from purveyor.jetstream.bulk.read.cursor import covers, remove_covered
 from purveyor.jetstream.codec import format_time, to_wire
 from purveyor.jetstream.config import AckPolicy, ConsumerConfig, Deliver, Retention
 from purveyor.model.errors import InvalidConfig, UnknownConsumer, UnknownMessage, UnknownStream
-from purveyor.queues.migration import sync_client
+from purveyor.queues import sync_client
 from purveyor.queues.migration.record import CONTINUES
-from purveyor.queues.migration.target_config import durable_config
+from purveyor.queues.migration.recreate import durable_config
 from purveyor.spark.checkpoint_files import CheckpointFiles
 from purveyor.spark.offsets import Offset, SequenceRange, StreamView
-from purveyor.spark.options import Place, ReadSettings, Word
+from purveyor.spark.options import NamedOffset, OffsetSpec, ReadSettings
 
-_AGAIN_SECONDS = 0.05
+_RETRY_INTERVAL_SECONDS = 0.05
 _FREED_PER_SECOND = 500
-"""How many messages a server on a busy machine frees, at least; a quiet one frees half a million."""
+"""How many messages a server on a busy machine removes per second, at least; on an idle one half a million."""
 
 
-class Control:
-    """The control side of one reader. Picklable: links belong to the process, not to it."""
+class StreamControl:
+    """The control requests of one reader. Picklable: connections belong to the process."""
 
     def __init__(self, settings: ReadSettings) -> None:
         self._settings = settings
         self._checkpoint = CheckpointFiles(settings.sync_checkpoint) if settings.sync_checkpoint else None
 
-    def _ask(self, question: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _request(self, question: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         settings = self._settings
-        return ask(settings.address, question, body, patience_seconds=settings.patience_seconds)
+        return request_api(settings.address, question, body, patience_seconds=settings.patience_seconds)
 
     def view(self) -> StreamView:
-        """The stream as its leader sees it now."""
+        """Return the stream as its leader sees it now."""
         info = self._info()
         state, config = info["state"], info["config"]
         return StreamView(
@@ -43,71 +43,71 @@ class Control:
             first=int(state["first_seq"]),
             last=int(state["last_seq"]),
             messages=int(state["messages"]),
-            sheds_others=_retention(config) is not Retention.LIMITS and self._leaves_some_out(config),
+            drops_other_subjects=_retention(config) is not Retention.LIMITS and self._leaves_some_out(config),
             continues=_continues(config),
             sealed=bool(config.get("sealed")),
         )
 
     def _info(self) -> dict[str, Any]:
-        """The stream; gone in the middle of its migration it is waited for."""
+        """Return the stream; wait for it while it is away during its migration."""
         settings = self._settings
         give_up = time.monotonic() + settings.patience_seconds
         while True:
             try:
-                return self._ask(f"STREAM.INFO.{settings.stream}")
+                return self._request(f"STREAM.INFO.{settings.stream}")
             except UnknownStream:
-                away = migrating(settings.address, settings.stream)
+                away = is_migrating(settings.address, settings.stream)
                 if time.monotonic() > give_up or not (away or self._is_back()):
                     raise
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_INTERVAL_SECONDS)
 
     def _is_back(self) -> bool:
         try:
-            self._ask(f"STREAM.INFO.{self._settings.stream}")
+            self._request(f"STREAM.INFO.{self._settings.stream}")
         except UnknownStream:
             return False
         return True
 
     def drain(self, offset: Offset) -> None:
-        """The stream is sealed and everything in it is done: say so, and complete its migration if all have."""
+        """Report that everything in the sealed stream is done, and complete its migration if all readers have."""
         settings = self._settings
         self.move_durable(offset)
-        sync_client.advance(settings.address, settings.stream, settings.patience_seconds)
+        sync_client.advance_migration(settings.address, settings.stream, settings.patience_seconds)
 
     def _leaves_some_out(self, config: dict[str, Any]) -> bool:
-        """Whether the stream takes subjects that the reader did not ask for."""
-        asked = self._settings.subjects
+        """Return whether the stream takes subjects that the reader did not ask for."""
+        wanted = self._settings.subjects
         taken = config.get("subjects") or ()
-        return bool(asked) and not all(any(covers(wide, one) for wide in asked) for one in taken)
+        return bool(wanted) and not all(any(covers(wide, one) for wide in wanted) for one in taken)
 
-    def sequence_before(self, place: Place, view: StreamView) -> int:
-        """The last sequence that lies before a place where reading begins."""
-        match place:
-            case Word.EARLIEST:
+    def sequence_before(self, offset_spec: OffsetSpec, view: StreamView) -> int:
+        """Return the last sequence before the offset where reading begins."""
+        match offset_spec:
+            case NamedOffset.EARLIEST:
                 return view.begins - 1
-            case Word.LATEST:
+            case NamedOffset.LATEST:
                 return view.last
             case datetime():
-                return self._first_at(place, view) - 1
+                return self._first_at(offset_spec, view) - 1
             case _:
-                return max(place - 1, 0)
+                return max(offset_spec - 1, 0)
 
-    def sequence_until(self, place: Place, view: StreamView) -> int:
-        """The last sequence that lies within a place where reading ends; a time ends before it."""
-        return min(place, view.last) if isinstance(place, int) else self.sequence_before(place, view)
+    def sequence_until(self, offset_spec: OffsetSpec, view: StreamView) -> int:
+        """Return the last sequence up to the offset where reading ends; a time itself is not included."""
+        return min(offset_spec, view.last) if isinstance(offset_spec, int) else self.sequence_before(offset_spec, view)
 
     def _first_at(self, moment: datetime, view: StreamView) -> int:
-        """The first sequence stored at or after a time; one past the end when there is none."""
+        """Return the first sequence stored at or after a time; one past the end when there is none."""
         try:
-            answer = self._ask(f"STREAM.MSG.GET.{self._settings.stream}", {"start_time": format_time(moment)})
+            answer = self._request(f"STREAM.MSG.GET.{self._settings.stream}", {"start_time": format_time(moment)})
         except UnknownMessage:
             return view.last + 1
         return int(answer["message"]["seq"])
 
     def check_start(self, start: Offset, view: StreamView) -> None:
-        """InvalidConfig for a first start that would throw away messages nobody has read.
+        """Raise InvalidConfig for a first start that would remove messages that no reader has read.
 
-        A commit on a work queue removes everything before it. Elsewhere, skipping is only skipping.
+        A commit on a work queue removes everything before it. On other streams it removes nothing.
         """
         if self._settings.durable is None or start.sequence < view.begins:
             return
@@ -118,21 +118,24 @@ class Control:
                 fix="leave startingOffsets at earliest, or read without durable",
             )
 
-    def make_durable(self, start: Offset) -> None:
-        """Make the durable if it is not there, before the first batch: an interest stream keeps nothing for nobody."""
+    def create_durable(self, start: Offset) -> None:
+        """Create the durable if it does not exist, before the first batch.
+
+        An interest stream keeps messages only for consumers.
+        """
         durable, stream = self._settings.durable, self._settings.stream
         if durable is None:
             return
-        subjects = without_covered(self._settings.subjects)
+        subjects = remove_covered(self._settings.subjects)
         info = self._info()["config"]
         if info.get("sealed"):
             self._take_part(durable, subjects)
             if _retention(info) is Retention.WORK_QUEUE:
-                return  # it has no room for another consumer: its readers say how far they are
+                return  # it takes no other consumer: its readers report their position
         try:
-            found = self._ask(f"CONSUMER.INFO.{stream}.{durable}")["config"]
+            found = self._request(f"CONSUMER.INFO.{stream}.{durable}")["config"]
         except UnknownConsumer:
-            work_queue = self._retention() is Retention.WORK_QUEUE  # its consumers must deliver all
+            work_queue = self._retention() is Retention.WORK_QUEUE  # which only takes consumers that deliver all
             config = ConsumerConfig(
                 durable_name=durable,
                 name=durable,
@@ -144,11 +147,11 @@ class Control:
             )
             body = {"stream_name": stream, "config": to_wire(config), "action": ""}
             body["config"].pop("backoff")
-            self._ask(f"CONSUMER.CREATE.{stream}.{durable}", body)
+            self._request(f"CONSUMER.CREATE.{stream}.{durable}", body)
             return
         single = found.get("filter_subject")
         filters = tuple(found.get("filter_subjects") or ([single] if single else ()))
-        if set(without_covered(filters)) != set(subjects):
+        if set(remove_covered(filters)) != set(subjects):
             raise InvalidConfig(
                 f"durable {durable!r} of stream {stream!r} is for {', '.join(filters) or 'all subjects'}, "
                 f"and the query reads {', '.join(subjects) or 'all subjects'}",
@@ -156,34 +159,34 @@ class Control:
             )
 
     def _take_part(self, durable: str, subjects: tuple[str, ...]) -> None:
-        """Have the durable made with the stream that comes after the sealed one."""
+        """Have the migration create the durable with the stream that follows the sealed one."""
         config = ConsumerConfig(
             durable_name=durable, description="the position of a Spark query", filter_subjects=subjects or None
         )
         settings = self._settings
-        sync_client.join(settings.address, settings.stream, durable_config(config), settings.patience_seconds)
+        sync_client.join_migration(settings.address, settings.stream, durable_config(config), settings.patience_seconds)
 
     def move_durable(self, offset: Offset) -> None:
-        """Let the stream drop the messages up to the offset, which are done, unless another consumer needs them.
+        """Let the stream drop the messages up to the offset, unless another consumer needs them.
 
-        If a checkpoint is to be synced, it is on the disk before. On an interest stream moving the durable frees the
-        messages; a work queue frees nothing by that and is purged up to there.
-        Moving to where it stands already, or is past, does nothing: a commit may be repeated.
+        A checkpoint that is to be synced is flushed to the disk first. On an interest stream the move of the durable
+        frees the messages; on a work queue it does not, so a purge follows. A move to where the durable is already, or
+        to before, does nothing: a commit may be repeated.
         """
         durable, stream = self._settings.durable, self._settings.stream
         if durable is None:
             return
         info = self._info()
         if offset.created not in {str(info["created"]), *_continues(info["config"])}:
-            return  # another stream of that name: nothing of it was read, and the next look tells the user
+            return  # another stream of that name: nothing of it was read, and the next poll raises DataLost
         done = min(offset.sequence, int(info["state"]["last_seq"]))
         work_queue = _retention(info["config"]) is Retention.WORK_QUEUE
         if work_queue and info["config"].get("sealed"):
             self._sync()
-            settings = self._settings  # a purge is refused there
-            sync_client.passed(settings.address, stream, durable, done, settings.patience_seconds)
+            settings = self._settings  # a sealed stream refuses a purge
+            sync_client.report_passed(settings.address, stream, durable, done, settings.patience_seconds)
             return
-        floor = int(self._ask(f"CONSUMER.INFO.{stream}.{durable}")["ack_floor"]["stream_seq"])
+        floor = int(self._request(f"CONSUMER.INFO.{stream}.{durable}")["ack_floor"]["stream_seq"])
         if floor < done or work_queue:
             self._sync()
         if floor < done:
@@ -195,12 +198,12 @@ class Control:
                 )
 
     def _free(self, messages: int, question: str, body: dict[str, Any]) -> None:
-        """Ask for something that removes messages, and leave the server the time that a busy disk needs for it.
+        """Send a request that removes messages, and give the server the time that a busy disk needs.
 
-        To ask again while the server is at it would only make it begin again.
+        A second request while the server works would only make it begin again.
         """
         seconds = max(self._settings.patience_seconds, messages / _FREED_PER_SECOND)
-        ask(self._settings.address, question, body, patience_seconds=seconds, answer_seconds=seconds)
+        request_api(self._settings.address, question, body, patience_seconds=seconds, answer_seconds=seconds)
 
     def _sync(self) -> None:
         if self._checkpoint is not None:
@@ -212,7 +215,7 @@ class Control:
         if settings.durable is None:
             return None
         try:
-            found = self._ask(f"CONSUMER.INFO.{settings.stream}.{settings.durable}")
+            found = self._request(f"CONSUMER.INFO.{settings.stream}.{settings.durable}")
         except UnknownConsumer:
             return None
         return int(found["ack_floor"]["stream_seq"])

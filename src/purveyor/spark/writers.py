@@ -1,4 +1,7 @@
-"""Writing: each task publishes its rows in order and returns when the server has answered for every one."""
+"""The writers of the `jetstream` format.
+
+Each task publishes its rows in order and waits for the server's answer to each.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -10,11 +13,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from purveyor.jetstream.bulk import PublishMode, PublishOptions, publish_many
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model.errors import InvalidConfig
-from purveyor.spark.gc_tuning import spare_imports
 from purveyor.spark.options import WriteDelivery, WriteSettings
-from purveyor.spark.read_ahead import read_ahead
+from purveyor.spark.task_tuning import freeze_imports, read_ahead
 
 _log = logging.getLogger(__name__)
 _HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
@@ -28,22 +30,22 @@ _UNSORTABLE = ("array", "map", "struct", "variant", "interval", "void")
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """What a task stored."""
+class WrittenRows(WriterCommitMessage):
+    """How many rows a task stored."""
 
     stored: int
     duplicates: int
 
 
 def check_columns(settings: WriteSettings, schema: StructType) -> None:
-    """InvalidConfig for columns that are missing, of another type, or unknown: before any row is written."""
+    """Raise InvalidConfig for columns that are missing, of another type, or unknown, before any row is written."""
     found = {field.name: field.dataType.simpleString() for field in schema.fields}
     allowed = {*_TYPES, *((settings.order_by,) if settings.order_by else ())}
     unknown = sorted(set(found) - allowed)
     if unknown:
         raise InvalidConfig(
             f"the jetstream format cannot write column {unknown[0]!r}",
-            fix=f"select of {', '.join(_TYPES)}, and the column of option orderBy",
+            fix=f"select from {', '.join(_TYPES)}, and the column of option orderBy",
         )
     if "subject" not in found and settings.subject is None:
         raise InvalidConfig("no subject to write to", fix="give a column subject, or option subject")
@@ -61,41 +63,41 @@ def check_columns(settings: WriteSettings, schema: StructType) -> None:
             raise InvalidConfig(f"column {name!r} is {found[name]}", fix=f"cast it to {' or '.join(kinds)}")
 
 
-def write_partition(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> Written:
+def write_partition(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
     """Publish the rows of one task. A retried task sends the same rows in the same order: ids make it harmless."""
-    spare_imports()
+    freeze_imports()
     rows: Iterator[pa.RecordBatch] = (row_batch for row_batch in batches if row_batch.num_rows)
     if settings.order_by is not None:
         rows = _sorted(rows, settings.order_by)
     messages = read_ahead(to_messages(batch, settings) for batch in rows)
     options = PublishOptions(
-        mode=_mode(settings), expected_stream=settings.stream, patience_seconds=settings.patience_seconds
+        mode=_publish_mode(settings), expected_stream=settings.stream, patience_seconds=settings.patience_seconds
     )
     report = publish_many(settings.address, messages, options)
-    return Written(report.stored, report.duplicates)
+    return WrittenRows(report.stored, report.duplicates)
 
 
-def _mode(settings: WriteSettings) -> PublishMode:
+def _publish_mode(settings: WriteSettings) -> PublishMode:
     if settings.delivery is WriteDelivery.ATOMIC:
         return PublishMode.ATOMIC
     if settings.delivery is WriteDelivery.PIPELINED or settings.stream is None:
         return PublishMode.PIPELINED
-    info = ask(settings.address, f"STREAM.INFO.{settings.stream}", patience_seconds=settings.patience_seconds)
+    info = request_api(settings.address, f"STREAM.INFO.{settings.stream}", patience_seconds=settings.patience_seconds)
     return PublishMode.ATOMIC if info["config"].get("allow_atomic") else PublishMode.PIPELINED
 
 
 def _sorted(batches: Iterator[pa.RecordBatch], column: str) -> Iterator[pa.RecordBatch]:
-    """All rows of the task, sorted. They are held in memory: a micro-batch is bounded by `maxOffsetsPerTrigger`."""
+    """Yield all rows of the task, sorted. They are held in memory: `maxOffsetsPerTrigger` bounds a micro-batch."""
     held = list(batches)
     if held:
         yield from pa.Table.from_batches(held).sort_by(column).combine_chunks().to_batches()
 
 
 def to_messages(batch: pa.RecordBatch, settings: WriteSettings) -> pa.RecordBatch:
-    """The columns that `publish_many` takes, from what the user selected."""
+    """Build the columns that `publish_many` takes from those that the user selected."""
     names = batch.schema.names
     data = batch.column("data")
-    columns = {"data": _filled(data.cast(pa.binary()) if pa.types.is_string(data.type) else data)}
+    columns = {"data": _without_nulls(data.cast(pa.binary()) if pa.types.is_string(data.type) else data)}
     if "subject" in names:
         columns["subject"] = batch.column("subject")
     if settings.subject is not None:
@@ -109,12 +111,12 @@ def to_messages(batch: pa.RecordBatch, settings: WriteSettings) -> pa.RecordBatc
     return pa.record_batch(columns)
 
 
-def _filled(data: pa.Array) -> pa.Array:
+def _without_nulls(data: pa.Array) -> pa.Array:
     return pc.fill_null(data, pa.scalar(b"", pa.binary())) if data.null_count else data
 
 
 def _headers(column: pa.MapArray) -> pa.Array:
-    """map<string,string> is taken as one value per name."""
+    """Convert headers; map<string,string> has one value per name."""
     if pa.types.is_list(column.type.item_type):
         return column.cast(_HEADERS)
     items = column.items
@@ -123,8 +125,8 @@ def _headers(column: pa.MapArray) -> pa.Array:
     return pa.MapArray.from_arrays(column.offsets, column.keys, lists)
 
 
-def _total(messages: list[WriterCommitMessage | None]) -> tuple[int, int]:
-    written = [message for message in messages if isinstance(message, Written)]
+def _totals(messages: list[WriterCommitMessage | None]) -> tuple[int, int]:
+    written = [message for message in messages if isinstance(message, WrittenRows)]
     return sum(each.stored for each in written), sum(each.duplicates for each in written)
 
 
@@ -135,32 +137,32 @@ class JetStreamWriter(DataSourceArrowWriter):
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """The rows of one task."""
+        """Write the rows of one task."""
         return write_partition(self._settings, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done; their messages are stored already."""
-        _log.info("wrote %d messages (%d stored before)", *_total(messages))
+        """Log the totals. All tasks are done, and their messages are stored already."""
+        _log.info("wrote %d messages (%d stored before)", *_totals(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Some task failed for good. Messages that were stored stay: with ids, writing again adds only the rest."""
-        _log.warning("a write failed after %d messages (%d stored before)", *_total(messages))
+        """Log that a task failed for good. Stored messages stay: with ids, writing again adds only the rest."""
+        _log.warning("a write failed after %d messages (%d stored before)", *_totals(messages))
 
 
 class JetStreamStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write: the same for each micro-batch."""
+    """A streaming write, which does the same for each micro-batch."""
 
     def __init__(self, settings: WriteSettings) -> None:
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """The rows of one task."""
+        """Write the rows of one task."""
         return write_partition(self._settings, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """A batch is done; its messages are stored already."""
-        _log.debug("batch %d: wrote %d messages (%d stored before)", batchId, *_total(messages))
+        """Log the totals of a batch. Its messages are stored already."""
+        _log.debug("batch %d: wrote %d messages (%d stored before)", batchId, *_totals(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """The batch will be tried again: with ids, what is stored is not stored twice."""
-        _log.warning("batch %d failed after %d messages (%d stored before)", batchId, *_total(messages))
+        """Log that a batch failed. Spark repeats it: with ids, stored messages are not stored twice."""
+        _log.warning("batch %d failed after %d messages (%d stored before)", batchId, *_totals(messages))

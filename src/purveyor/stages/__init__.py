@@ -3,8 +3,8 @@
 from purveyor.stages.application import Stages
 from purveyor.stages.endpoint import Endpoint
 from purveyor.stages.handler_types import Context, Goto, Next, Refuse, Reply, Request, Target
-from purveyor.stages.retry import Retry
 from purveyor.stages.sql_store import SqlStore
+from purveyor.stages.stage_options import Retry
 
 __all__ = [
     "Context",

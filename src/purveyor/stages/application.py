@@ -1,4 +1,4 @@
-"""`Stages`: the endpoints of one application on its queues and its database; declared, started, spoken to."""
+"""`Stages`: the endpoints of one application, its queues and its database; and `send`, `ask` and `replay`."""
 
 import asyncio
 import contextlib
@@ -11,20 +11,18 @@ from typing import Any, Final, Self, TypeVar, overload
 
 from purveyor.model import tracing
 from purveyor.model.errors import AlreadyExists, InvalidConfig
-from purveyor.queues.catalogue import DEAD_LETTERS, Queue
+from purveyor.queues.catalogue import DEAD_LETTERS, STAGE_REPLIES, Queue, check_endpoint, endpoint_queue, stage_durable
 from purveyor.queues.client import Queues
-from purveyor.queues.stage_queues import STAGE_REPLIES, check_endpoint, endpoint_queue, stage_durable
-from purveyor.stages.cleanup import Upkeep
+from purveyor.stages.cleanup import Cleanup
 from purveyor.stages.endpoint import Endpoint
-from purveyor.stages.flow import Outgoing, check_sendable, new_id
-from purveyor.stages.handler_types import Sent, Target
-from purveyor.stages.outgoing_messages import beginning
+from purveyor.stages.flow import Outgoing, check_sendable, first_message, new_id
+from purveyor.stages.handler_types import NewFlow, Target
 from purveyor.stages.relay import Relay
-from purveyor.stages.request_reply import Asking
-from purveyor.stages.runner import Parts, Runner
+from purveyor.stages.request_reply import RequestReply
+from purveyor.stages.runner import Runner, StageServices
 from purveyor.stages.source import QueueSource, Source
 from purveyor.stages.sql_store import Database, SqlStore
-from purveyor.stages.timeouts import Timing
+from purveyor.stages.stage_options import Timing
 
 log = logging.getLogger("purveyor.stages")
 
@@ -33,12 +31,12 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 NoState: Final = type(None)
-_CHUNK: Final = 16
-_STOP_SECONDS: Final = 10.0
+_PULL_BATCH_MESSAGES: Final = 16
+_STOP_TIMEOUT_SECONDS: Final = 10.0
 
 
 class Stages:
-    """Transactional stages; see the guide.
+    """An application with transactional stages.
 
     stages = Stages(queues, store=SqlStore("sqlite:///shop.db"), app="shop")
     orders = stages.endpoint("orders.place", request=PlaceOrder, reply=Placed, state=OrderState)
@@ -65,11 +63,11 @@ class Stages:
         self.endpoints: dict[str, Endpoint[Any, Any, Any]] = {}
         self._replicas = replicas
         self._timing = timing or Timing()
-        self._fed: dict[str, Source] = {}
+        self._custom_sources: dict[str, Source] = {}
         self.relay = Relay(store, queues)
         instance = f"{app}@{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
-        self._parts = Parts(store, queues, self.relay, instance, self._timing.grace)
-        self._asking = Asking(queues)
+        self._services = StageServices(store, queues, self.relay, instance, self._timing.grace)
+        self._request_reply = RequestReply(queues)
         self.runners: list[Runner] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -86,19 +84,19 @@ class Stages:
     def endpoint(
         self, name: str, *, request: Any, reply: Any, state: Any = NoState, source: Source | None = None
     ) -> Any:
-        """Declare an endpoint: what it takes and replies, and the state of its flows (made anew without arguments).
+        """Declare an endpoint: the types of its request, reply and state (built without arguments for each flow).
 
-        With a `source` its first stage is fed by that instead of its own queue.
+        With a `source` its first stage reads from that instead of its own queue.
         """
         if name in self.endpoints:
             raise AlreadyExists(f"the endpoint {name!r} is declared twice", fix="give it another name")
         if self._tasks:
             raise InvalidConfig(f"the endpoint {name!r} is declared after the start", fix="declare it before")
-        made: Endpoint[Any, Any, Any] = Endpoint(name, request, reply, state)
-        self.endpoints[name] = made
+        endpoint: Endpoint[Any, Any, Any] = Endpoint(name, request, reply, state)
+        self.endpoints[name] = endpoint
         if source is not None:
-            self._fed[name] = source
-        return made
+            self._custom_sources[name] = source
+        return endpoint
 
     @overload
     def terminator(
@@ -109,14 +107,14 @@ class Stages:
     def terminator(self, name: str, *, message: type[Q], source: Source | None = ...) -> Endpoint[Q, None, None]: ...
 
     def terminator(self, name: str, *, message: Any, state: Any = NoState, source: Source | None = None) -> Any:
-        """Declare an endpoint that replies nothing: where flows end."""
+        """Declare an endpoint without a reply, at which flows end."""
         return self.endpoint(name, request=message, reply=NoState, state=state, source=source)
 
     def remote(self, name: str, *, request: type[Q], reply: type[R]) -> Target[Q, R]:
-        """An endpoint of another application, to send to."""
+        """Return an endpoint of another application, as a target for messages."""
         return Target(check_endpoint(name), request, reply)
 
-    async def send(  # noqa: PLR0913 - each is a word about the message
+    async def send(  # noqa: PLR0913 - each is a property of the message
         self,
         to: Target[Q, R],
         message: Q,
@@ -129,55 +127,57 @@ class Stages:
         reply_to: Target[R, Any] | None = None,
         state: object = None,
     ) -> str:
-        """Begin a flow; the id of its first message.
+        """Begin a flow; return the id of its first message.
 
-        With `db` (a session or connection) it is stored in that transaction, and sent when it is committed: all or
-        nothing. Without, it is sent now, and stored by the broker when this returns. An `id` of your own makes sending
-        it again harmless. What the endpoint replies goes to `reply_to`, with `state`.
+        With `db` (a session or connection) this stores the message in that transaction, and the relay sends it after
+        the commit: all or nothing. Without, this publishes the message, and the broker has stored it on return. An `id`
+        from the caller makes a repetition harmless. The reply of the endpoint goes to `reply_to`, with `state`.
         """
-        opening = self._opening(Sent(to, message, key, interactive, reply_to, state), id, trace_id)
+        first = self._first_message(NewFlow(to, message, key, interactive, reply_to, state), id, trace_id)
         if db is None:
-            await self.queues.publish(opening.subject, opening.data, headers=dict(opening.headers), msg_id=opening.id)
+            await self.queues.publish(first.subject, first.data, headers=dict(first.headers), msg_id=first.id)
         else:
-            await self.store.put_with(db, [opening])
+            await self.store.put_with(db, [first])
             self.relay.wake()
-        return opening.id
+        return first.id
 
-    async def ask(  # noqa: PLR0913 - each is a word about the message
+    async def ask(  # noqa: PLR0913 - each is a property of the message
         self,
         to: Target[Q, R],
         message: Q,
         *,
-        timeout: float = 30.0,  # noqa: ASYNC109 - an answer that never comes is told in our words
+        timeout: float = 30.0,  # noqa: ASYNC109 - a missing reply is an error of our tree
         key: str | None = None,
         trace_id: str | None = None,
         interactive: bool = True,
     ) -> R:
-        """Begin a flow and wait for its reply. NoAnswer when it does not come in time; the flow goes on."""
-        opening = self._opening(Sent(to, message, key, interactive, None, None), None, trace_id)
-        return await self._asking.ask(to, opening, timeout)
+        """Begin a flow and return its reply. Raises NoAnswer when it does not come in time; the flow continues."""
+        first = self._first_message(NewFlow(to, message, key, interactive, None, None), None, trace_id)
+        return await self._request_reply.ask(to, first, timeout)
 
     async def replay(self, since: datetime) -> int:
-        """Send again what was sent since then, after the broker lost it (an older store put back); how many.
+        """Send the messages since then again, after the broker lost them (an older store); return their number.
 
-        Whoever has processed a message knows it by its inbox.
+        A receiver that has processed a message drops it by its inbox.
         """
         async with self.store.transaction() as transaction:
             found = await self.store.statements.replay(transaction.connection, int(since.timestamp() * 1000))
         self.relay.wake()
         return found
 
-    def _opening(self, sent: Sent, given: str | None, trace: str | None) -> Outgoing:
-        message_id = given or new_id()
-        opening = beginning(sent, message_id, trace or message_id).traced(tracing.current() or tracing.NONE)
-        return check_sendable(opening, self.queues.connection.max_payload)
+    def _first_message(self, new_flow: NewFlow, given_id: str | None, trace: str | None) -> Outgoing:
+        message_id = given_id or new_id()
+        message = first_message(new_flow, message_id, trace or message_id)
+        return check_sendable(
+            message.with_trace(tracing.current_carrier() or tracing.NO_TRACE), self.queues.connection.max_payload
+        )
 
     def queue(self, endpoint: Endpoint[Any, Any, Any]) -> Queue:
-        """The queue of an endpoint."""
+        """Return the queue of an endpoint."""
         return endpoint_queue(endpoint.name, len(endpoint.stages), ack_wait=self._timing.ack_wait)
 
     async def start(self) -> None:
-        """Check the declarations, make the queues, and begin to work."""
+        """Check the declarations, ensure the queues, and start the stages."""
         for endpoint in self.endpoints.values():
             endpoint.check()
         await self.store.open()
@@ -187,27 +187,27 @@ class Stages:
         sources: dict[str, Source] = {}
         for endpoint in self.endpoints.values():
             for stage in endpoint.stages:
-                its = self._sources(endpoint, stage.number)
-                sources[stage.id] = its[0]
-                self.runners.append(Runner(stage, its, self._parts))
-        upkeep = Upkeep(self.store, sources, self._timing)
-        works = [self.relay.run(), upkeep.run(), *(runner.run() for runner in self.runners)]
-        self._tasks = [asyncio.create_task(work) for work in works]
+                stage_sources = self._sources(endpoint, stage.number)
+                sources[stage.id] = stage_sources[0]
+                self.runners.append(Runner(stage, stage_sources, self._services))
+        cleanup = Cleanup(self.store, sources, self._timing)
+        coroutines = [self.relay.run(), cleanup.run(), *(runner.run() for runner in self.runners)]
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
 
     async def stop(self) -> None:
-        """Let what has begun come to its end, and stop."""
-        await asyncio.gather(*(runner.stop(_STOP_SECONDS) for runner in self.runners))
+        """Finish the messages in work, and stop."""
+        await asyncio.gather(*(runner.stop(_STOP_TIMEOUT_SECONDS) for runner in self.runners))
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._tasks, self.runners = [], []
-        await self._asking.close()
+        await self._request_reply.close()
         await self.store.close()
 
     async def serve(self) -> None:
-        """Start, and work until cancelled."""
+        """Start the stages and run them until cancelled."""
         async with self:
             await asyncio.gather(*self._tasks)
 
@@ -221,12 +221,16 @@ class Stages:
         await self.stop()
 
     def _sources(self, endpoint: Endpoint[Any, Any, Any], number: int) -> list[Source]:
-        if number == 0 and endpoint.name in self._fed:
-            return [self._fed[endpoint.name]]
+        if number == 0 and endpoint.name in self._custom_sources:
+            return [self._custom_sources[endpoint.name]]
         stream = self.queue(endpoint).stream
         return [
             QueueSource(
-                self.queues, stream, stage_durable(number, interactive=interactive), self._timing.ack_wait, chunk=_CHUNK
+                self.queues,
+                stream,
+                stage_durable(number, interactive=interactive),
+                self._timing.ack_wait,
+                chunk=_PULL_BATCH_MESSAGES,
             )
             for interactive in (False, True)
         ]

@@ -1,8 +1,8 @@
-"""Upkeep of inbox and outbox: what nobody can ask for any more goes, in small portions, by one instance at a time.
+"""The cleanup of inbox and outbox: removes rows that no longer matter, in small batches, by one instance at a time.
 
-A row of the outbox goes when it was sent long ago: until then a replay can send it again. A row of the inbox goes when
-its message was processed long ago, and lies at or below the sequence up to which the broker will deliver nothing again:
-however long a message was on its way, it is known as long as it can come.
+It removes a row of the outbox a while after the relay sent it: until then a replay can send it again. It removes a row
+of the inbox a while after its message was processed, and only at or below the sequence up to which the broker delivers
+nothing again: the inbox knows a message as long as the broker can deliver it.
 """
 
 import asyncio
@@ -14,57 +14,57 @@ from datetime import timedelta
 from typing import Final
 
 from purveyor.stages.source import Source
+from purveyor.stages.sql_statements import CleanupBatch
 from purveyor.stages.sql_store import SqlStore, now_ms
-from purveyor.stages.statement_protocol import Portion
-from purveyor.stages.timeouts import Timing
+from purveyor.stages.stage_options import Timing
 
 log = logging.getLogger("purveyor.stages")
 
-_PORTION: Final = 2000
+_BATCH_ROWS: Final = 2000
 _PAUSE_SECONDS: Final = 0.05
 
 
-class Upkeep:
-    """See the module."""
+class Cleanup:
+    """Removes old rows of inbox and outbox at an interval."""
 
     def __init__(self, store: SqlStore, sources: Mapping[str, Source], timing: Timing) -> None:
-        """`sources` by the stages whose inbox they fill."""
+        """Take the `sources` by the stages whose inbox they fill."""
         self._store = store
         self._sources = sources
         self._timing = timing
 
     async def run(self) -> None:
-        """Now and then, until cancelled."""
+        """Clean up at the interval of `Timing.upkeep`, until cancelled."""
         while True:
             await asyncio.sleep(self._timing.upkeep.total_seconds())
             try:
-                await self.once()
-            except Exception as error:  # noqa: BLE001 - the next time may be better
-                log.warning("the upkeep of inbox and outbox failed: %s", error)
+                await self.run_once()
+            except Exception as error:  # noqa: BLE001 - the next round may succeed
+                log.warning("the cleanup of inbox and outbox failed: %s", error)
 
-    async def once(self) -> tuple[int, int]:
-        """All that can go, unless another instance is at it; how many rows of outbox and inbox went."""
-        seat = await self._store.seat("upkeep")
+    async def run_once(self) -> tuple[int, int]:
+        """Remove all old rows, unless another instance does; return the number of removed rows of outbox and inbox."""
+        lock = await self._store.leader_lock("upkeep")
         outbox = inbox = 0
         try:
-            if not await seat.take():
+            if not await lock.try_acquire():
                 return 0, 0
-            ask, now, connection = self._store.statements, now_ms(), seat.connection
-            portion = Portion(now - _ms(self._timing.outbox_kept), _PORTION)
-            while (gone := await ask.clean_outbox(connection, portion)).rows:
-                outbox += gone.rows
-                portion = replace(portion, begin=gone.up_to)
+            statements, now, connection = self._store.statements, now_ms(), lock.connection
+            batch = CleanupBatch(now - _ms(self._timing.outbox_kept), _BATCH_ROWS)
+            while (removed := await statements.clean_outbox(connection, batch)).rows:
+                outbox += removed.rows
+                batch = replace(batch, begin=removed.up_to)
                 await asyncio.sleep(_PAUSE_SECONDS)
             for stage, source in self._sources.items():
-                floor = await source.floor()
-                portion = Portion(now - _ms(self._timing.inbox_kept), _PORTION)
-                while (gone := await ask.clean_inbox(connection, stage, floor, portion)).rows:
-                    inbox += gone.rows
-                    portion = replace(portion, begin=gone.up_to)
+                floor = await source.ack_floor()
+                batch = CleanupBatch(now - _ms(self._timing.inbox_kept), _BATCH_ROWS)
+                while (removed := await statements.clean_inbox(connection, stage, floor, batch)).rows:
+                    inbox += removed.rows
+                    batch = replace(batch, begin=removed.up_to)
                     await asyncio.sleep(_PAUSE_SECONDS)
         finally:
             with contextlib.suppress(Exception):
-                await seat.close()
+                await lock.close()
         return outbox, inbox
 
 

@@ -1,14 +1,15 @@
-"""The places in the steps of a stage where a crash means something of its own, each with a name.
+"""The points in the steps of a stage at which a crash has a distinct meaning, each with a name.
 
-Tests kill a process at each of them; in all other processes nobody listens and `reach` is a look at a variable.
+Tests kill a process at each of them. Without a listener `reach` costs the read of one variable. This module is small
+because the relay, the processor and the runner all import it.
 """
 
 from collections.abc import Callable
 from enum import Enum
 
 
-class Point(Enum):
-    """Where a process can be; see `transaction.py` for the numbered steps."""
+class CrashPoint(Enum):
+    """A point in the numbered steps of `processor.py`."""
 
     RECEIVED = "after receive"
     INBOX = "after inbox"
@@ -21,21 +22,21 @@ class Point(Enum):
     AFTER_DEAD_LETTER = "after the dead-letter publish"
 
 
-_listener: Callable[[Point], None] | None = None
+_listener: Callable[[CrashPoint], None] | None = None
 
 
-def listen(listener: Callable[[Point], None] | None) -> None:
-    """Be told, on the thread that is there, of every point that is reached; None to stop."""
+def set_listener(listener: Callable[[CrashPoint], None] | None) -> None:
+    """Call a function, on the thread that reaches it, for every point; None to stop."""
     global _listener  # noqa: PLW0603 - one process, one listener: it may be about to end the process
     _listener = listener
 
 
-def heard() -> bool:
-    """Whether somebody listens: for points that are costly to find."""
+def has_listener() -> bool:
+    """Whether a listener is set: for points that are costly to find."""
     return _listener is not None
 
 
-def reach(point: Point) -> None:
-    """Say that this process has come here."""
+def reach(point: CrashPoint) -> None:
+    """Report that this process has reached a point."""
     if _listener is not None:
         _listener(point)

@@ -1,23 +1,22 @@
-"""Endpoints and their stages as they are declared: decorators, and what they find in the handlers' annotations.
+"""Endpoints and their stages as the user declares them: decorators, and the annotations of the handlers.
 
-A mistake that can be seen in a declaration is told when the module is imported or the stages start, not by a message.
+A mistake in a declaration is reported at the import of the module or at the start of the stages, not by a message.
 """
 
 import inspect
 import typing
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from psycopg import AsyncConnection as Psycopg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from purveyor.model.errors import InvalidConfig
-from purveyor.queues.stage_queues import check_endpoint
-from purveyor.stages.handler_types import Context, Next, Request, StageResult, Target
-from purveyor.stages.message_codec import reader_of
-from purveyor.stages.retry import Retry
-from purveyor.stages.sql_store import Handle
+from purveyor.queues.catalogue import check_endpoint
+from purveyor.stages.handler_types import Context, DatabaseKind, Next, Request, StageResult, Target
+from purveyor.stages.message_codec import decoder_for
+from purveyor.stages.stage_options import Retry, StageOptions
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -25,20 +24,6 @@ S = TypeVar("S")
 P = ParamSpec("P")
 
 Handler: TypeAlias = Callable[..., Awaitable[Any]]
-_MOST_AT_ONCE = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageOptions:
-    """How a stage works; see `Endpoint.stage`."""
-
-    exactly_once: bool = False
-    retry: Retry = field(default_factory=Retry.parallel)
-    concurrency: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.concurrency <= _MOST_AT_ONCE:
-            raise InvalidConfig(f"a concurrency of {self.concurrency}", fix=f"give 1 to {_MOST_AT_ONCE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +36,19 @@ class Stage:
     message: Any
     """The type that the handler takes."""
     state: Any
-    handle: Handle
+    database: DatabaseKind
+    """The database object that the handler takes."""
     options: StageOptions
     last: bool
 
     @property
     def id(self) -> str:
-        """Its name in inbox, failures and dead letters."""
+        """The name of the stage in inbox, failures and dead letters."""
         return f"{self.endpoint}.{self.number}"
 
 
 class StageDecorator(Protocol[S, R]):
-    """What `stage(...)` gives: takes a handler and leaves it as it is."""
+    """The result of `stage(...)`: takes a handler and returns it unchanged."""
 
     def __call__(
         self, handler: Callable[Concatenate[Context[S], P], Awaitable[StageResult[R]]], /
@@ -71,7 +57,7 @@ class StageDecorator(Protocol[S, R]):
 
 
 class LastStageDecorator(Protocol[S, R]):
-    """What `last_stage(...)` gives."""
+    """The result of `last_stage(...)`."""
 
     def __call__(
         self, handler: Callable[Concatenate[Context[S], P], Awaitable[R]], /
@@ -80,7 +66,7 @@ class LastStageDecorator(Protocol[S, R]):
 
 
 class Endpoint(Target[Q, R], Generic[Q, R, S]):
-    """An endpoint of this application: what it takes, what it replies, the state of its flows, and its stages."""
+    """An endpoint of this application: the types of its request, reply and state, and its stages."""
 
     def __init__(self, name: str, request: type[Q], reply: type[R], state: type[S]) -> None:
         super().__init__(check_endpoint(name), request, reply)
@@ -88,7 +74,7 @@ class Endpoint(Target[Q, R], Generic[Q, R, S]):
         self.stages: list[Stage] = []
         kinds: tuple[Any, ...] = (request, reply, state)
         for kind in kinds:
-            reader_of(kind)
+            decoder_for(kind)
 
     @overload
     def stage(
@@ -109,11 +95,11 @@ class Endpoint(Target[Q, R], Generic[Q, R, S]):
         retry: Retry | None = None,
         concurrency: int = 1,
     ) -> Any:
-        """The next stage, as a decorator: `async def (ctx, message, db) -> Request | Next | Goto | Reply | None`.
+        """Declare the next stage; decorates `async def (ctx, message, db) -> Request | Next | Goto | Reply | None`.
 
-        `exactly_once` runs it with inbox and outbox; without, a crash between the database's commit and the broker can
-        make it run twice. `retry` is `Retry.parallel()` or `Retry.in_order()`; `concurrency` is how many handlers run
-        at once in this process. `db` may be left out; its annotation says what is handed in.
+        `exactly_once` runs it with inbox and outbox; without, a crash after the commit and before the acknowledgement
+        makes it run twice. `retry` is `Retry.parallel()` or `Retry.in_order()`; `concurrency` is the number of handlers
+        that run at once in this process. `db` may be left out; its annotation chooses the database object.
         """
         options = StageOptions(exactly_once=exactly_once, retry=retry or Retry.parallel(), concurrency=concurrency)
         return self._decorator(handler, options, last=False)
@@ -137,7 +123,7 @@ class Endpoint(Target[Q, R], Generic[Q, R, S]):
         retry: Retry | None = None,
         concurrency: int = 1,
     ) -> Any:
-        """The last stage (or the only one): what it returns is the reply of the endpoint. As `stage` otherwise."""
+        """Declare the last stage (or the only one): its result is the reply of the endpoint. Otherwise like `stage`."""
         options = StageOptions(exactly_once=exactly_once, retry=retry or Retry.parallel(), concurrency=concurrency)
         return self._decorator(handler, options, last=True)
 
@@ -145,7 +131,7 @@ class Endpoint(Target[Q, R], Generic[Q, R, S]):
         def add(found: Handler) -> Handler:
             if self.stages and self.stages[-1].last:
                 raise InvalidConfig(f"endpoint {self.name!r} has its last stage already", fix="move the decorator up")
-            message, handle = _signature(found)
+            message, database = _read_signature(found)
             if not self.stages and message != self.request:
                 raise InvalidConfig(
                     f"endpoint {self.name!r} takes {_name(self.request)}, and its first stage {_name(message)}",
@@ -158,7 +144,7 @@ class Endpoint(Target[Q, R], Generic[Q, R, S]):
                     handler=found,
                     message=message,
                     state=self.state,
-                    handle=handle,
+                    database=database,
                     options=options,
                     last=last,
                 )
@@ -168,11 +154,11 @@ class Endpoint(Target[Q, R], Generic[Q, R, S]):
         return add if handler is None else add(handler)
 
     def check(self) -> None:
-        """Whether it is complete, and each stage takes what the one before it passes on."""
+        """Raise InvalidConfig unless it has a last stage and each stage takes the type that the one before passes on."""
         if not self.stages or not self.stages[-1].last:
             raise InvalidConfig(f"endpoint {self.name!r} has no last stage", fix="end it with @endpoint.last_stage")
         for before, after in zip(self.stages, self.stages[1:], strict=False):
-            for passed in _passed_on(before.handler):
+            for passed in _types_passed_on(before.handler):
                 if Any not in (passed, after.message) and passed not in (
                     after.message,
                     *typing.get_args(after.message),
@@ -184,8 +170,8 @@ class Endpoint(Target[Q, R], Generic[Q, R, S]):
                     )
 
 
-def _signature(handler: Handler) -> tuple[Any, Handle]:
-    """What a handler takes: the type of its message, and what it wants of the database."""
+def _read_signature(handler: Handler) -> tuple[Any, DatabaseKind]:
+    """Return the type of a handler's message, and the database object that it takes."""
     name = getattr(handler, "__qualname__", repr(handler))
     if not inspect.iscoroutinefunction(handler):
         raise InvalidConfig(f"the handler {name} is not async", fix="write `async def`")
@@ -197,11 +183,15 @@ def _signature(handler: Handler) -> tuple[Any, Handle]:
             fix="async def handler(ctx: Context[State], message: Message, db: AsyncSession)",
         )
     message = hints[parameters[1]]
-    reader_of(message)
+    decoder_for(message)
     if len(parameters) == 2:
-        return message, Handle.NONE
+        return message, DatabaseKind.NONE
     wanted = typing.get_origin(hints[parameters[2]]) or hints[parameters[2]]
-    kinds = {AsyncSession: Handle.SESSION, AsyncConnection: Handle.CONNECTION, Psycopg: Handle.PSYCOPG}
+    kinds = {
+        AsyncSession: DatabaseKind.SESSION,
+        AsyncConnection: DatabaseKind.CONNECTION,
+        Psycopg: DatabaseKind.PSYCOPG,
+    }
     found = next((kind for base, kind in kinds.items() if isinstance(wanted, type) and issubclass(base, wanted)), None)
     if found is None or wanted is object:
         raise InvalidConfig(
@@ -211,8 +201,8 @@ def _signature(handler: Handler) -> tuple[Any, Handle]:
     return message, found
 
 
-def _passed_on(handler: Handler) -> list[Any]:
-    """What the next stage gets, by the annotation of the returned value."""
+def _types_passed_on(handler: Handler) -> list[Any]:
+    """Return the types that the next stage gets, by the annotation of the returned value."""
     hint = typing.get_type_hints(handler).get("return")
     options = typing.get_args(hint) if typing.get_origin(hint) not in (Request, Next) else (hint,)
     return [

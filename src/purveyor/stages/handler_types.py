@@ -1,10 +1,11 @@
-"""The words of a handler: what it is given (`Context`) and what it can return (`Request`, `Reply`, `Next`, `Goto`).
+"""The types of a handler: what it gets (`Context`) and what it may return (`Request`, `Reply`, `Next`, `Goto`).
 
-A returned value says what the flow does next; nothing is sent before the handler's transaction is committed.
+The returned value says what the flow does next. A stage sends nothing before the handler's transaction is committed.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from purveyor.model.errors import PurveyorError
@@ -14,8 +15,17 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
+class DatabaseKind(Enum):
+    """The database object that a handler asks for by the type of its third parameter."""
+
+    NONE = "none"
+    SESSION = "AsyncSession"
+    CONNECTION = "AsyncConnection"
+    PSYCOPG = "psycopg.AsyncConnection"
+
+
 class Target(Generic[Q, R]):
-    """An endpoint as those see it who send to it: its name, what it takes and what it replies."""
+    """An endpoint as its senders see it: its name, the type of its request and of its reply."""
 
     def __init__(self, name: str, request: type[Q], reply: type[R]) -> None:
         self.name = name
@@ -28,7 +38,7 @@ class Target(Generic[Q, R]):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Request(Generic[R]):
-    """Ask another endpoint; its reply, an R, arrives at the next stage of this one."""
+    """Send a request to another endpoint; its reply, an R, arrives at the next stage of this endpoint."""
 
     to: Target[Any, R]
     message: object
@@ -43,21 +53,21 @@ class Request(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Reply(Generic[R]):
-    """End this endpoint here, with a reply to whoever asked."""
+    """End this endpoint here, with a reply to the requester."""
 
     message: R
 
 
 @dataclass(frozen=True, slots=True)
 class Next(Generic[Q]):
-    """Go on with the next stage, without asking anybody."""
+    """Continue with the next stage, without a request to another endpoint."""
 
     message: Q
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Goto(Generic[R]):
-    """Hand the flow over to another endpoint: what it replies, an R, goes to whoever asked this one."""
+    """Continue at another endpoint: its reply, an R, goes to the requester of this endpoint."""
 
     to: Target[Any, R]
     message: object
@@ -68,15 +78,15 @@ class Goto(Generic[R]):
 
 
 class Refuse(PurveyorError):
-    """Raised by a handler for a message that no other attempt can help: it becomes a dead letter at once.
+    """Raised by a handler for a message that no retry can process: it becomes a dead letter at once.
 
-    Everything the handler did is rolled back.
+    The stage rolls back everything that the handler did.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A message that a handler sends beside what it returns; a flow of its own, with the trace of this one."""
+class NewFlow:
+    """A message that begins a flow: sent by a handler beside its result, or from outside of any stage."""
 
     to: Target[Any, Any]
     message: object
@@ -91,9 +101,9 @@ AfterCommit: TypeAlias = Callable[[], None] | Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class Context(Generic[S]):
-    """What a handler is given beside its message.
+    """The message's surroundings, passed to a handler.
 
-    `state` travels with the flow from stage to stage of the endpoint; what a handler changes in it, the next sees.
+    `state` travels with the flow from stage to stage of the endpoint: the next handler gets it as this one leaves it.
     """
 
     state: S
@@ -106,11 +116,11 @@ class Context(Generic[S]):
     attempt: int = 1
     """1 at the first delivery; more after a failure, a crash, or a stop."""
     trace: Mapping[str, str] = field(default_factory=dict)
-    """The headers `traceparent` and `tracestate` of this call, for requests to others; empty without a trace."""
-    sends: list[Sent] = field(default_factory=list, repr=False)
+    """The headers `traceparent` and `tracestate` of this call, for further requests; empty without a trace."""
+    new_flows: list[NewFlow] = field(default_factory=list, repr=False)
     callbacks: list[AfterCommit] = field(default_factory=list, repr=False)
 
-    def send(  # noqa: PLR0913 - each is a word about the message
+    def send(  # noqa: PLR0913 - each is a property of the message
         self,
         to: Target[Q, R],
         message: Q,
@@ -120,20 +130,20 @@ class Context(Generic[S]):
         reply_to: Target[R, Any] | None = None,
         state: object = None,
     ) -> None:
-        """Start another flow with this transaction: stored with it, sent after it. As many as you like.
+        """Begin another flow: the stage stores the message in this transaction and sends it after the commit.
 
-        The key is that of this message unless another is given. What the other endpoint replies goes to `reply_to`,
-        with `state`, or to nobody.
+        A handler may call this any number of times. Without a `key` the message gets the key of this one. The reply of
+        the other endpoint goes to `reply_to`, with `state`; without `reply_to` the stage drops it.
         """
-        self.sends.append(Sent(to, message, key, interactive, reply_to, state))
+        self.new_flows.append(NewFlow(to, message, key, interactive, reply_to, state))
 
     def after_commit(self, callback: AfterCommit) -> None:
-        """Call this when the transaction is committed. Not after a crash: for caches and bells, not for promises."""
+        """Call this after the commit. A crash can prevent the call, so use it for caches and notifications only."""
         self.callbacks.append(callback)
 
 
 StageResult: TypeAlias = Request[Any] | Next[Any] | Goto[R] | Reply[R] | None
-"""What a stage that is not the last may return; None lets the flow end here, without a reply."""
+"""The possible results of a stage that is not the last; None ends the flow here, without a reply."""
 
 
 def _set(frozen: object, **values: object) -> None:

@@ -1,8 +1,8 @@
-"""Which of the messages that a stage holds may be worked on now. Pure: no clock, no I/O.
+"""The order in which a stage works on the messages that it holds. Pure: no clock, no I/O.
 
-In parallel, any: interactive ones first, then by age. In order, each key is a lane: its messages come out one group at
-a time, in the order in which they came, and while the first of a lane waits for its next attempt all behind it wait.
-Messages without a key share one lane.
+In parallel, any message is ready: interactive ones first, then by age. In order, each key has a queue: the scheduler
+gives out its messages one group at a time, in the order in which they came, and while the first of them waits for its
+next attempt all behind it wait. Messages without a key share one queue.
 """
 
 from collections import deque
@@ -13,83 +13,83 @@ from purveyor.stages.source import Incoming
 
 
 @dataclass(slots=True)
-class _Lane:
+class _KeyQueue:
     waiting: deque[Incoming] = field(default_factory=deque)
     busy: bool = False
-    queued: bool = False
+    ready: bool = False
 
 
-class Lanes:
-    """See the module."""
+class KeyScheduler:
+    """The waiting messages of one stage in one process."""
 
     def __init__(self, *, ordered: bool) -> None:
         self._ordered = ordered
-        self._urgent: deque[Incoming] = deque()
+        self._interactive: deque[Incoming] = deque()
         self._plain: deque[Incoming] = deque()
-        self._lanes: dict[str | None, _Lane] = {}
-        self._ready: deque[str | None] = deque()
-        self._urgent_ready: deque[str | None] = deque()
+        self._queues: dict[str | None, _KeyQueue] = {}
+        self._ready_keys: deque[str | None] = deque()
+        self._ready_interactive_keys: deque[str | None] = deque()
 
     @property
-    def available(self) -> bool:
-        """Whether `take` would give something."""
-        return bool(self._urgent or self._plain or self._ready or self._urgent_ready)
+    def has_ready(self) -> bool:
+        """Whether `take` would return a message."""
+        return bool(self._interactive or self._plain or self._ready_keys or self._ready_interactive_keys)
 
     def add(self, messages: Iterable[Incoming]) -> None:
-        """They have arrived."""
+        """Add messages that have arrived."""
         for message in messages:
             if self._ordered:
-                self._lanes.setdefault(message.key, _Lane()).waiting.append(message)
-                self._queue(message.key)
+                self._queues.setdefault(message.key, _KeyQueue()).waiting.append(message)
+                self._make_ready(message.key)
             else:
-                (self._urgent if message.interactive else self._plain).append(message)
+                (self._interactive if message.interactive else self._plain).append(message)
 
     def take(self, limit: int) -> list[Incoming]:
-        """Up to so many, to be worked on one after the other; their lanes are busy until `release`."""
+        """Take up to `limit` messages to process one after the other; their keys are busy until `release`."""
         taken: list[Incoming] = []
-        while not self._ordered and len(taken) < limit and (self._urgent or self._plain):
-            taken.append((self._urgent or self._plain).popleft())
-        while len(taken) < limit and (self._urgent_ready or self._ready):
-            key = (self._urgent_ready or self._ready).popleft()
-            lane = self._lanes[key]
-            lane.queued, lane.busy = False, True
-            while lane.waiting and len(taken) < limit:
-                taken.append(lane.waiting.popleft())
+        while not self._ordered and len(taken) < limit and (self._interactive or self._plain):
+            taken.append((self._interactive or self._plain).popleft())
+        while len(taken) < limit and (self._ready_interactive_keys or self._ready_keys):
+            key = (self._ready_interactive_keys or self._ready_keys).popleft()
+            queue = self._queues[key]
+            queue.ready, queue.busy = False, True
+            while queue.waiting and len(taken) < limit:
+                taken.append(queue.waiting.popleft())
         return taken
 
     def put_back(self, messages: Sequence[Incoming]) -> None:
-        """They were not worked on, or failed: they come first again."""
+        """Put messages that failed or were not processed back to the front."""
         for message in reversed(messages):
             if self._ordered:
-                self._lanes.setdefault(message.key, _Lane()).waiting.appendleft(message)
+                self._queues.setdefault(message.key, _KeyQueue()).waiting.appendleft(message)
             else:
-                (self._urgent if message.interactive else self._plain).appendleft(message)
+                (self._interactive if message.interactive else self._plain).appendleft(message)
 
     def release(self, keys: Iterable[str | None]) -> None:
-        """The lanes of these keys may go on."""
+        """Make the next messages of these keys ready."""
         for key in set(keys) if self._ordered else ():
-            lane = self._lanes.get(key)
-            if lane is None:
+            queue = self._queues.get(key)
+            if queue is None:
                 continue
-            lane.busy = False
-            if lane.waiting:
-                self._queue(key)
+            queue.busy = False
+            if queue.waiting:
+                self._make_ready(key)
             else:
-                del self._lanes[key]
+                del self._queues[key]
 
     def drain(self) -> list[Incoming]:
-        """All that waits, taken out."""
-        left = [*self._urgent, *self._plain, *(item for lane in self._lanes.values() for item in lane.waiting)]
-        self._urgent.clear()
+        """Take out all waiting messages."""
+        left = [*self._interactive, *self._plain, *(item for queue in self._queues.values() for item in queue.waiting)]
+        self._interactive.clear()
         self._plain.clear()
-        self._ready.clear()
-        self._urgent_ready.clear()
-        self._lanes.clear()
+        self._ready_keys.clear()
+        self._ready_interactive_keys.clear()
+        self._queues.clear()
         return left
 
-    def _queue(self, key: str | None) -> None:
-        lane = self._lanes[key]
-        if not lane.busy and not lane.queued and lane.waiting:
-            lane.queued = True
-            urgent = any(message.interactive for message in lane.waiting)
-            (self._urgent_ready if urgent else self._ready).append(key)
+    def _make_ready(self, key: str | None) -> None:
+        queue = self._queues[key]
+        if not queue.busy and not queue.ready and queue.waiting:
+            queue.ready = True
+            interactive = any(message.interactive for message in queue.waiting)
+            (self._ready_interactive_keys if interactive else self._ready_keys).append(key)

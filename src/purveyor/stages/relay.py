@@ -1,14 +1,15 @@
-"""The outbox relay: sends what lies in the outbox, oldest first, and marks it sent. Every instance has one.
+"""The outbox relay: sends the rows of the outbox, oldest first, and marks them as sent. Every instance has one.
 
-One instance at a time has its turn (a seat): so for each key messages go out in the order of their commits, whoever
-committed them. What a crash left behind is sent by whoever comes next. In-process bells and NOTIFY wake it; a look once
-a second is the truth.
+One instance at a time sends (it holds a leader lock): so for each key messages go out in the order of their commits,
+whichever instance committed them. The next relay sends the rows that a crash left behind. Wake-ups in the process and
+NOTIFY only make the relay faster: it also polls once a second.
 
-A subject that nobody takes (its endpoint is not deployed yet) must not hold up the others: its rows are held, in order,
-out of the way, and the oldest is tried again every few seconds.
+A subject that no stream takes (its endpoint is not deployed yet) must not block the others: the relay holds its rows,
+in order, and tries the oldest of them again every few seconds.
 
-A row that no attempt can send (`parking.is_for_good`: a header or subject that the protocol cannot carry, a message too
-large for the server or its stream) becomes a dead letter, and the relay goes on with the next row, of the same key too:
+A row that no attempt can send (`stage_dead_letters.is_permanent`: a header or subject that the protocol cannot carry, a
+message too large for the server or its stream) becomes a dead letter, and the relay continues with the next row, of the
+same key too:
 
 1. One transaction stores the dead letter in the outbox and marks the row as sent. A crash before its commit: the relay
    finds the same row and refuses it again.
@@ -17,155 +18,157 @@ large for the server or its stream) becomes a dead letter, and the relay goes on
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from itertools import accumulate
+from typing import Any, Final
 
+import pyarrow as pa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from purveyor.jetstream.bulk import PublishOptions, publish_many
-from purveyor.jetstream.headers import MSG_ID, first
-from purveyor.model.errors import PurveyorError, SetupError, Unavailable
+from purveyor.jetstream.bulk import OUTGOING_SCHEMA, PublishOptions, publish_many
+from purveyor.model.errors import InvalidInput, PurveyorError, SetupError, Unavailable
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.letter import fitted
-from purveyor.stages.crash_points import Point, heard, reach
+from purveyor.stages.crash_points import CrashPoint, has_listener, reach
 from purveyor.stages.flow import Outgoing
-from purveyor.stages.leader_lock import Seat, wait_for
-from purveyor.stages.parking import is_for_good, letter_of
-from purveyor.stages.relay_batches import record_batches
+from purveyor.stages.leader_lock import LeaderLock, acquire
+from purveyor.stages.sql_statements import Row
 from purveyor.stages.sql_store import SqlStore, now_ms
-from purveyor.stages.statement_protocol import Row
+from purveyor.stages.stage_dead_letters import is_permanent, row_dead_letter, to_outgoing
 
 log = logging.getLogger("purveyor.stages")
 
-_FIRST_PAGE: Final = 500
-_MOST_ROWS: Final = 20_000
-_MOST_BYTES: Final = 16 << 20
-"""So many rows and bytes go out before they are marked: what a crash in between sends again."""
-_POLL_SECONDS: Final = 1.0
-_PROBE_SECONDS: Final = 5.0
-_PATIENCE_SECONDS: Final = 10.0
-_DEAD_LETTERS: Final = DEAD_LETTERS.subjects[0].removesuffix(">")
+_FIRST_PAGE_ROWS: Final = 500
+_MAX_ROWS: Final = 20_000
+_MAX_BYTES: Final = 16 << 20
+"""The largest portion that the relay sends before it marks it: a crash in between sends it again."""
+_BATCH_ROWS: Final = 5000
+_POLL_INTERVAL_SECONDS: Final = 1.0
+_PROBE_INTERVAL_SECONDS: Final = 5.0
+_PUBLISH_PATIENCE_SECONDS: Final = 10.0
+_DEAD_LETTER_PREFIX: Final = DEAD_LETTERS.subjects[0].removesuffix(">")
 
 
 class Relay:
-    """See the module. `run` until it is cancelled."""
+    """The relay of one instance; `run` it until cancelled."""
 
     def __init__(self, store: SqlStore, queues: Queues) -> None:
         self._store = store
         self._queues = queues
-        self._bell = asyncio.Event()
-        self._waiting: list[Callable[[], Awaitable[None]]] = []
+        self._wake_up = asyncio.Event()
+        self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._probed_at = 0.0
         self._sending = asyncio.Lock()
-        self._outgoing: list[tuple[list[Outgoing], asyncio.Future[None]]] = []
-        self.looks = 0
-        """How often the database was asked without a bell."""
+        self._unpublished: list[tuple[list[Outgoing], asyncio.Future[None]]] = []
+        self.polls = 0
+        """How often the relay queried the database without a wake-up."""
 
     def wake(self) -> None:
-        """There may be something to send."""
-        self._bell.set()
+        """Make the relay look for rows to send."""
+        self._wake_up.set()
 
     def after_sending(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Call this when everything is sent that is committed by now."""
-        self._waiting.append(callback)
-        self._bell.set()
+        """Call this when the relay has sent everything that is committed by now."""
+        self._callbacks.append(callback)
+        self._wake_up.set()
 
     async def run(self) -> None:
-        """Send, until cancelled; a database or broker that is away is waited for."""
+        """Send until cancelled; wait while the database or the broker is unavailable."""
         listening = asyncio.create_task(self._store.listen(self.wake))
         try:
             while True:
                 try:
-                    await self._work()
-                except Exception as error:  # noqa: BLE001 - the relay outlives everything
+                    await self._send_when_woken()
+                except Exception as error:  # noqa: BLE001 - the relay survives every error
                     log.warning("the outbox relay pauses: %s", error)
-                    await asyncio.sleep(_POLL_SECONDS)
+                    await asyncio.sleep(_POLL_INTERVAL_SECONDS)
         finally:
             listening.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await listening
 
-    async def _work(self) -> None:
-        seat = await self._store.seat("relay")
+    async def _send_when_woken(self) -> None:
+        lock = await self._store.leader_lock("relay")
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL_SECONDS):
-                        await self._bell.wait()
-                rung = self._bell.is_set()
-                self._bell.clear()
-                if rung or await self._anything(seat.connection):
-                    await self._turn(seat)
+                    async with asyncio.timeout(_POLL_INTERVAL_SECONDS):
+                        await self._wake_up.wait()
+                woken = self._wake_up.is_set()
+                self._wake_up.clear()
+                if woken or await self._has_work(lock.connection):
+                    await self._send_as_leader(lock)
         finally:
-            await seat.close()
+            await lock.close()
 
-    async def _anything(self, connection: AsyncConnection) -> bool:
-        self.looks += 1
+    async def _has_work(self, connection: AsyncConnection) -> bool:
+        self.polls += 1
         unsent, held = await self._store.statements.waiting(connection)
-        return unsent or (held and time.monotonic() - self._probed_at > _PROBE_SECONDS)
+        return unsent or (held and time.monotonic() - self._probed_at > _PROBE_INTERVAL_SECONDS)
 
-    async def _turn(self, seat: Seat) -> None:
-        """Everything that is committed by now, then those who wait for it."""
-        waiting, self._waiting = self._waiting, []
+    async def _send_as_leader(self, lock: LeaderLock) -> None:
+        """Send everything that is committed by now, then call the callbacks that wait for it."""
+        callbacks, self._callbacks = self._callbacks, []
         try:
-            await wait_for(seat)
+            await acquire(lock)
             try:
-                await self._send_all(seat.connection)
+                await self._send_all(lock.connection)
             finally:
-                await seat.give_back()
+                await lock.release()
         except BaseException:
-            self._waiting = waiting + self._waiting
+            self._callbacks = callbacks + self._callbacks
             raise
-        for callback in waiting:
+        for callback in callbacks:
             try:
                 await callback()
-            except Exception:  # one that fails must not keep the others from being called
+            except Exception:  # a callback that fails must not keep the others from being called
                 log.exception("a callback of the outbox relay failed")
 
     async def _send_all(self, connection: AsyncConnection) -> None:
-        """Everything that is committed by now, portion by portion; while one is on its way, the one before is marked.
+        """Send everything that is committed by now, in portions; while one is being sent, mark the one before.
 
-        What is committed from now on is for the next turn, also if its number is lower: of a key, all that has a number
-        up to the newest of now is committed, because a number is given out when the one before it is (`put`).
+        The next call sends what is committed from now on, also if its row id is lower. All rows of a key with an id up
+        to the newest of now are committed, because a transaction gets its row ids after the commit of the one before it
+        (`put`).
         """
-        held = await self._probe(connection)
+        held = await self._probe_held(connection)
         newest = await self._store.statements.newest(connection)
         sent: list[int] = []
         last = 0
         while rows := await self._read(connection, last, newest):
             last = rows[-1].id
-            ahead = [row for row in rows if row.subject not in held] if held else rows
-            if len(ahead) < len(rows):
+            sendable = [row for row in rows if row.subject not in held] if held else rows
+            if len(sendable) < len(rows):
                 await self._store.statements.hold(connection, [row.id for row in rows if row.subject in held])
-            sending = asyncio.create_task(self._try(ahead))
+            sending = asyncio.create_task(self._try_send(sendable))
             try:
-                await self._mark(connection, sent)
+                await self._mark_sent(connection, sent)
             finally:
-                taken = await sending
-            sent = [row.id for row in ahead] if taken else []
-            if not taken:
-                held |= await self._send_by_subject(connection, ahead)
-        await self._mark(connection, sent)
+                accepted = await sending
+            sent = [row.id for row in sendable] if accepted else []
+            if not accepted:
+                held |= await self._send_by_subject(connection, sendable)
+        await self._mark_sent(connection, sent)
 
     async def _read(self, connection: AsyncConnection, after: int, to: int) -> list[Row]:
-        """The oldest unsent rows between two numbers, page by page, of a bounded size: rows may be large."""
+        """Read the oldest unsent rows between two ids, page by page, up to a limit in bytes: rows may be large."""
         rows: list[Row] = []
-        size, page = 0, _FIRST_PAGE
+        size, page = 0, _FIRST_PAGE_ROWS
         while page:
             more = await self._store.statements.unsent(connection, rows[-1].id if rows else after, to, page)
             rows += more
             size += sum(len(row.data) for row in more)
             if len(more) < page:
                 break
-            page = min(_MOST_ROWS - len(rows), max(_MOST_BYTES - size, 0) * len(rows) // max(size, 1))
+            page = min(_MAX_ROWS - len(rows), max(_MAX_BYTES - size, 0) * len(rows) // max(size, 1))
         return rows
 
-    async def _try(self, rows: Sequence[Row]) -> bool:
-        """Send rows in order; False when something was refused. A broker that is away is an error."""
+    async def _try_send(self, rows: Sequence[Row]) -> bool:
+        """Send rows in order; return False when the broker refused one. Raises Unavailable without a broker."""
         try:
             if rows:
                 await self._publish(rows)
@@ -173,38 +176,39 @@ class Relay:
             raise
         except PurveyorError:
             return False
-        reach(Point.PUBLISHED)
+        reach(CrashPoint.PUBLISHED)
         return True
 
-    async def _mark(self, connection: AsyncConnection, ids: Sequence[int]) -> None:
+    async def _mark_sent(self, connection: AsyncConnection, ids: Sequence[int]) -> None:
         if ids:
             await self._store.statements.mark_sent(connection, ids, now_ms())
-            reach(Point.MARKED)
+            reach(CrashPoint.MARKED)
 
     async def _send_by_subject(self, connection: AsyncConnection, rows: Sequence[Row]) -> set[str]:
+        """Send rows subject by subject; hold the rows of the subjects that no stream takes, and return these."""
         refused: set[str] = set()
         for subject in dict.fromkeys(row.subject for row in rows):
-            its = [row for row in rows if row.subject == subject]
+            subject_rows = [row for row in rows if row.subject == subject]
             try:
-                await self._send_or_park(connection, its)
+                await self._send_or_park(connection, subject_rows)
             except Unavailable:
                 raise
             except PurveyorError as error:
                 log.warning("the outbox holds messages for %s: %s", subject, error)
-                await self._store.statements.hold(connection, [row.id for row in its])
+                await self._store.statements.hold(connection, [row.id for row in subject_rows])
                 refused.add(subject)
         return refused
 
     async def _send_or_park(self, connection: AsyncConnection, rows: Sequence[Row]) -> None:
-        """Send rows of one subject in order; those that are refused for good become dead letters.
+        """Send rows of one subject in order; those that are refused permanently become dead letters.
 
-        Which rows these are is found by halves: a refusal of many names one of them at most. Rows that are sent again
-        on the way have the same ids. Any other refusal is raised.
+        The relay finds these rows by bisection: a refusal of many names one of them at most. Rows that it sends again
+        on the way have the same ids. It raises any other refusal.
         """
         try:
             await self._publish(rows)
         except PurveyorError as error:
-            if not is_for_good(error):
+            if not is_permanent(error):
                 raise
             if len(rows) == 1:
                 await self._park(rows[0], error)
@@ -216,50 +220,50 @@ class Relay:
             await self._store.statements.mark_sent(connection, [row.id for row in rows], now_ms())
 
     async def _park(self, row: Row, error: PurveyorError) -> None:
-        """Put a dead letter into the outbox in the place of a row."""
+        """Replace a row of the outbox by a dead letter."""
         limit = self._queues.connection.max_payload
-        letter = letter_of(row, error, limit, datetime.now(UTC))
-        subject, data, headers = fitted(letter, limit)
-        if row.subject == subject:
+        letter = row_dead_letter(row, error, limit, datetime.now(UTC))
+        outgoing = to_outgoing(letter, limit)
+        if row.subject == outgoing.subject:
             raise SetupError(f"the dead letter in row {row.id} of the outbox cannot be sent: {letter.reason}")
-        plain = {name: first(headers, name) or "" for name in headers if name != MSG_ID}
         async with self._store.transaction() as transaction:
-            await transaction.put([Outgoing(letter.id, subject, data, plain)])
+            await transaction.put([outgoing])
             await self._store.statements.mark_sent(transaction.connection, [row.id], now_ms())
         log.error("row %d of the outbox, for %s, is a dead letter now: %s", row.id, row.subject, letter.reason)
         self.wake()
 
-    async def _probe(self, connection: AsyncConnection) -> set[str]:
-        """Try the oldest row of each held subject; the subjects that are still held."""
+    async def _probe_held(self, connection: AsyncConnection) -> set[str]:
+        """Try the oldest row of each held subject; return the subjects that are still held."""
         oldest = await self._store.statements.held(connection)
-        if not oldest or time.monotonic() - self._probed_at <= _PROBE_SECONDS:
+        if not oldest or time.monotonic() - self._probed_at <= _PROBE_INTERVAL_SECONDS:
             return {row.subject for row in oldest}
         self._probed_at = time.monotonic()
-        still: set[str] = set()
+        still_held: set[str] = set()
         for row in oldest:
             try:
                 await self._send_or_park(connection, [row])
             except Unavailable:
                 raise
             except PurveyorError:
-                still.add(row.subject)
+                still_held.add(row.subject)
             else:
                 await self._store.statements.unhold(connection, row.subject)
-        return still
+        return still_held
 
     async def send_now(self, messages: list[Outgoing]) -> None:
-        """Publish messages that are in no outbox; those that others hand in meanwhile go with them.
+        """Publish messages that are in no outbox, together with those of concurrent callers.
 
-        If something is refused, each hands in his own again (their ids make that harmless), and hears of his own alone.
+        If the broker refuses one, each caller publishes its own again (their ids make that harmless), so that it gets
+        only the errors of its own messages.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._outgoing.append((messages, done))
+        self._unpublished.append((messages, done))
         async with self._sending:
             if not done.done():
-                together, self._outgoing = self._outgoing, []
+                together, self._unpublished = self._unpublished, []
                 try:
                     await self._publish_now([message for part, _ in together for message in part])
-                except Exception as error:  # noqa: BLE001 - told to each of them
+                except Exception as error:  # noqa: BLE001 - each caller gets it
                     for _, waiting in together:
                         waiting.set_exception(error)
                 else:
@@ -273,21 +277,48 @@ class Relay:
             await self._publish_now(messages)
 
     async def _publish_now(self, messages: Sequence[Outgoing]) -> None:
-        self._note_letters(messages, Point.BEFORE_DEAD_LETTER)
-        await self._queues.publish_many((message.to_publish() for message in messages), self._options())
-        self._note_letters(messages, Point.AFTER_DEAD_LETTER)
+        _reach_if_dead_letters(messages, CrashPoint.BEFORE_DEAD_LETTER)
+        await self._queues.publish_many((message.to_publish() for message in messages), _publish_options())
+        _reach_if_dead_letters(messages, CrashPoint.AFTER_DEAD_LETTER)
 
     async def _publish(self, rows: Sequence[Row]) -> None:
-        self._note_letters(rows, Point.BEFORE_DEAD_LETTER)
-        batches = record_batches(rows)  # made in the thread, where they are needed
-        await asyncio.to_thread(publish_many, self._queues.address, batches, self._options())
-        self._note_letters(rows, Point.AFTER_DEAD_LETTER)
+        _reach_if_dead_letters(rows, CrashPoint.BEFORE_DEAD_LETTER)
+        batches = record_batches(rows)  # a generator: the thread builds the batches
+        await asyncio.to_thread(publish_many, self._queues.address, batches, _publish_options())
+        _reach_if_dead_letters(rows, CrashPoint.AFTER_DEAD_LETTER)
 
-    @staticmethod
-    def _options() -> PublishOptions:
-        return PublishOptions(patience_seconds=_PATIENCE_SECONDS, on_progress=lambda _: reach(Point.MID_PUBLISH))
 
-    @staticmethod
-    def _note_letters(messages: Sequence[Row | Outgoing], point: Point) -> None:
-        if heard() and any(message.subject.startswith(_DEAD_LETTERS) for message in messages):
-            reach(point)
+def record_batches(rows: Sequence[Row]) -> Iterator[Any]:
+    """Yield rows of the outbox as Arrow record batches for the bulk path, in order."""
+    for start in range(0, len(rows), _BATCH_ROWS):
+        try:
+            yield _record_batch(rows[start : start + _BATCH_ROWS])
+        except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
+            raise InvalidInput(f"a row of the outbox is no message: {error}", fix="look at its columns") from error
+
+
+def _record_batch(rows: Sequence[Row]) -> Any:
+    headers = [json.loads(row.headers) for row in rows]
+    names = [name for each in headers for name in each]
+    values = [value for each in headers for value in each.values()]
+    ends = pa.array([0, *accumulate(map(len, headers))], pa.int32())
+    one_each = pa.ListArray.from_arrays(pa.array(range(len(values) + 1), pa.int32()), pa.array(values, pa.string()))
+    kinds = OUTGOING_SCHEMA.types
+    columns = [
+        pa.array([row.subject for row in rows], kinds[0]),
+        pa.array([row.data for row in rows], kinds[1]),
+        pa.MapArray.from_arrays(ends, pa.array(names, pa.string()), one_each).cast(kinds[2]),
+        pa.array([row.message_id for row in rows], kinds[3]),
+    ]
+    return pa.record_batch(columns, schema=OUTGOING_SCHEMA)
+
+
+def _publish_options() -> PublishOptions:
+    return PublishOptions(
+        patience_seconds=_PUBLISH_PATIENCE_SECONDS, on_progress=lambda _: reach(CrashPoint.MID_PUBLISH)
+    )
+
+
+def _reach_if_dead_letters(messages: Sequence[Row | Outgoing], point: CrashPoint) -> None:
+    if has_listener() and any(message.subject.startswith(_DEAD_LETTER_PREFIX) for message in messages):
+        reach(point)

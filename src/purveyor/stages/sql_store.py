@@ -1,13 +1,12 @@
-"""`SqlStore`: where inbox and outbox live, and the transactions in which handlers run.
+"""`SqlStore`: the database with inbox and outbox, and the transactions in which handlers run.
 
-The database is the user's own: stages work in its transactions, so that a message and its effect are one commit.
+The database belongs to the user: stages work in its transactions, so that a message and its effect are one commit.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from psycopg import AsyncConnection as Psycopg
@@ -19,76 +18,67 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 
 from purveyor.model.errors import InvalidConfig, ServerUnavailable, SetupError
 from purveyor.stages.flow import Outgoing
-from purveyor.stages.leader_lock import PostgresSeat, Seat, SqliteSeat
-from purveyor.stages.postgres import CHANNEL, Postgres, driver
+from purveyor.stages.handler_types import DatabaseKind
+from purveyor.stages.leader_lock import LeaderLock, PostgresLeaderLock, SqliteLeaderLock
+from purveyor.stages.sql_dialects import NOTIFY_CHANNEL, Postgres, Sqlite, driver_connection
+from purveyor.stages.sql_statements import Claim, Failures, Statements
 from purveyor.stages.sql_tables import add_tables
-from purveyor.stages.sqlite import Sqlite
-from purveyor.stages.statement_protocol import Claim, Failures, Statements
 
 Database: TypeAlias = AsyncSession | AsyncConnection | Psycopg[Any]
-"""What a handler may be given, and an initiation be done with."""
+"""The database objects that a handler may take, and that `Stages.send` accepts."""
 
-_BUSY_SECONDS: Final = 30
-_RECONNECT_SECONDS: Final = 1.0
-
-
-class Handle(Enum):
-    """What a handler asks for by the type of its third parameter."""
-
-    NONE = "none"
-    SESSION = "AsyncSession"
-    CONNECTION = "AsyncConnection"
-    PSYCOPG = "psycopg.AsyncConnection"
+_SQLITE_BUSY_TIMEOUT_SECONDS: Final = 30
+_RECONNECT_DELAY_SECONDS: Final = 1.0
 
 
 def now_ms() -> int:
-    """The time as the tables have it."""
+    """Return the current time in the unit of the tables: milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 class Transaction:
-    """One database transaction of a stage, on a connection of its own."""
+    """One database transaction of a stage, on its own connection."""
 
     def __init__(self, connection: AsyncConnection, statements: Statements) -> None:
         self.connection = connection
-        self._ask = statements
+        self._statements = statements
 
     async def claim(self, stage: str, claims: Sequence[Claim]) -> set[str]:
-        """Step 3: note messages as processed; the ids of those that were not before."""
-        return await self._ask.claim(self.connection, stage, claims, now_ms())
+        """Step 3: insert messages into the inbox; return the ids of those that were not there."""
+        return await self._statements.claim(self.connection, stage, claims, now_ms())
 
     async def unclaim(self, stage: str, ids: Sequence[str]) -> None:
-        """They are not processed after all."""
-        await self._ask.unclaim(self.connection, stage, ids)
+        """Remove messages from the inbox that this transaction does not process after all."""
+        await self._statements.unclaim(self.connection, stage, ids)
 
     async def put(self, messages: Sequence[Outgoing], *, notify: bool = False) -> None:
         """Step 5: store messages to be sent."""
-        await self._ask.put(self.connection, messages, now_ms(), notify=notify)
+        await self._statements.put(self.connection, messages, now_ms(), notify=notify)
 
-    async def failed(self, stage: str, message_id: str, reason: str) -> Failures:
-        """Count a failure."""
-        return await self._ask.failed(self.connection, stage, message_id, reason, now_ms())
+    async def count_failure(self, stage: str, message_id: str, reason: str) -> Failures:
+        """Count a failure of a message."""
+        return await self._statements.count_failure(self.connection, stage, message_id, reason, now_ms())
 
     async def forget_failures(self, stage: str, ids: Sequence[str]) -> None:
-        """Count no more."""
-        await self._ask.forget_failures(self.connection, stage, ids)
+        """Delete the failures of messages that succeeded or were given up."""
+        await self._statements.forget_failures(self.connection, stage, ids)
 
     async def epoch(self, stage: str) -> int:
-        """Who owns the stage; stays so until the end of the transaction."""
-        return await self._ask.epoch(self.connection, stage)
+        """Return the epoch of the stage's owner; it does not change until the end of the transaction."""
+        return await self._statements.epoch(self.connection, stage)
 
     @contextlib.asynccontextmanager
-    async def handle(self, kind: Handle) -> AsyncIterator[Database | None]:
-        """What one handler works with. A session is its own; what it has not flushed is flushed at the end."""
+    async def database(self, kind: DatabaseKind) -> AsyncIterator[Database | None]:
+        """Yield the database object for one handler. Each handler gets its own session, flushed at the end."""
         match kind:
-            case Handle.NONE:
+            case DatabaseKind.NONE:
                 yield None
-            case Handle.CONNECTION:
+            case DatabaseKind.CONNECTION:
                 yield self.connection
-            case Handle.PSYCOPG:
-                yield driver(self.connection)
-            case Handle.SESSION:
-                # The session joins our transaction: its own commit flushes, and commits nothing yet.
+            case DatabaseKind.PSYCOPG:
+                yield driver_connection(self.connection)
+            case DatabaseKind.SESSION:
+                # The session joins this transaction: its own commit flushes, and commits nothing yet.
                 async with AsyncSession(
                     self.connection, join_transaction_mode="rollback_only", expire_on_commit=False
                 ) as session:
@@ -100,8 +90,8 @@ class Transaction:
 class SqlStore:
     """Inbox and outbox in a database: PostgreSQL (psycopg) or SQLite (aiosqlite), as an engine or a URL.
 
-    The tables are on `metadata`, in its schema. They are created at the start on SQLite, which is for trying out; on
-    PostgreSQL only when asked for with `create_tables=True`: there `purveyor stages ddl` prints what to run.
+    The tables are on `metadata`, in its schema. The start creates them on SQLite, which is for evaluation; on
+    PostgreSQL only with `create_tables=True`: there `purveyor stages ddl` prints the statements to run.
 
         store = SqlStore("sqlite:///shop.db")
         store = SqlStore(create_async_engine("postgresql+psycopg://..."), metadata=Base.metadata)
@@ -110,18 +100,18 @@ class SqlStore:
     def __init__(
         self, engine: AsyncEngine | str, *, metadata: MetaData | None = None, create_tables: bool | None = None
     ) -> None:
-        self._owned = isinstance(engine, str)
-        self.engine = _engine(engine) if isinstance(engine, str) else engine
+        self._owns_engine = isinstance(engine, str)
+        self.engine = _create_engine(engine) if isinstance(engine, str) else engine
         self.metadata = metadata if metadata is not None else MetaData()
         self.tables = add_tables(self.metadata)
         self.postgres = self.engine.dialect.name == "postgresql"
         _check_driver(self.engine.url)
         self.statements: Statements = Postgres(self.tables) if self.postgres else Sqlite(self.tables)
         self._create = create_tables if create_tables is not None else not self.postgres
-        self._one_writer = asyncio.Lock()
+        self._sqlite_writer = asyncio.Lock()
 
     async def open(self) -> None:
-        """Make or check the tables. SetupError says what is missing."""
+        """Create or check the tables. SetupError names the missing ones."""
         wanted = self.tables.all()
         try:
             async with self.engine.begin() as connection:
@@ -144,23 +134,23 @@ class SqlStore:
             )
 
     async def close(self) -> None:
-        """Close the engine, if it was made here."""
-        if self._owned:
+        """Close the engine, if this store created it."""
+        if self._owns_engine:
             await self.engine.dispose()
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """A transaction: committed at the end of the block, rolled back when it raises."""
+        """Run a transaction: committed at the end of the block, rolled back when the block raises."""
         async with contextlib.AsyncExitStack() as stack:
             if not self.postgres:
-                await stack.enter_async_context(self._one_writer)  # in line here, instead of in the file's lock
+                await stack.enter_async_context(self._sqlite_writer)  # before the file's lock
             connection = await stack.enter_async_context(self.engine.connect())
             async with connection.begin():
                 await self.statements.begin(connection)
                 yield Transaction(connection, self.statements)
 
     async def put_with(self, database: Database, messages: Sequence[Outgoing]) -> None:
-        """Store messages to be sent in a transaction of the caller's, who commits it."""
+        """Insert messages into the outbox in a transaction that the caller commits."""
         if isinstance(database, AsyncSession):
             connection = await database.connection()
             await self.statements.put(connection, messages, now_ms(), notify=True)
@@ -168,32 +158,32 @@ class SqlStore:
             await self.statements.put(database, messages, now_ms(), notify=True)
         else:
             assert isinstance(self.statements, Postgres)
-            await self.statements.put_raw(database, messages, now_ms(), notify=True)
+            await self.statements.put_with_driver(database, messages, now_ms(), notify=True)
 
-    async def seat(self, *name: str) -> Seat:
-        """A connection with a lock of that name, not taken yet; one per database and schema."""
+    async def leader_lock(self, *name: str) -> LeaderLock:
+        """Open a leader lock of that name, not acquired yet; each database schema has its own."""
         if self.postgres:
-            return await PostgresSeat.open(self.engine, self.tables.outbox.fullname, *name)
-        return await SqliteSeat.open(self.engine, *name)
+            return await PostgresLeaderLock.open(self.engine, self.tables.outbox.fullname, *name)
+        return await SqliteLeaderLock.open(self.engine, *name)
 
-    async def listen(self, heard: Callable[[], None]) -> None:
-        """Call `heard` whenever somebody's transaction put something into the outbox; runs until it is cancelled.
+    async def listen(self, on_notify: Callable[[], None]) -> None:
+        """Call `on_notify` whenever a transaction of any process put a message into the outbox, until cancelled.
 
-        Only a quick bell: whoever listens looks by himself as well.
+        Notifications are best effort: the caller also polls.
         """
         while self.postgres:
             with contextlib.suppress(SQLAlchemyError, PsycopgError, OSError):
                 async with self.engine.connect() as connection:
                     await connection.execution_options(isolation_level="AUTOCOMMIT")
-                    raw = driver(connection)
-                    await raw.execute(f"LISTEN {CHANNEL}")
-                    heard()  # what was put in before we listened
+                    raw = driver_connection(connection)
+                    await raw.execute(f"LISTEN {NOTIFY_CHANNEL}")
+                    on_notify()  # for messages from before the LISTEN
                     async for _ in raw.notifies():
-                        heard()
-            await asyncio.sleep(_RECONNECT_SECONDS)
+                        on_notify()
+            await asyncio.sleep(_RECONNECT_DELAY_SECONDS)
 
 
-def _engine(url: str) -> AsyncEngine:
+def _create_engine(url: str) -> AsyncEngine:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
@@ -205,7 +195,7 @@ def _engine(url: str) -> AsyncEngine:
     _check_driver(parsed)
     if parsed.get_backend_name() == "postgresql":
         return create_async_engine(parsed, pool_size=20, max_overflow=40)
-    engine = create_async_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
+    engine = create_async_engine(parsed, connect_args={"timeout": _SQLITE_BUSY_TIMEOUT_SECONDS})
 
     @event.listens_for(engine.sync_engine, "connect")
     def _(connection: Any, _record: object) -> None:

@@ -1,14 +1,14 @@
-"""The tables of stages, on the user's own MetaData: what `create_all`, Alembic and `purveyor stages ddl` see.
+"""The tables of stages, on the user's MetaData, where `create_all`, Alembic and `purveyor stages ddl` find them.
 
-| table | holds |
+| table | content |
 |---|---|
-| `purveyor_inbox` | the ids of messages that were processed, so that none is processed twice |
-| `purveyor_outbox` | messages to be sent, in the transaction that caused them; sent ones are kept for a replay |
-| `purveyor_failures` | messages that failed and will be tried again: how often, since when and why |
+| `purveyor_inbox` | the ids of processed messages, so that none is processed twice |
+| `purveyor_outbox` | messages to send, stored in the transaction that caused them; sent ones are kept for a replay |
+| `purveyor_failures` | messages that failed and are tried again: how often, since when and why |
 | `purveyor_owners` | which instance works on a stage in order, by a number that only grows |
 
-Times are milliseconds since 1970, so that one statement serves both databases. What is looked for all the time (unsent
-rows) has a partial index of its own, which is empty when all is sent, whatever the size of the table.
+Times are milliseconds since 1970, so that one statement serves both databases. Unsent rows, which the relay looks for
+all the time, have a partial index, which is empty when everything is sent, whatever the size of the table.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from purveyor.model.errors import InvalidConfig
 
 DIALECTS: Final = ("postgresql", "sqlite")
-_Id = BigInteger().with_variant(Integer(), "sqlite")  # only INTEGER numbers rows by itself there
+_Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite assigns row ids to INTEGER columns only
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Tables:
     owners: Table
 
     def all(self) -> tuple[Table, ...]:
-        """In the order to create them."""
+        """Return the tables in the order to create them."""
         return self.inbox, self.outbox, self.failures, self.owners
 
 
 def add_tables(metadata: MetaData) -> Tables:
-    """The tables on that MetaData, in its schema; added if they are not there."""
+    """Return the tables on that MetaData, in its schema; add them if they are missing."""
     known = {table.name: table for table in metadata.tables.values()}
     if "purveyor_inbox" in known:
         return Tables(*(known[f"purveyor_{name}"] for name in ("inbox", "outbox", "failures", "owners")))
@@ -106,10 +106,10 @@ def add_tables(metadata: MetaData) -> Tables:
 
 
 def ddl(dialect: str, schema: str | None = None) -> str:
-    """The statements that create the tables, for people to read and to run."""
+    """Return the statements that create the tables, for an operator to read and run."""
     known: dict[str, Dialect] = {"postgresql": postgresql.dialect(), "sqlite": sqlite.dialect()}  # type: ignore[no-untyped-call]
     if dialect not in known:
-        raise InvalidConfig(f"no dialect {dialect!r}", fix=f"choose of {', '.join(DIALECTS)}")
+        raise InvalidConfig(f"no dialect {dialect!r}", fix=f"choose one of {', '.join(DIALECTS)}")
     statements: list[str] = []
     for table in add_tables(MetaData(schema=schema)).all():
         statements.append(str(CreateTable(table).compile(dialect=known[dialect])).strip())

@@ -1,4 +1,4 @@
-"""How stages are doing, for the command line and whoever watches: what waits in the queues, what the database says."""
+"""The status of stages for the command line and metrics: the backlog in the queues, and the state in the database."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 
 from purveyor.model.errors import NotFound
+from purveyor.queues.catalogue import endpoint_of, endpoint_queue, stage_durable
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.letter import token
-from purveyor.queues.dead_letters.store import LetterBox
-from purveyor.queues.stage_queues import endpoint_of, endpoint_queue, stage_durable
+from purveyor.queues.dead_letters.letter import subject_token
+from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.stages.sql_store import SqlStore
 
-_MOST_FAILURES = 100
+_MAX_FAILURES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,11 @@ class StageStatus:
 
     stage: int
     waiting: int
-    """Messages that nobody has yet."""
+    """Messages that no instance has yet."""
     in_work: int
-    """Messages that some instance has."""
+    """Messages that an instance holds."""
     again: int
-    """Of those, how many were delivered before."""
+    """The number of these that were delivered before."""
     interactive: int
     """Interactive messages, waiting or in work."""
     dead_letters: int
@@ -58,34 +58,34 @@ class DatabaseStatus:
 
     unsent: int
     held: dict[str, int]
-    """Messages that nobody takes, by subject."""
+    """The number of messages that no stream takes, by subject."""
     failing: tuple[Failing, ...]
 
 
-async def look(queues: Queues, endpoint: str | None = None) -> list[EndpointStatus]:
-    """All endpoints that have a queue, or the one; NotFound if there is none of that name."""
-    letters = await LetterBox(queues).counts()
+async def read_status(queues: Queues, endpoint: str | None = None) -> list[EndpointStatus]:
+    """Return the status of all endpoints that have a queue, or of one; NotFound if it has none."""
+    letters = await DeadLetterStore(queues).counts()
     found: list[EndpointStatus] = []
     for info in await queues.streams.list():
         name = endpoint_of(info.config.name, info.config.subjects)
         if name is not None and endpoint in (None, name):
             count = sum(1 for subject in info.config.subjects if not subject.endswith(".interactive"))
-            stages = [await _stage(queues, name, number, letters) for number in range(count)]
+            stages = [await _read_stage(queues, name, number, letters) for number in range(count)]
             found.append(EndpointStatus(endpoint=name, stream=info.config.name, stages=tuple(stages)))
     if endpoint is not None and not found:
         raise NotFound(f"no endpoint {endpoint!r}", fix="`purveyor stages list` lists those that ever started")
     return sorted(found, key=lambda status: status.endpoint)
 
 
-async def ask_database(store: SqlStore, stages: Sequence[str] | None = None) -> DatabaseStatus:
-    """What waits in the outbox, and which messages (of some stages) fail."""
+async def read_database_status(store: SqlStore, stages: Sequence[str] | None = None) -> DatabaseStatus:
+    """Return the backlog of the outbox, and the failing messages (of some stages)."""
     outbox, failures = store.tables.outbox.c, store.tables.failures.c
     async with store.engine.connect() as connection:
         unsent = await connection.scalar(select(func.count()).where(outbox.sent_ms.is_(None), outbox.held.is_(False)))
         held = await connection.execute(
             select(outbox.subject, func.count()).where(outbox.sent_ms.is_(None), outbox.held).group_by(outbox.subject)
         )
-        wanted = select(store.tables.failures).order_by(failures.last_ms.desc()).limit(_MOST_FAILURES)
+        wanted = select(store.tables.failures).order_by(failures.last_ms.desc()).limit(_MAX_FAILURES)
         if stages is not None:
             wanted = wanted.where(failures.stage.in_(stages))
         failing = (await connection.execute(wanted)).mappings().all()
@@ -96,15 +96,15 @@ async def ask_database(store: SqlStore, stages: Sequence[str] | None = None) -> 
         )
 
 
-async def _stage(queues: Queues, endpoint: str, number: int, letters: dict[str, int]) -> StageStatus:
+async def _read_stage(queues: Queues, endpoint: str, number: int, letters: dict[str, int]) -> StageStatus:
     stream = endpoint_queue(endpoint, 1).stream
     plain = await queues.consumers.info(stream, stage_durable(number))
-    urgent = await queues.consumers.info(stream, stage_durable(number, interactive=True))
+    interactive = await queues.consumers.info(stream, stage_durable(number, interactive=True))
     return StageStatus(
         stage=number,
         waiting=plain.num_pending,
         in_work=plain.num_ack_pending,
         again=plain.num_redelivered,
-        interactive=urgent.num_pending + urgent.num_ack_pending,
-        dead_letters=letters.get(token(f"stage:{endpoint}.{number}"), 0),
+        interactive=interactive.num_pending + interactive.num_ack_pending,
+        dead_letters=letters.get(subject_token(f"stage:{endpoint}.{number}"), 0),
     )

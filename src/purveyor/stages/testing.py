@@ -1,10 +1,10 @@
-"""A test kit: run stages in a test against a real broker and a real database, with one fixture.
+"""A pytest fixture that runs stages in a test with a real broker and a real database.
 
 In `conftest.py`:
 
     from purveyor.stages.testing import stage_kit
 
-and in a test, with `declare` the function by which the application declares its endpoints:
+and in a test, where `declare` is the function that declares the endpoints of the application:
 
     async def test_an_order_is_placed(stage_kit: StageKit) -> None:
         async with stage_kit.running(declare) as stages:
@@ -27,16 +27,16 @@ from sqlalchemy import MetaData
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions
 from purveyor.model.errors import NoAnswer
+from purveyor.queues.catalogue import STAGE_STREAMS
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters.letter import DeadLetter
-from purveyor.queues.dead_letters.store import LetterBox
-from purveyor.queues.stage_queues import STAGE_STREAMS
+from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.stages.application import Stages
 from purveyor.stages.sql_store import SqlStore
-from purveyor.stages.timeouts import Timing
+from purveyor.stages.stage_options import Timing
 
-_QUICK: Final = Timing(ack_wait=timedelta(seconds=2), grace=timedelta(0))
-_PAUSE_SECONDS: Final = 0.02
+_FAST_TIMING: Final = Timing(ack_wait=timedelta(seconds=2), grace=timedelta(0))
+_POLL_INTERVAL_SECONDS: Final = 0.02
 
 
 class StageKit:
@@ -51,27 +51,27 @@ class StageKit:
     async def running(
         self, declare: Callable[[Stages], object], *, metadata: MetaData | None = None
     ) -> AsyncIterator[Stages]:
-        """The application at work, for the length of the block; the tables of `metadata` are made."""
+        """Run the application for the length of the block; create the tables of `metadata` first."""
         async with connect(self.address, name="stage-kit") as queues:
             self._queues = queues
             store = SqlStore(self.url, metadata=metadata)
             async with store.engine.begin() as connection:
                 await connection.run_sync(store.metadata.create_all)
-            stages = Stages(queues, store=store, app="test", timing=_QUICK)
+            stages = Stages(queues, store=store, app="test", timing=_FAST_TIMING)
             declare(stages)
             async with stages:
                 yield stages
 
     async def settled(self, seconds: float = 30) -> None:
-        """Return when no message waits or is in work, and nothing is left to be sent. NoAnswer when time is up."""
-        give_up = time.monotonic() + seconds
-        while not (await self._sent() and await self._empty() and await self._sent()):
-            if time.monotonic() > give_up:
+        """Wait until no message waits or is in work, and the outbox is sent. Raises NoAnswer when time is up."""
+        deadline = time.monotonic() + seconds
+        while not (await self._is_sent() and await self._is_empty() and await self._is_sent()):
+            if time.monotonic() > deadline:
                 raise NoAnswer(f"the stages are still at work after {seconds:g} s", fix="is a message tried again?")
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(_POLL_INTERVAL_SECONDS)
 
     async def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """What the database answers."""
+        """Run a query on the database and return its rows."""
         store = SqlStore(self.url)
         try:
             async with store.engine.connect() as connection:
@@ -80,21 +80,21 @@ class StageKit:
             await store.close()
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """What was given up, oldest first."""
+        """Return the dead letters, oldest first."""
         async with connect(self.address, name="stage-kit") as queues:
-            return [each.letter async for each in LetterBox(queues).scan() if each.letter is not None]
+            return [each.letter async for each in DeadLetterStore(queues).scan() if each.letter is not None]
 
-    async def _sent(self) -> bool:
+    async def _is_sent(self) -> bool:
         return not await self.rows("SELECT 1 FROM purveyor_outbox WHERE sent_ms IS NULL LIMIT 1")
 
-    async def _empty(self) -> bool:
-        assert self._queues is not None, "settled() is for inside of running()"
+    async def _is_empty(self) -> bool:
+        assert self._queues is not None, "call settled() inside of running()"
         streams = [info for info in await self._queues.streams.list() if info.config.name.startswith(STAGE_STREAMS)]
         return not any(info.state.messages for info in streams if info.config.name != "stream:stage-replies")
 
 
 @pytest.fixture
 def stage_kit(tmp_path: Path) -> Iterator[StageKit]:
-    """See the module."""
+    """Start a broker with an empty store, and make a database for one test."""
     with EmbeddedServer(tmp_path / "nats", ServerOptions(sync="2m")) as server:
         yield StageKit(server.address, f"sqlite:///{tmp_path / 'stages.db'}")

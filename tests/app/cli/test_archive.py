@@ -7,14 +7,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from purveyor.pipeline.archive.layout import PositionRange
-from purveyor.pipeline.archive.range_store import Store
-from purveyor.pipeline.archive.sql import plain, reason
+from purveyor.pipeline.archive.range_store import RangeStore
+from purveyor.pipeline.archive.sql import error_sentence, to_json_value
 from purveyor.pipeline.archive.writer import archive_range
-from tests.app.conftest import PROGRAM, invoke, url_of
-from tests.conftest import OwnServer
-from tests.pipeline.archive.conftest import as_read, event
-from tests.spark.conftest import spark
-from tests.spark.processes import environment
+from tests.support.archive import as_read, event
+from tests.support.command_line import PROGRAM, invoke, url_of
+from tests.support.nats_servers import OwnServer
+from tests.support.processes import environment
+from tests.support.spark_session import spark
 
 __all__ = ["spark"]
 
@@ -29,7 +29,7 @@ def data(tmp_path: Path, spark: SparkSession) -> Path:
         event("bob", old={"id": "bob"}),
         "no event",
     ]
-    archive_range(Store(tmp_path / "data" / "archive"), as_read(spark, texts), PositionRange(1, len(texts)))
+    archive_range(RangeStore(tmp_path / "data" / "archive"), as_read(spark, texts), PositionRange(1, len(texts)))
     return tmp_path / "data"
 
 
@@ -121,6 +121,6 @@ def test_the_program_says_nothing_but_the_answer(data: Path) -> None:
 
 
 def test_the_reason_is_what_spark_says_without_its_code() -> None:
-    assert reason("[A_B.C] Wrong. SQLSTATE: 42 ; line 1 pos 14;\n'Project [*]\n") == "Wrong (line 1, column 15)"
-    assert reason("something else\nat java") == "something else"
-    assert plain(bytearray(b"\xff")) == "/w=="
+    assert error_sentence("[A_B.C] Wrong. SQLSTATE: 42 ; line 1 pos 14;\n'Project [*]\n") == "Wrong (line 1, column 15)"
+    assert error_sentence("something else\nat java") == "something else"
+    assert to_json_value(bytearray(b"\xff")) == "/w=="

@@ -7,12 +7,12 @@ from pyspark.sql import SparkSession
 
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.client import connect
-from tests.app.conftest import invoke, url_of
-from tests.conftest import OwnServer
-from tests.spark.conftest import spark
+from tests.support.command_line import invoke, url_of
+from tests.support.nats_servers import OwnServer
+from tests.support.spark_session import spark
 
 __all__ = ["spark"]
 
@@ -27,7 +27,7 @@ async def dispatched(address: Address, *written: int) -> None:
             await queues.publish("incoming", EVENT)
         for position in written:
             await queues.publish("ox.main", EVENT, headers={"Purveyor-Position": str(position)})
-    ask(address, "CONSUMER.RESET.stream:incoming.dispatcher", {"seq": 5})
+    request_api(address, "CONSUMER.RESET.stream:incoming.dispatcher", {"seq": 5})
 
 
 @pytest.mark.usefixtures("spark")

@@ -2,7 +2,7 @@ import subprocess
 
 import pytest
 
-from tests.app.conftest import PROGRAM, Cli
+from tests.support.command_line import PROGRAM, Cli
 
 
 def state(cli: Cli, stream: str, consumer: str) -> list[int]:
@@ -86,14 +86,14 @@ def test_ack_all_answers_for_those_before(cli: Cli, orders: str) -> None:
 def test_ack_none_takes_no_answers(cli: Cli, orders: str) -> None:
     cli("consumer", "add", orders, "N", "--ack", "none").ok()
     assert cli("consumer", "next", orders, "N").ok().out == f"--- received on {orders}.new\norder 1\n"
-    cli("consumer", "next", orders, "N", "--confirm").refused("takes no answers")
-    cli("consumer", "next", orders, "N", "--answer", "term").refused("takes no answers")
+    cli("consumer", "next", orders, "N", "--confirm").refused("needs no answers")
+    cli("consumer", "next", orders, "N", "--answer", "term").refused("needs no answers")
 
 
 def test_nak_brings_it_again_and_term_never(cli: Cli, orders: str) -> None:
     cli("consumer", "add", orders, "C").ok()
     out = cli("consumer", "next", orders, "C", "--answer", "nak", "--delay", "50ms", "--confirm").ok().out
-    assert "to come again after 50ms, confirmed" in out
+    assert "redelivery after 50ms, confirmed" in out
     cli("consumer", "next", orders, "C", "--count", "4", "--answer", "ack", "--confirm").ok()
     again = cli("consumer", "next", orders, "C", "--answer", "term", "--reason", "broken", "--confirm").ok().out
     assert "Terminated message: broken" in again
@@ -103,7 +103,8 @@ def test_nak_brings_it_again_and_term_never(cli: Cli, orders: str) -> None:
 
 def test_progress_keeps_it_and_next_brings_the_one_after(cli: Cli, orders: str) -> None:
     cli("consumer", "add", orders, "C").ok()
-    assert "Asked for more time" in cli("consumer", "next", orders, "C", "--answer", "progress", "--confirm").ok().out
+    extended = cli("consumer", "next", orders, "C", "--answer", "progress", "--confirm").ok().out
+    assert "Extended the ack deadline" in extended
     assert state(cli, orders, "C")[4] == 1
     got = cli("consumer", "next", orders, "C", "--answer", "next", "--json").ok().objects
     assert [(item["data"], item["answer"]) for item in got] == [("order 2", "next"), ("order 3", "none")]

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import pytest
 
-from purveyor.delivery.pull import Pull
+from purveyor.delivery.pull import open_pull
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.headers import POSITION
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters.letter import DeadLetter, park
-from tests.app.conftest import Cli
+from tests.support.command_line import Cli
 
 T = TypeVar("T")
 THEN = datetime(2026, 11, 15, 12, 0, 0, 0, UTC)
@@ -39,7 +39,7 @@ def ids(cli: Cli, address: Address, name: str) -> list[str]:
     cli("subscription", "add", name, "--topic", "udm:users/user", "--retention", "7d").ok()
 
     async def work(queues: Queues) -> None:
-        async with Pull(queues) as pull:
+        async with open_pull(queues) as pull:
             for number in range(3):
                 body = json.dumps({"number": number}).encode()
                 await queues.publish(f"{name}.main", body, headers={POSITION: str(100 + number)})
@@ -54,7 +54,7 @@ def ids(cli: Cli, address: Address, name: str) -> list[str]:
 
 def delivered(address: Address, name: str) -> list[int]:
     async def work(queues: Queues) -> list[int]:
-        async with Pull(queues) as pull:
+        async with open_pull(queues) as pull:
             got = []
             while (message := await pull.next(name, pop=True)) is not None:
                 got.append(message.position or 0)
@@ -72,7 +72,7 @@ def test_letters_are_listed_by_what_they_have_in_common(cli: Cli, name: str, ids
     by_reason = cli("dlq", "list", "--subscription", name, "--reason", "QUOTA", "--json").ok().json
     assert [str(each["id"]) for each in by_reason["dead_letters"]] == ids[1:]
     paged = cli("dlq", "list", "--origin", f"subscription:{name}", "--limit", "1", "--after", ids[0])
-    assert (paged.code, paged.err) == (0, f"there are more: --after {ids[1]}\n")
+    assert (paged.code, paged.err) == (0, f"there are more: continue with --after {ids[1]}\n")
     cli("dlq", "list", "--subscription", "nobody").refused("no subscription 'nobody'")
 
 
@@ -111,9 +111,9 @@ def test_a_letter_is_shown_whole(cli: Cli, name: str, ids: list[str], address: A
 
 
 def test_letters_are_put_back_once_and_only_with_a_yes(cli: Cli, name: str, ids: list[str], address: Address) -> None:
-    cli("dlq", "retry").refused("which dead letters?")
-    cli("dlq", "retry", ids[0]).refused("not done without a yes", "fix: add --yes")
-    cli("dlq", "retry", "--all", ids[0], "--yes").refused("contradict")
+    cli("dlq", "retry").refused("no dead letters are chosen")
+    cli("dlq", "retry", ids[0]).refused("no terminal to confirm on", "fix: add --yes")
+    cli("dlq", "retry", "--all", ids[0], "--yes").refused("exclude each other")
     dry = cli("dlq", "retry", "--subscription", name, "--reason", "quota", "--dry-run").ok().out
     assert dry == f"Would be put back: 2 dead letters to {name}.retry\n"
     done = cli("dlq", "retry", "--subscription", name, "--reason", "quota", "--yes").ok().out
@@ -128,7 +128,7 @@ def test_letters_are_put_back_once_and_only_with_a_yes(cli: Cli, name: str, ids:
 
 
 def test_letters_are_discarded_for_good(cli: Cli, name: str, ids: list[str], address: Address) -> None:
-    cli("dlq", "discard", *ids).refused("not done without a yes")
+    cli("dlq", "discard", *ids).refused("no terminal to confirm on")
     assert cli("dlq", "discard", ids[0], "--dry-run").ok().out == "Would be discarded: 1 dead letter\n"
     assert cli("dlq", "discard", *ids, "--yes").ok().out == "Discarded: 3 dead letters\n"
     assert cli("dlq", "list", "--subscription", name, "--json").ok().json == {"dead_letters": []}
@@ -145,7 +145,7 @@ def test_what_is_no_letter_is_shown_as_what_it_is_and_can_be_discarded(cli: Cli,
     assert "not a dead letter" in cli("dlq", "show", number).ok().out
     refused = cli("dlq", "retry", number, "--yes")
     assert (refused.code, refused.out) == (1, "Put back: 0 dead letters\n")
-    assert "is no dead letter" in refused.err
+    assert "cannot be redriven: not a dead letter" in refused.err
     assert cli("dlq", "discard", "--origin", unique, "--yes").ok().out == "Discarded: 1 dead letter\n"
 
 
@@ -156,7 +156,7 @@ def test_a_subscription_tells_for_how_long_it_keeps_messages_and_what_expired(
 
     async def work(queues: Queues) -> None:
         await queues.publish(f"{name}.main", b"{}", headers={POSITION: "7"})
-        async with Pull(queues, clock=lambda: datetime.now(UTC).timestamp() + 6000) as pull:
+        async with open_pull(queues, clock=lambda: datetime.now(UTC).timestamp() + 6000) as pull:
             assert await pull.expire(name) == 1
 
     on_server(address, work)
@@ -164,5 +164,5 @@ def test_a_subscription_tells_for_how_long_it_keeps_messages_and_what_expired(
     assert (shown["retention_seconds"], shown["expired"]["count"], shown["expired"]["position"]) == (5400, 1, 7)
     text = cli("subscription", "show", name).ok().out
     assert "Kept for: 1h30m" in text
-    assert "Expired: 1 that nobody acknowledged in time, the last on " in text
+    assert "Expired: 1 unacknowledged messages, the last on " in text
     cli("subscription", "add", f"{name}-2", "--topic", "a:b", "--retention", "10ms").refused("retention")

@@ -13,7 +13,7 @@ import pytest
 from purveyor.app.cli import context
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError, ServerFailed
-from tests.app.conftest import PROGRAM, Cli, invoke, url_of
+from tests.support.command_line import PROGRAM, Cli, invoke, url_of
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import sys
 import pytest
 import typer
 
-from purveyor.app.cli.lazy_commands import COMMANDS
-from tests.app.conftest import PROGRAM, invoke
+from purveyor.app.cli.main import COMMANDS
+from tests.support.command_line import PROGRAM, invoke
 
 SUBCOMMANDS = {
     "up": [],

@@ -13,24 +13,21 @@ from purveyor.jetstream.address import Address
 from purveyor.model.errors import UnknownStream
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues, connect
-from purveyor.sources.ldif.import_ledger import Ledger
-from purveyor.sources.ldif.record_ids import BLOCK, Block, Chain
-from purveyor.sources.ldif.stream_parser import read
-from tests.app.cli.test_terminal import on_terminal
-from tests.app.conftest import PROGRAM, Cli, invoke, url_of
-from tests.proxy import TcpProxy
-from tests.scale import chance, pick
-from tests.sources.ldif.ldif_text import people, person
-from tests.sources.ldif.queue import expected, names, parked
-from tests.waiting import until, wait_until
+from purveyor.sources.ldif.import_ledger import BLOCK_RECORDS, Block, ImportLedger, RecordIdChain
+from purveyor.sources.ldif.ldif_parser import parse_ldif
+from tests.support.command_line import PROGRAM, Cli, invoke, on_terminal, url_of
+from tests.support.ldif_queue import expected, names, parked
+from tests.support.ldif_text import people, person
+from tests.support.proxy import TcpProxy
+from tests.support.scale import chance, pick
+from tests.support.waiting import until, wait_until
 
 
 def test_an_import_tells_what_it_did(cli: Cli, unique: str) -> None:
     Path("people.ldif").write_bytes(people(3, unique))
     out = cli("import", "people.ldif", "--source", unique).ok().out
-    assert re.fullmatch(
-        r"Imported people\.ldif: 3 added, 0 skipped, 0 parked; position \d+ in stream:ldif \([\d,]+ records/s\)\n", out
-    )
+    counts = "3 added, 0 skipped, 0 dead letters"
+    assert re.fullmatch(rf"Imported people\.ldif: {counts}; position \d+ in stream:ldif \([\d,]+ records/s\)\n", out)
     again = cli("import", "people.ldif", "--source", unique, "--json").ok().json
     told = ("files", "records", "added", "skipped", "broken", "dry_run", "interrupted")
     assert [again[key] for key in told] == [1, 3, 0, 3, 0, False, False]
@@ -47,8 +44,8 @@ def test_broken_records_are_told_with_their_line_and_exit_code_3(cli: Cli, addre
     Path("people.ldif").write_bytes(person(1, unique) + b"dn: cn=x\n\x1b[31mred\n\n" + person(2, unique))
     done = cli("import", "people.ldif", "--source", unique)
     assert done.code == 3
-    assert done.err == "line 6: a line without a colon: '\\x1b[31mred' (parked)\n"
-    assert "2 added, 0 skipped, 1 parked" in done.out
+    assert done.err == "line 6: a line without a colon: '\\x1b[31mred' (stored as a dead letter)\n"
+    assert "2 added, 0 skipped, 1 dead letters" in done.out
     assert len(parked(address, unique)) == 1
     assert cli("import", "people.ldif", "--source", unique).ok().out.startswith("Imported people.ldif: 0 added, 3 skip")
 
@@ -60,7 +57,7 @@ def test_standard_input_and_a_directory(cli: Cli, address: Address, unique: str)
     Path("all/b.ldif").write_bytes(person(4, unique))
     Path("all/a.ldif").write_bytes(person(3, unique) + b"bad\n\n")
     done = cli("import", "all", "--source", unique)
-    assert (done.code, done.err) == (3, "all/a.ldif: line 6: a line without a colon: 'bad' (parked)\n")
+    assert (done.code, done.err) == (3, "all/a.ldif: line 6: a line without a colon: 'bad' (stored as a dead letter)\n")
     assert names(address, unique) == expected(4, unique)
 
 
@@ -68,7 +65,7 @@ def test_a_dry_run_needs_no_server(unique: str) -> None:
     Path("people.ldif").write_bytes(people(2, unique) + b"bad\n\n")
     done = invoke("import", "people.ldif", "--dry-run")
     assert (done.code, done.err) == (3, "line 11: a line without a colon: 'bad'\n")
-    assert done.out == "Checked people.ldif: 2 good, 1 broken; nothing was sent\n"
+    assert done.out == "Checked people.ldif: 2 valid, 1 invalid; nothing was stored\n"
     Path("empty.ldif").write_bytes(b"")
     assert invoke("import", "empty.ldif", "--dry-run", "--json").ok().json["records"] == 0
 
@@ -127,11 +124,11 @@ def wait_stored(address: Address, source: str, count: int, process: "subprocess.
 
 def wait_noted(address: Address, text: bytes) -> None:
     """Until a file of one block is known to the ledger."""
-    chain = Chain()
-    block = Block([chain.append(item).id for item in read([text])])
+    chain = RecordIdChain()
+    block = Block([chain.append(item).id for item in parse_ldif([text])])
 
     async def noted(queues: Queues) -> bool:
-        return await (await Ledger.open(queues, replicas=1)).known(block) == len(block.ids)
+        return await (await ImportLedger.open(queues, replicas=1)).count_known(block) == len(block.ids)
 
     wait_on_server(address, noted)
 
@@ -153,11 +150,11 @@ def wait_read(pid: int, file: Path) -> None:
 def test_an_import_killed_at_any_moment_is_finished_by_the_next(cli: Cli, address: Address, unique: str) -> None:
     """kill -9 at random moments, several times; then each record is there once, in order."""
     random = chance("kill -9 while importing")
-    count, kills = pick(8, 60) * BLOCK, pick(2, 12)
+    count, kills = pick(8, 60) * BLOCK_RECORDS, pick(2, 12)
     Path("people.ldif").write_bytes(people(count, unique))
     for number in range(kills):
         with start("people.ldif", "--source", unique) as importing:
-            wait_stored(address, unique, number * count // (kills + 1) + random.randrange(BLOCK), importing)
+            wait_stored(address, unique, number * count // (kills + 1) + random.randrange(BLOCK_RECORDS), importing)
             importing.kill()
     tally = cli("import", "people.ldif", "--source", unique, "--json").ok().json
     assert tally["added"] > 0
@@ -166,12 +163,12 @@ def test_an_import_killed_at_any_moment_is_finished_by_the_next(cli: Cli, addres
 
 
 def test_two_imports_of_one_file_in_two_processes(cli: Cli, address: Address, unique: str) -> None:
-    Path("people.ldif").write_bytes(people(5 * BLOCK, unique))
+    Path("people.ldif").write_bytes(people(5 * BLOCK_RECORDS, unique))
     processes = [start("people.ldif", "--source", unique) for _ in range(2)]
     for process in processes:
         out, err = process.communicate(timeout=120)
         assert (process.returncode, err) == (0, ""), out
-    assert names(address, unique) == expected(5 * BLOCK, unique)
+    assert names(address, unique) == expected(5 * BLOCK_RECORDS, unique)
 
 
 @pytest.mark.usefixtures("cli")
@@ -184,7 +181,7 @@ def test_ctrl_c_ends_a_wait_for_a_slow_pipe_with_a_summary(address: Address, uni
         importing.send_signal(signal.SIGINT)
         assert importing.wait(120) == 130
         assert importing.stdout is not None
-        assert importing.stdout.read().startswith("Stopped importing -: 2 added, 0 skipped, 0 parked")
+        assert importing.stdout.read().startswith("Stopped importing -: 2 added, 0 skipped, 0 dead letters")
     assert names(address, unique) == expected(2, unique)
 
 
@@ -205,7 +202,7 @@ def test_a_followed_file_ends_with_a_signal_and_a_summary(
         following.send_signal(number)
         out, err = following.communicate(timeout=120)
     assert (following.returncode, err) == (0, "")
-    assert out.startswith("Stopped importing log.ldif: 2 added, 0 skipped, 0 parked; position ")
+    assert out.startswith("Stopped importing log.ldif: 2 added, 0 skipped, 0 dead letters; position ")
     assert names(address, unique) == expected(2, unique)
 
 
@@ -221,7 +218,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_away(
             proxy.refuse()
             assert following.stderr is not None
             assert following.stderr.readline() == "Following log.ldif\n"
-            assert following.stderr.readline() == "the server is away: waiting for it\n"
+            assert following.stderr.readline() == "the server is away: waiting\n"
             with file.open("ab") as end:
                 end.write(person(2, unique))
             wait_read(following.pid, file)
@@ -244,5 +241,5 @@ def test_a_terminal_shows_the_bytes_read(unique: str, monkeypatch: pytest.Monkey
     code, seen = on_terminal("import", "people.ldif", "--source", unique)
     assert code == 3
     assert f"{len(text)}/{len(text)}" in seen
-    assert "line 10001: a line without a colon: 'bad' (parked)" in seen
+    assert "line 10001: a line without a colon: 'bad' (stored as a dead letter)" in seen
     assert "2000 added" in seen

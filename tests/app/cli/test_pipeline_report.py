@@ -6,25 +6,25 @@ from datetime import UTC, datetime
 
 import pytest
 
-from purveyor.app.cli.pipeline_report import JsonLines, Lines, LiveTable, reporter_for
-from purveyor.pipeline.error_summary import Failure
-from purveyor.pipeline.part_status import PartStatus, Reading, State
+from purveyor.app.cli.serve_pipeline import JsonLines, Lines, LiveTable, reporter_for
+from purveyor.pipeline.job_failures import Failure
+from purveyor.pipeline.part_status import PartProgress, PartStatus, State
 
 STARTING = PartStatus(name="dispatch", state=State.STARTING, since=datetime(2026, 1, 1, tzinfo=UTC))
 RUNNING = dataclasses.replace(
     STARTING,
     state=State.RUNNING,
-    reading=Reading(position=1200, lag=3, rows=30, rows_per_second=350.4, batch=7, batch_ms=84),
+    progress=PartProgress(position=1200, lag=3, rows=30, rows_per_second=350.4, batch=7, batch_ms=84),
 )
-NEXT_BATCH = dataclasses.replace(RUNNING, reading=dataclasses.replace(RUNNING.reading, position=1230, batch=8))
+NEXT_BATCH = dataclasses.replace(RUNNING, progress=dataclasses.replace(RUNNING.progress, position=1230, batch=8))
 WAITING = dataclasses.replace(RUNNING, state=State.WAITING, restarts=1, error=Failure("away \x1b[2J", fix="is it up?"))
 
 
 def test_a_line_is_written_when_a_state_changes_and_not_for_each_batch(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines()
-    lines.say("ready", "dispatch")
+    lines.report_step("ready", "dispatch")
     for status in (STARTING, STARTING, RUNNING, NEXT_BATCH, WAITING):
-        lines.show([status])
+        lines.report_parts([status])
     assert capsys.readouterr().out.splitlines() == [
         "ready: dispatch",
         "dispatch   starting",
@@ -35,9 +35,9 @@ def test_a_line_is_written_when_a_state_changes_and_not_for_each_batch(capsys: p
 
 def test_every_batch_is_an_object_and_what_stays_the_same_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     lines = JsonLines()
-    lines.say("ready", "dispatch")
+    lines.report_step("ready", "dispatch")
     for status in (RUNNING, RUNNING, NEXT_BATCH, WAITING):
-        lines.show([status])
+        lines.report_parts([status])
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in told] == ["ready", "progress", "progress", "progress"]
     assert told[1] == {
@@ -61,10 +61,10 @@ def test_a_terminal_shows_one_row_for_each_part(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     table = LiveTable()
-    table.say("starting", "Spark on local[*]")
-    table.show([RUNNING])
-    table.say("ready", "dispatch")
-    table.show([WAITING])
+    table.report_step("starting", "Spark on local[*]")
+    table.report_parts([RUNNING])
+    table.report_step("ready", "dispatch")
+    table.report_parts([WAITING])
     table.close()
     out = capsys.readouterr().out
     assert out.startswith("starting: Spark on local[*]\n")

@@ -12,7 +12,7 @@ from purveyor.jetstream.headers import EVENT_ID
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model.event import Event
 from purveyor.queues.client import connect
-from tests.app.conftest import Cli
+from tests.support.command_line import Cli
 
 EVENT: dict[str, Any] = {"realm": "udm", "topic": "users/user", "body": {"new": {"uuid": "u-1"}}}
 

@@ -8,11 +8,10 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import StreamConfig, StreamInfo, StreamState
 from purveyor.queues.catalogue import internal_queues
 from purveyor.queues.client import connect
-from purveyor.queues.config_diff import Difference
-from purveyor.queues.migration.plan import Strategy
-from purveyor.queues.migration.steps import Options, Step
-from tests.app.conftest import Cli, invoke, url_of
-from tests.conftest import OwnServer
+from purveyor.queues.migration.events import MigrationOptions, Step
+from purveyor.queues.migration.plan import Difference, Strategy
+from tests.support.command_line import Cli, invoke, url_of
+from tests.support.nats_servers import OwnServer
 
 NAMES = [queue.name for queue in internal_queues()]
 
@@ -189,6 +188,6 @@ async def _end_when_deleted(address: Address, archives: Path) -> None:
 
     queue = next(queue for queue in internal_queues() if queue.name == "incoming")
     async with connect(address) as queues:
-        migrations = queues.migrations.with_options(Options(archives=archives, on_step=crash))
+        migrations = queues.migrations.with_options(MigrationOptions(archives=archives, on_step=crash))
         with pytest.raises(KeyboardInterrupt):
             await migrations.begin(queue, strategy=Strategy.SNAPSHOT)

@@ -2,7 +2,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from purveyor.app.cli import render
-from purveyor.app.cli.sanitize import safe
+from purveyor.app.cli.output import jsonable, safe
 from purveyor.jetstream.config import Retention
 
 
@@ -30,7 +30,7 @@ def test_json_has_seconds_times_and_words() -> None:
         "many": ("a", timedelta(seconds=1)),
         "bad": "\udcff",
     }
-    assert render.jsonable(value) == {
+    assert jsonable(value) == {
         "max_age_seconds": 120.0,
         "at": "2026-01-01T00:00:00+00:00",
         "kind": "workqueue",

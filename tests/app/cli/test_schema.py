@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.conftest import Cli
+from tests.support.command_line import Cli
 
 ORDER: dict[str, Any] = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "string"}]}
@@ -23,7 +23,7 @@ def test_a_schema_is_added_committed_rolled_back_and_deleted(cli: Cli, unique: s
     topic = ("--topic", f"{unique}:orders")
     assert cli("schema", "add", unique, order, *topic).ok().out == f"Added schema {unique}, revision 1\n"
     assert cli("schema", "add", unique, order, *topic).ok().out == f"Unchanged: schema {unique}, revision 1\n"
-    assert cli("schema", "check", unique, wider).ok().out == "It is compatible\n"
+    assert cli("schema", "check", unique, wider).ok().out == "The definition is compatible\n"
     assert cli("schema", "add", unique, wider).ok().out == f"Committed schema {unique}, revision 2\n"
     refused = cli("schema", "check", unique, order, "--json")
     assert (refused.code, refused.json["ok"]) == (1, False)
@@ -46,7 +46,7 @@ def test_a_schema_is_added_committed_rolled_back_and_deleted(cli: Cli, unique: s
 def test_publish_refuses_what_does_not_fit_and_tells_where(cli: Cli, unique: str) -> None:
     cli("schema", "add", unique, write("order.avsc", AVRO), "--topic", f"{unique}:o.*").ok()
     assert cli("schema", "show", unique, "--json").ok().json["type"] == "avro"
-    assert cli("schema", "check", unique, "--object", '{"id": "1"}').ok().out == "It fits\n"
+    assert cli("schema", "check", unique, "--object", '{"id": "1"}').ok().out == "The object fits\n"
     one = ("publish", "--realm", unique, "--topic", "orders")
     cli(*one, "--new", '{"id": 7}').refused("body.new.id: a number is no string", unique)
     cli(*one, "--new", '{"id": "7"}').ok()

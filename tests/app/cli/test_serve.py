@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from purveyor.jetstream.server import running
-from tests.app.conftest import PROGRAM, invoke, url_of
-from tests.certificates import self_signed
-from tests.waiting import wait_until
+from purveyor.jetstream.server import find_running_server
+from tests.support.certificates import self_signed
+from tests.support.command_line import PROGRAM, invoke, url_of
+from tests.support.waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -47,7 +47,7 @@ def test_it_says_when_it_is_ready_and_stops_cleanly(start: Start, tmp_path: Path
     server = start()
     ready = line(server)
     assert ready.startswith("ready: NATS at nats://127.0.0.1:")
-    address = running(tmp_path / "data" / "nats")
+    address = find_running_server(tmp_path / "data" / "nats")
     assert address is not None
     assert address.password
     assert str(address) in ready
@@ -57,7 +57,7 @@ def test_it_says_when_it_is_ready_and_stops_cleanly(start: Start, tmp_path: Path
     out, err = server.communicate(timeout=120)
     assert (server.returncode, err) == (0, "")
     assert out.startswith("stopped: ")
-    assert running(tmp_path / "data" / "nats") is None
+    assert find_running_server(tmp_path / "data" / "nats") is None
 
 
 def test_other_commands_find_it_and_a_second_one_is_told_who_owns_the_store(start: Start, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_other_commands_find_it_and_a_second_one_is_told_who_owns_the_store(star
 def test_no_secret_shows_in_the_list_of_processes(start: Start, tmp_path: Path) -> None:
     server = start("--json")
     pid = event(server)["pid"]
-    address = running(tmp_path / "data" / "nats")
+    address = find_running_server(tmp_path / "data" / "nats")
     assert address is not None
     assert address.password
     for process in (pid, server.pid):
@@ -109,7 +109,7 @@ def test_it_speaks_tls_by_settings(start: Start, tmp_path: Path, monkeypatch: py
     event(server)
     invoke(*data, "stream", "add", "ORDERS").ok()
 
-    address = running(tmp_path / "data" / "nats")
+    address = find_running_server(tmp_path / "data" / "nats")
     assert address is not None
     monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(address).replace("nats://", "tls://"))
     invoke("--timeout", "1s", "stream", "ls").refused("no NATS server answers")
@@ -123,14 +123,14 @@ def test_each_component_finds_its_own_user_and_the_rest_the_one_that_may_do_ever
     start("--subscription-user", "ox")
     data = ("--data-dir", str(tmp_path / "data"))
     Path("people.ldif").write_text("dn: dc=example,dc=org\nobjectClass: domain\ndc: example\n")
-    wait_until(lambda: running(tmp_path / "data" / "nats") is not None)
+    wait_until(lambda: find_running_server(tmp_path / "data" / "nats") is not None)
     (tmp_path / "data" / "nats" / "password.intake").rename(tmp_path / "kept")
     invoke(*data, "import", "people.ldif").refused("no user 'intake'")
     (tmp_path / "kept").rename(tmp_path / "data" / "nats" / "password.intake")
     invoke(*data, "import", "people.ldif").ok()
     invoke(*data, "stream", "rm", "stream:ldif", "--yes").ok()
 
-    bound = running(tmp_path / "data" / "nats", "subscription-ox")
+    bound = find_running_server(tmp_path / "data" / "nats", "subscription-ox")
     assert bound is not None
     monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(bound))
     monkeypatch.setenv("PURVEYOR_NATS_INBOX", bound.inbox)

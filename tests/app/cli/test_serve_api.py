@@ -15,14 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from purveyor.delivery.dead_letters.service import DeadLetters
+from purveyor.delivery.dead_letters.service import open_dead_letters
 from purveyor.jetstream.address import Address
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
-from tests.app.conftest import PROGRAM, Cli, invoke, url_of
-from tests.certificates import self_signed
-from tests.conftest import OwnServer
-from tests.waiting import wait_until
+from tests.support.certificates import self_signed
+from tests.support.command_line import PROGRAM, Cli, invoke, url_of
+from tests.support.nats_servers import OwnServer
+from tests.support.waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -77,9 +77,9 @@ def test_how_long_dead_letters_are_kept_is_what_was_set_last(start: Start, own_s
     address = own_server().address
 
     async def kept(before: timedelta | None = None) -> timedelta:
-        async with connect(address) as queues, DeadLetters(queues) as letters:
+        async with connect(address) as queues, open_dead_letters(queues) as letters:
             if before is not None:
-                await letters.keep(before)
+                await letters.set_retention(before)
             return (await queues.streams.info(DEAD_LETTERS.stream)).config.max_age
 
     assert asyncio.run(kept(timedelta(days=30))) == timedelta(days=30)

@@ -10,13 +10,13 @@ import pytest
 
 from purveyor.jetstream.server import EmbeddedServer
 from purveyor.jetstream.server.readiness import free_port
-from tests.app.conftest import invoke, url_of
-from tests.app.http.test_metrics import Page
-from tests.conftest import OwnServer
-from tests.pipeline.program import Pipeline
-from tests.spark.broker import Broker
-from tests.spark.processes import kill
-from tests.waiting import wait_until
+from tests.support.broker import Broker
+from tests.support.command_line import invoke, url_of
+from tests.support.metrics_page import MetricsPage
+from tests.support.nats_servers import OwnServer
+from tests.support.pipeline_program import Pipeline
+from tests.support.processes import kill
+from tests.support.waiting import wait_until
 
 EVENT = '{"publisher_name": "t", "ts": "2026-01-01T00:00:00Z", "realm": "r", "topic": "t", "body": {"new": {"id": 1}}}'
 
@@ -69,7 +69,7 @@ def test_it_runs_says_so_and_hands_over_when_its_engine_dies(start: Start, serve
     assert first.count("starting: Spark on local[2]") == 1
     broker.add("incoming", [EVENT] * 3)
     wait_until(lambda: first.status()["archive"].get("position") == 3)
-    page = Page(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+    page = MetricsPage(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
     assert page.get("pipeline_position", part="archive") == 3
     assert page.get("pipeline_part_up", part="prefill") == 1
     assert (page.get("pipeline_last_batch_seconds", part="archive") or 0) > 0

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.app.conftest import Cli
+from tests.support.command_line import Cli
 
 
 def test_a_stream_has_every_setting_it_was_given(cli: Cli, unique: str) -> None:

@@ -8,21 +8,14 @@ from typing import Any
 
 import pytest
 
-from purveyor.app.cli.subscription import parse_place
+from purveyor.app.cli.parsers import parse_place
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.registry import (
-    SUBSCRIPTIONS,
-    DispatchState,
-    PrefillState,
-    PrefillStatus,
-    Registry,
-    Suspension,
-    read_subscriptions,
-)
-from tests.app.conftest import Cli
+from purveyor.queues.registry import SUBSCRIPTIONS, DispatchState, PrefillState, PrefillStatus, Registry, Suspension
+from purveyor.queues.sync_client import read_subscriptions
+from tests.support.command_line import Cli
 
 
 def on_server(address: Address, work: Callable[[Queues], Awaitable[object]]) -> None:
@@ -90,7 +83,7 @@ def test_filters_are_read_from_the_options(cli: Cli, name: str) -> None:
         (("delete", "nobody", "--yes"), "no subscription 'nobody'"),
         (("delete", "nobody"), "--yes"),
         (("show", "foo.bar"), "invalid subscription name"),
-        (("replay", "ox", "--from", "monday"), "invalid place 'monday'"),
+        (("replay", "ox", "--from", "monday"), "invalid position or time 'monday'"),
     ],
 )
 def test_a_mistake_is_told_with_its_remedy(cli: Cli, argv: tuple[str, ...], words: str) -> None:
@@ -233,5 +226,5 @@ def test_a_place_is_a_position_a_time_or_a_while_ago() -> None:
     ago = parse_place("2h")
     assert isinstance(ago, datetime)
     assert ago < datetime.now(UTC)
-    with pytest.raises(InvalidInput, match="invalid place"):
+    with pytest.raises(InvalidInput, match="invalid position or time"):
         parse_place("2026-11-15T12:00:00")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from purveyor.delivery.credentials import Credentials
-from purveyor.delivery.password_hashing import Hasher
+from purveyor.delivery.password_hashing import PasswordHasher
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect
-from tests.app.conftest import Cli
+from tests.support.command_line import Cli
 
 TOPIC = ("--topic", "udm:users/user")
 
@@ -19,7 +19,7 @@ def opens(address: Address, name: str, *passwords: str) -> list[bool]:
     """Which of the passwords the API would take."""
 
     async def check() -> list[bool]:
-        hasher = Hasher()
+        hasher = PasswordHasher()
         async with connect(address) as queues:
             known = Credentials(queues, hasher)
             found = [await known.check_password(name, password) is not None for password in passwords]
@@ -62,7 +62,7 @@ def test_tokens_end_with_the_last_password_unless_they_are_kept(cli: Cli, addres
 
     def call(text: str | None = None) -> str | None:
         async def connected() -> str | None:
-            hasher = Hasher()
+            hasher = PasswordHasher()
             async with connect(address) as queues:
                 found = await Subscriptions(queues).get(unique)
                 result = await work(Credentials(queues, hasher), found.incarnation, text)
@@ -93,7 +93,7 @@ def test_mistakes_are_told_before_anything_is_made(cli: Cli, unique: str, monkey
     cli(*add, "--password-file", "none").refused("none", "--password-file")
     cli(*add, "--password-file", "-").refused("empty")
     cli(*add, "--ask-password").refused("no terminal")
-    cli(*add, "--ask-password", "--generate-password").refused("more than one way")
+    cli(*add, "--ask-password", "--generate-password").refused("more than one")
     cli("subscription", "password", unique).refused("no password")
     cli("subscription", "show", unique).refused("no subscription")
     cli("subscription", "password", unique, "--generate-password").refused("no subscription")

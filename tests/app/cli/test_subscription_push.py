@@ -13,24 +13,24 @@ import httpx
 import pytest
 
 from purveyor.app.http.application import ApiOptions
-from purveyor.app.push_input import PushEdge
+from purveyor.app.push_input import PushInput
 from purveyor.delivery.push.egress_policy import parse_ranges
-from purveyor.delivery.push.push_problems import Troubles
-from purveyor.delivery.push.push_worker import PushOptions, Worker
-from purveyor.delivery.push.secret_encryption import FILE_NAME, SecretBox
-from purveyor.delivery.push.signing import new_secret
+from purveyor.delivery.push.push_problems import PushProblems
+from purveyor.delivery.push.push_worker import PushOptions, PushWorker
+from purveyor.delivery.push.secret_encryption import KEY_FILE_NAME, SecretCipher
+from purveyor.delivery.push.signing import generate_secret
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.headers import POSITION
-from purveyor.jetstream.server import EmbeddedServer, ServerOptions, running
+from purveyor.jetstream.server import EmbeddedServer, ServerOptions, find_running_server
 from purveyor.model.push_config import Push
 from purveyor.model.subscription import Subscription
 from purveyor.queues.client import connect
-from purveyor.queues.permissions import PUSH, components
-from tests.app.conftest import PROGRAM, Cli
-from tests.app.http.conftest import LOGINS, RunningApi
-from tests.conftest import FAST
-from tests.delivery.push.conftest import Site, site
-from tests.waiting import until
+from purveyor.queues.permissions import PUSH, component_users
+from tests.support.command_line import PROGRAM, Cli
+from tests.support.nats_servers import FAST
+from tests.support.push import Site, site
+from tests.support.running_api import LOGINS, RunningApi
+from tests.support.waiting import until
 
 __all__ = ["site"]  # a fixture
 URL = "https://shop.example/events"
@@ -71,7 +71,7 @@ def test_a_push_subscription_is_added_once_and_its_secret_is_shown_once(cli: Cli
             out = cli("subscription", *command, *form).ok().out
             assert told["secret"] not in out
             assert "sealed" not in out
-    assert stat.S_IMODE((data_dir / FILE_NAME).stat().st_mode) == 0o600
+    assert stat.S_IMODE((data_dir / KEY_FILE_NAME).stat().st_mode) == 0o600
     assert "Signed" in cli("subscription", "show", unique).ok().out
     cli("subscription", "add", unique, "--topic", "shop:.*", "--push", "https://other.example/").refused(
         "other parameters"
@@ -81,7 +81,7 @@ def test_a_push_subscription_is_added_once_and_its_secret_is_shown_once(cli: Cli
 def test_a_push_subscription_is_edited_while_it_goes_on(cli: Cli, unique: str, data_dir: Path, tmp_path: Path) -> None:
     add(cli, unique, "--push", URL, "--secret")
     secret = tmp_path / "secret"
-    secret.write_text(new_secret() + "\n")
+    secret.write_text(generate_secret() + "\n")
     more = ("--ack-deadline", "30s", "--max-attempts", "9", "--secret-file", str(secret), "--keep-secret", "1h")
     told = cli("subscription", "edit", unique, *more, "--format", "raw", "--bearer-env", TOKEN, "--json").ok().json
     assert told["push"]["ack_deadline_seconds"] == 30
@@ -108,7 +108,7 @@ def test_a_secret_does_not_follow_an_endpoint_to_another_host(cli: Cli, unique: 
 
 def test_a_pulled_subscription_is_pushed_when_it_gets_an_endpoint(cli: Cli, unique: str, data_dir: Path) -> None:
     add(cli, unique)
-    cli("subscription", "edit", unique, "--ack-deadline", "5").refused("is not pushed", "--push")
+    cli("subscription", "edit", unique, "--ack-deadline", "5").refused("has no endpoint", "--push")
     assert cli("subscription", "edit", unique, "--push", URL, "--json").ok().json["delivery"] == "push"
 
 
@@ -117,10 +117,10 @@ def test_a_pulled_subscription_is_pushed_when_it_gets_an_endpoint(cli: Cli, uniq
     [
         (("--ack-deadline", "5"), "--push"),
         (("--push", "http://127.0.0.1:1/"), "PURVEYOR_PUSH_ALLOW"),
-        (("--push", "https://10.0.0.1/"), "no public address"),
+        (("--push", "https://10.0.0.1/"), "not a public address"),
         (("--push", "https://u:p@shop.example/"), "leave user and password out"),
         (("--push", "ftp://shop.example/"), "https://host/path"),
-        (("--push", URL, "--secret", "--secret-env", "X"), "more than one way"),
+        (("--push", URL, "--secret", "--secret-env", "X"), "more than one secret"),
         (("--push", URL, "--secret-env", "PURVEYOR_ADMIN_PASSWORD"), "PURVEYOR_PUSH_SECRET_"),
         (("--push", URL, "--bearer-env", "PATH"), "PURVEYOR_PUSH_SECRET_"),
         (("--push", URL, "--secret-file", "/no/such/file"), "--secret-file"),
@@ -157,10 +157,10 @@ def test_why_it_is_not_pushed_is_shown_on_every_surface(
     async def tell(reason: str, name: str = unique) -> None:
         async with connect(nats_server.address) as queues:
             incarnation = (await Subscriptions(queues).get(unique)).incarnation
-            troubles = Troubles(queues)
-            troubles.tell(name, incarnation, "no such variable")
-            troubles.tell(name, incarnation if reason else "another", reason or "of one that is gone")
-            await troubles.close()
+            problems = PushProblems(queues)
+            problems.set(name, incarnation, "no such variable")
+            problems.set(name, incarnation if reason else "another", reason or "of one that is gone")
+            await problems.close()
 
     def shown() -> list[Any]:
         with api.client("admin", "admin-secret") as admin:
@@ -173,7 +173,7 @@ def test_why_it_is_not_pushed_is_shown_on_every_surface(
     assert shown() == [None] * 4
     asyncio.run(tell("10.0.0.1 is no public address"))
     assert shown() == ["10.0.0.1 is no public address"] * 4
-    assert "Not pushed because: 10.0.0.1 is no public address" in cli("subscription", "show", unique).ok().out
+    assert "Push problem: 10.0.0.1 is no public address" in cli("subscription", "show", unique).ok().out
     assert any(row.split()[::2][:2] == [unique, "stuck"] for row in cli("subscription", "list").ok().out.splitlines())
     asyncio.run(tell(""))  # by a worker that had to do with a subscription of the same name
     assert shown() == [None] * 4
@@ -181,17 +181,17 @@ def test_why_it_is_not_pushed_is_shown_on_every_surface(
 
 @pytest.fixture
 def api(nats_server: EmbeddedServer) -> Iterator[RunningApi]:
-    box = SecretBox("A" * 43 + "=")
+    cipher = SecretCipher("A" * 43 + "=")
     running_api = RunningApi(lambda: nats_server.address)
-    edge = PushEdge(lambda: box, parse_ranges(["127.0.0.1"]))
-    running_api._options = ApiOptions(find_address=lambda: nats_server.address, logins=LOGINS, push=edge)
+    push_input = PushInput(lambda: cipher, parse_ranges(["127.0.0.1"]))
+    running_api._options = ApiOptions(find_address=lambda: nats_server.address, logins=LOGINS, push=push_input)
     with running_api as found:
         yield found.when_ready()
 
 
 def test_over_http_it_is_the_same_and_no_secret_is_ever_listed(api: RunningApi, unique: str) -> None:
     admin = httpx.Client(base_url=api.url, auth=("admin", "admin-secret"))
-    secret = new_secret()
+    secret = generate_secret()
     body = {
         "name": unique,
         "realms_topics": [{"realm": "shop", "topic": ".*"}],
@@ -205,15 +205,18 @@ def test_over_http_it_is_the_same_and_no_secret_is_ever_listed(api: RunningApi, 
         assert made.status_code == 201, made.text
         assert made.json()["push"] == {"endpoint": URL, "secret": "***", "bearer_token": "***"}
         assert admin.post("/v1/subscriptions", json=body).status_code == 200
-        other = {**body, "push": {"endpoint": URL, "secret": new_secret()}}
+        other = {**body, "push": {"endpoint": URL, "secret": generate_secret()}}
         assert admin.post("/v1/subscriptions", json=other).status_code == 409
         path = f"/v1/subscriptions/{unique}"
         for change, wanted in (
             ({"push": {"ack_deadline_seconds": 20}}, {"ack_deadline_seconds": 20.0, "secret": "***"}),
-            ({"push": {"secret": new_secret(), "secret_grace_seconds": 60}}, {"old_secret": "***"}),
+            ({"push": {"secret": generate_secret(), "secret_grace_seconds": 60}}, {"old_secret": "***"}),
             ({"push": {"bearer_token": None}}, {"endpoint": URL}),
             ({"push": {"endpoints": [URL, f"{URL}/b"]}}, {"endpoints": [URL, f"{URL}/b"]}),
-            ({"push": {"endpoint": "https://b.example/", "secret": new_secret()}}, {"endpoint": "https://b.example/"}),
+            (
+                {"push": {"endpoint": "https://b.example/", "secret": generate_secret()}},
+                {"endpoint": "https://b.example/"},
+            ),
         ):
             told = admin.patch(path, json=change)
             assert told.status_code == 200, told.text
@@ -248,8 +251,8 @@ def test_over_http_it_is_the_same_and_no_secret_is_ever_listed(api: RunningApi, 
 async def test_its_own_nats_user_is_enough_to_push_to_park_and_to_pause(
     tmp_path: Path, site: Site, unique: str
 ) -> None:
-    with EmbeddedServer(tmp_path / "nats", ServerOptions(sync=FAST.sync, users=components())) as server:
-        mine = running(server.directory, PUSH)
+    with EmbeddedServer(tmp_path / "nats", ServerOptions(sync=FAST.sync, users=component_users())) as server:
+        mine = find_running_server(server.directory, PUSH)
         assert mine is not None
         async with connect(server.address) as admin, connect(mine, patience_seconds=60) as queues:
             subscriptions = Subscriptions(admin)
@@ -266,11 +269,11 @@ async def test_its_own_nats_user_is_enough_to_push_to_park_and_to_pause(
             stop = asyncio.Event()
             told: list[tuple[str, str, str]] = []
             options = PushOptions(
-                box=SecretBox.at(tmp_path),
+                cipher=SecretCipher.from_directory(tmp_path),
                 allowed=parse_ranges(["127.0.0.1"]),
-                tell=lambda *words: told.append(words),
+                on_event=lambda *words: told.append(words),
             )
-            worker = asyncio.create_task(Worker(queues, options).run(stop))
+            worker = asyncio.create_task(PushWorker(queues, options).run(stop))
 
             async def drained_and_paused() -> bool:
                 drained = (await admin.streams.info("stream:good")).state.messages == 0

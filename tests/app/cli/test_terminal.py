@@ -1,42 +1,8 @@
 """What only a terminal shows: questions, a progress bar, bold headings."""
 
-import os
-import pty
-import select
-
 import pytest
 
-from tests.app.conftest import PROGRAM, Cli
-
-_PATIENCE_SECONDS = 5.0
-
-
-def on_terminal(*argv: str, until: bytes = b"", type_in: bytes = b"") -> tuple[int, str]:
-    """Run the program on a terminal of its own; `type_in` is typed once `until` is seen.
-
-    It is typed again if nothing happens, as a person would: a Ctrl-C in the moment between the question and the wait
-    for its answer is noted by Python and looked at only when something else ends that wait.
-    """
-    pid, terminal = pty.fork()
-    if pid == 0:  # pragma: no cover - another process
-        os.execv(PROGRAM[0], [*PROGRAM, *argv])
-    seen, asked = b"", False
-    try:
-        while True:
-            quiet = not select.select([terminal], [], [], _PATIENCE_SECONDS)[0]
-            if not quiet:
-                chunk = os.read(terminal, 4096)
-                if not chunk:
-                    break
-                seen += chunk
-            if type_in and until in seen and (quiet or not asked):
-                os.write(terminal, type_in)
-                asked = True
-    except OSError:
-        pass  # how the end of a terminal looks on Linux
-    finally:
-        os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
+from tests.support.command_line import Cli, on_terminal
 
 
 @pytest.mark.parametrize(("typed", "code", "left"), [(b"n\n", 1, 3), (b"\x03", 130, 3), (b"y\n", 0, 0)])

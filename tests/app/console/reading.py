@@ -28,7 +28,7 @@ HARD_TO_READ = """() => {
 }"""
 """Texts that are too small, or hardly stand out from what is behind them: a ratio of 4.5, for large ones of 3."""
 
-UNTOLD = """() => [...document.querySelectorAll("table.facts td:not(:first-child):not(.wide)")]
+UNTOLD = """() => [...document.querySelectorAll("table.data td:not(:first-child):not(.wide)")]
   .filter(cell => !getComputedStyle(cell, "::before").content.includes(cell.dataset.title))
   .map(cell => cell.dataset.title)"""
 """On a phone a row is a card: values in it that do not say what they are."""

@@ -4,20 +4,22 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from purveyor.pipeline.error_summary import Failure
-from purveyor.pipeline.part_status import PartStatus, Reading, State
+from purveyor.pipeline.job_failures import Failure
+from purveyor.pipeline.part_status import PartProgress, PartStatus, State
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.letter import DeadLetter, park
-from tests.app.console.conftest import Site
+from tests.support.console import Site
 
 
-def part(name: str, state: State = State.RUNNING, *, error: str | None = None, **reading: Any) -> PartStatus:
+def part(name: str, state: State = State.RUNNING, *, error: str | None = None, **progress: Any) -> PartStatus:
     told = (
-        Reading(**reading) if reading else Reading(position=12, lag=0, rows=4, rows_per_second=80, batch=3, batch_ms=64)
+        PartProgress(**progress)
+        if progress
+        else PartProgress(position=12, lag=0, rows=4, rows_per_second=80, batch=3, batch_ms=64)
     )
     failure = None if error is None else Failure(error)
     return PartStatus(
-        name=name, state=state, since=datetime.now(UTC), reading=told, error=failure, restarts=2 if error else 0
+        name=name, state=state, since=datetime.now(UTC), progress=told, error=failure, restarts=2 if error else 0
     )
 
 

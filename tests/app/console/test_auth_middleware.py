@@ -1,4 +1,4 @@
-"""Nobody sees or does anything in the console without the administrator's login; the API is what it was."""
+"""The console needs the administrator's login; the API works as before."""
 
 import base64
 import stat
@@ -10,7 +10,7 @@ import pytest
 from purveyor.app.console.sessions import COOKIE, Sessions, read_secret
 from purveyor.app.http.authentication import Login, Role
 from purveyor.model.errors import SetupError
-from tests.app.console.conftest import ADMIN, Site
+from tests.support.console import ADMIN, Site
 
 FORM = {"user": ADMIN[0], "password": ADMIN[1], "next": "/console/queues"}
 ADMIN_LOGIN = Login(role=Role.ADMIN, username="admin", password="secret")
@@ -78,7 +78,7 @@ def test_only_the_administrator_comes_in(site: Site, user: str, password: str, s
         assert password not in answer.text or not password
 
 
-def test_who_guesses_passwords_has_to_wait(site: Site) -> None:
+def test_guessing_passwords_is_throttled(site: Site) -> None:
     with site.client() as guesser:
         found = [
             guesser.post("/console/login", data={"user": "guessed", "password": str(number)}) for number in range(12)
@@ -107,11 +107,11 @@ def test_the_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None
     file = tmp_path / "data" / "console.secret"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
-    with pytest.raises(SetupError, match="others can read"):
+    with pytest.raises(SetupError, match="other users can read"):
         read_secret(tmp_path / "data")
     file.chmod(0o600)
     file.write_bytes(b"half")
-    with pytest.raises(SetupError, match="not whole"):
+    with pytest.raises(SetupError, match="is incomplete"):
         read_secret(tmp_path / "data")
 
 

@@ -15,9 +15,9 @@ from websockets.sync.client import ClientConnection, connect
 from purveyor.app.console.console import ConsoleOptions
 from purveyor.app.console.sessions import COOKIE
 from purveyor.jetstream.address import Address
-from tests.app.console.conftest import ADMIN, Chromium, Site, log_in
-from tests.app.http.conftest import RunningApi
-from tests.waiting import wait_until
+from tests.support.console import ADMIN, Chromium, Site, log_in
+from tests.support.running_api import RunningApi
+from tests.support.waiting import wait_until
 
 FORM = {"user": ADMIN[0], "password": ADMIN[1]}
 SECRET = b"s" * 32
@@ -39,7 +39,7 @@ def enter(api: RunningApi) -> str:
 
 
 def is_inside(api: RunningApi, cookie: str) -> bool:
-    """Whether a cookie is taken: who is logged in is led on from the login."""
+    """Return whether the console accepts a cookie: the login page then redirects."""
     with api.client(cookies={COOKIE: cookie}) as browser:
         return browser.get("/console/login").status_code == 303
 
@@ -85,7 +85,7 @@ def test_another_password_of_the_administrator_ends_all(first: RunningApi, addre
 
 
 def test_without_the_server_only_own_sessions_are_taken(first: RunningApi, address: Address, tmp_path: Path) -> None:
-    """A process that cannot know which sessions were ended takes none of another one; whoever logs in gets in."""
+    """A process that cannot read the logouts accepts no session of another process, but accepts new logins."""
     nowhere, there = Address.parse("nats://127.0.0.1:9"), threading.Event()
     foreign = enter(first)
     with with_console(lambda: address if there.is_set() else nowhere, tmp_path) as alone:
@@ -116,14 +116,14 @@ def test_a_page_that_is_open_elsewhere_leads_to_the_login(browser: Chromium, sit
 
 
 def answer(socket: ClientConnection) -> str:
-    """The next packet that is no ping."""
+    """Return the next packet that is no ping."""
     while (packet := str(socket.recv(60))) == "2":
         socket.send("3")
     return packet
 
 
 def test_a_socket_is_closed_when_its_session_was_ended(site: Site) -> None:
-    """Whatever a page was told: what it sends from then on reaches nothing."""
+    """After the logout the server ignores all messages of an open page."""
     with site.client() as anybody:
         cookie = anybody.post("/console/login", data=FORM).cookies[COOKIE]
         url = f"{site.url.replace('http', 'ws', 1)}/_nicegui_ws/socket.io/?EIO=4&transport=websocket"

@@ -1,4 +1,4 @@
-"""Dead letters by the dozen, and by keys alone; and how far a prefill is."""
+"""Many dead letters, use by keyboard only, and the progress of a prefill."""
 
 import asyncio
 import re
@@ -9,15 +9,15 @@ from playwright.async_api import Locator, Page, expect
 from purveyor.model.registration import PrefillState, PrefillStatus
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import Registry
-from tests.app.console.conftest import Chromium, Site, picture
 from tests.app.console.scenes import dead_letters, messages
+from tests.support.console import Chromium, Site, picture
 
 ROWS = "[aria-label='Dead letters'] tbody tr"
 _MOST_STEPS = 60
 
 
 async def tab_to(page: Page, wanted: Locator) -> None:
-    """Step on with the tab key until it has the focus: what cannot be reached so, a keyboard cannot use."""
+    """Press the tab key until the element has the focus."""
     for _ in range(_MOST_STEPS):
         if await wanted.evaluate("element => element.contains(document.activeElement)"):
             return
@@ -48,13 +48,13 @@ def test_all_that_match_are_retried_and_all_that_match_are_discarded(site: Site,
         await expect(asked).to_have_count(0)
         await page.get_by_role("button", name="Retry all that match").click()
         await asked.get_by_role("button", name="Retry").click()
-        await expect(page.locator(".empty")).to_contain_text("None matches")
+        await expect(page.locator(".empty")).to_contain_text("No match")
         await reason.fill("")
         await expect(rows).to_have_count(2)
         await page.get_by_role("button", name="Discard all that match").click()
         await expect(asked).to_contain_text("Discard 2 dead letters?")
         await asked.get_by_role("button", name="Discard").click()
-        await expect(page.locator(".empty")).to_contain_text("None matches")
+        await expect(page.locator(".empty")).to_contain_text("No match")
 
     browser.visit(work)
     assert messages(site, ox) == waiting + 27

@@ -1,4 +1,4 @@
-"""Each page in a real browser: it shows what is, does what it offers, and the browser has nothing to complain of."""
+"""Each page in a real browser: it shows the state, its actions work, and the browser logs no errors."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from playwright.async_api import Page, expect
 
-from purveyor.delivery.push.attempt_log import Attempts
+from purveyor.delivery.push.attempt_log import AttemptLog
 from purveyor.delivery.push.retry_decision import Outcome
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.config import Retention, StreamConfig
@@ -17,10 +17,10 @@ from purveyor.pipeline.part_status import State
 from purveyor.queues.catalogue import PREFILL, PREFILL_FAILURES
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import SUBSCRIPTIONS
-from tests.app.console.conftest import Chromium, Site, log_in, picture
 from tests.app.console.reading import HARD_TO_READ, UNTOLD
 from tests.app.console.scenes import all_parts, dead_letters, messages, part, read_incoming
-from tests.app.http.conftest import fill
+from tests.support.console import Chromium, Site, log_in, picture
+from tests.support.running_api import fill
 
 PAGES = {
     "overview": "/",
@@ -56,7 +56,7 @@ def test_the_overview_is_live_and_red_where_something_is_stuck(site: Site, brows
         await expect(way.locator(".rate")).to_have_text(re.compile(r"^[\d.,k]+/s$"))
         await expect(way.locator(".backlog")).to_have_text(re.compile(r"^30 · \d+ ?\w+$"))
         site.post(*all_parts(archive=part("archive", State.WAITING, error="no space left on device")))
-        stuck = page.locator(".trouble.stuck", has_text="archive fails")
+        stuck = page.locator(".alert.stuck", has_text="archive fails")
         await expect(stuck).to_contain_text("no space left on device")
         await expect(stuck).to_contain_text("Next:")
         await expect(page.locator("svg.flow [data-box='part:archive'] g")).to_have_class("box stuck")
@@ -86,7 +86,7 @@ def test_a_subscription_that_is_not_understood_is_shown_with_the_reason_and_can_
         await expect(row).to_contain_text("30")
         await row.get_by_role("link", name=ox).click()
         await expect(page.get_by_role("heading", level=1)).to_have_text(ox)
-        await expect(page.locator(".trouble.stuck", has_text=ox)).to_contain_text("version 2")
+        await expect(page.locator(".alert.stuck", has_text=ox)).to_contain_text("version 2")
         await expect(page.get_by_role("button", name="Pause")).to_have_count(0)
         await page.get_by_role("button", name="Delete …").click()
         await page.get_by_role("button", name="Delete", exact=True).click()
@@ -111,12 +111,12 @@ def test_messages_are_browsed_without_being_taken(site: Site, browser: Chromium,
         await page.get_by_role("button", name="Oldest").click()
         await expect(rows).to_have_count(20)
         await rows.first.get_by_role("button").click()
-        sheet = page.locator(".q-dialog .sheet")
-        await expect(sheet).to_contain_text('"uuid": "u-1"')
-        await expect(sheet).to_contain_text("Purveyor-Position: 1")
+        modal = page.locator(".q-dialog .sheet")
+        await expect(modal).to_contain_text('"uuid": "u-1"')
+        await expect(modal).to_contain_text("Purveyor-Position: 1")
         await picture(page, "message")
         await page.keyboard.press("Escape")
-        await expect(sheet).to_have_count(0)
+        await expect(modal).to_have_count(0)
         # One that the API's own user may not read.
         await page.goto("/console/queues?queue=incoming")
         readers = page.locator("[aria-label=Readers]")
@@ -165,7 +165,7 @@ def test_a_subscription_is_paused_resumed_replayed_and_deleted(site: Site, brows
 
     async def work(page: Page) -> None:
         await page.goto(f"/console/subscriptions/{ox}")
-        await expect(page.locator(".figures").first).to_contain_text("30")
+        await expect(page.locator(".numbers").first).to_contain_text("30")
         await expect(page.locator("canvas")).to_have_count(2)
         await page.get_by_role("button", name="Pause").click()
         await expect(page.locator(".badge", has_text="paused")).to_be_visible()
@@ -198,7 +198,7 @@ def test_a_subscription_is_paused_resumed_replayed_and_deleted(site: Site, brows
 
 
 class Endpoint(BaseHTTPRequestHandler):
-    """A webhook that remembers what it was sent."""
+    """A webhook that records its requests."""
 
     got: ClassVar[list[dict[str, Any]]] = []
 
@@ -226,7 +226,7 @@ def test_a_webhook_is_added_and_gets_a_test_event(site: Site, browser: Chromium,
         await form.get_by_label("Endpoint").fill(f"http://127.0.0.1:{endpoint.server_port}/in")
         await picture(page, "add-a-webhook")
         await form.get_by_role("button", name="Add").click()
-        shown = page.locator(".q-dialog .sheet", has_text="Shown this once")
+        shown = page.locator(".q-dialog .sheet", has_text="Shown only once")
         await expect(shown).to_contain_text("whsec_")
         await shown.get_by_role("button", name="I have it").click()
         await expect(page.get_by_role("heading", level=1)).to_have_text(name)
@@ -244,7 +244,7 @@ def test_a_webhook_is_added_and_gets_a_test_event(site: Site, browser: Chromium,
     assert site.admin.get(f"/v1/subscriptions/{name}").json()["delivery"] == "push"
 
 
-def test_who_has_a_message_and_how_often_it_was_tried_is_shown(site: Site, browser: Chromium, ox: str) -> None:
+def test_the_instance_and_the_attempts_of_a_message_are_shown(site: Site, browser: Chromium, ox: str) -> None:
     with site.consumer(ox) as consumer:
         path = f"/v1/subscriptions/{ox}/messages"
         first = consumer.get(f"{path}/next?timeout=0", headers={"X-Consumer-Instance": "worker-7"}).json()
@@ -255,13 +255,13 @@ def test_who_has_a_message_and_how_often_it_was_tried_is_shown(site: Site, brows
 
     async def work(page: Page) -> None:
         await page.goto(f"/console/subscriptions/{ox}")
-        line = page.locator("[aria-label='First in line'] tbody tr").first
-        await expect(line).to_contain_text("tried again in")
+        line = page.locator("[aria-label='Next messages'] tbody tr").first
+        await expect(line).to_contain_text("next attempt in")
         await expect(line.locator("[data-title=Attempts]")).to_have_text("1")
         await line.get_by_role("button").click()
-        sheet = page.locator(".q-dialog .sheet")
-        await expect(sheet.get_by_role("heading", name="Attempts that failed")).to_be_visible()
-        failed = sheet.locator("[aria-label=Attempts] tbody tr")
+        modal = page.locator(".q-dialog .sheet")
+        await expect(modal.get_by_role("heading", name="Attempts that failed")).to_be_visible()
+        failed = modal.locator("[aria-label=Attempts] tbody tr")
         await expect(failed).to_have_count(1)
         await expect(failed).to_contain_text("worker-7")
 
@@ -280,14 +280,14 @@ def test_what_an_endpoint_answered_to_each_attempt_is_shown_as_it_is(
         incarnation = (await Subscriptions(queues).get(name)).incarnation
         for attempt, status in ((1, 503), (2, 500)):
             outcome = Outcome(status=status, body=b"<i>busy</i>")
-            entry = outcome.log_entry(datetime(2026, 11, 16, 12, attempt, tzinfo=UTC))
-            await Attempts(queues).add(name, incarnation, 1, attempt, entry)
+            entry = outcome.to_log_entry(datetime(2026, 11, 16, 12, attempt, tzinfo=UTC))
+            await AttemptLog(queues).append(name, incarnation, 1, attempt, entry)
 
     site.on_server(note)
 
     async def work(page: Page) -> None:
         await page.goto(f"/console/subscriptions/{name}")
-        await page.locator("[aria-label='First in line'] tbody tr").first.get_by_role("button").click()
+        await page.locator("[aria-label='Next messages'] tbody tr").first.get_by_role("button").click()
         failed = page.locator(".q-dialog .sheet [aria-label=Attempts] tbody tr")
         await expect(failed.locator("[data-title=Status]")).to_have_text(["503", "500"])
         await expect(failed.first).to_contain_text("<i>busy</i>")
@@ -305,21 +305,21 @@ def test_dead_letters_are_found_read_retried_and_discarded(site: Site, browser: 
         rows = page.locator("[aria-label='Dead letters'] tbody tr")
         await expect(rows).to_have_count(3)
         await page.get_by_label("Reason contains").fill("no such thing")
-        await expect(page.locator(".empty")).to_contain_text("None matches")
+        await expect(page.locator(".empty")).to_contain_text("No match")
         await page.get_by_label("Reason contains").fill("MAILBOX")
         await expect(rows).to_have_count(3)
         await picture(page, "dead-letters-filtered")
         await rows.first.get_by_role("button").click()
-        sheet = page.locator(".q-dialog .sheet")
-        await expect(sheet).to_contain_text("<b onmouseover=alert(1)>no such mailbox")
-        await expect(sheet).to_contain_text(f'"name": "{ox}"')
-        await sheet.get_by_role("button", name="Retry").click()
+        modal = page.locator(".q-dialog .sheet")
+        await expect(modal).to_contain_text("<b onmouseover=alert(1)>no such mailbox")
+        await expect(modal).to_contain_text(f'"name": "{ox}"')
+        await modal.get_by_role("button", name="Retry").click()
         await expect(rows).to_have_count(2)
         await page.locator("[data-act=pick-all]").check()
         await page.get_by_role("button", name="Discard picked").click()
         asked = page.locator(".q-dialog .sheet", has_text="Discard 2 dead letters?")
         await asked.get_by_role("button", name="Discard").click()
-        await expect(page.locator(".empty")).to_contain_text("None matches")
+        await expect(page.locator(".empty")).to_contain_text("No match")
 
     browser.visit(work)
     assert messages(site, ox) == waiting + 1
@@ -358,7 +358,7 @@ def test_everything_can_be_reached_by_keys(site: Site, browser: Chromium) -> Non
         await page.keyboard.type("nobody has this name")
         await expect(page.locator(".empty")).to_contain_text("No subscription")
         await page.goto("/console/<b>nothing</b>")
-        await expect(page.locator(".empty")).to_contain_text("There is nothing at /console/<b>nothing</b>")
+        await expect(page.locator(".empty")).to_contain_text("There is no page /console/<b>nothing</b>")
         # What is focused stays so while the page goes on looking.
         await page.goto("/")
         link = page.locator("nav a", has_text="Queues")
@@ -383,7 +383,7 @@ def test_every_page_is_readable_in_light_and_dark_and_on_a_phone(site: Site, bro
             site.post(*all_parts())
             await page.set_viewport_size({"width": 1280, "height": 900})
             await page.goto(path)
-            await page.wait_for_selector("table.facts td, .empty", state="attached")
+            await page.wait_for_selector("table.data td, .empty", state="attached")
             for theme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
                 await page.set_viewport_size({"width": width, "height": 900})
                 await page.evaluate("theme => purveyor.wear(theme)", theme)
@@ -399,7 +399,7 @@ def test_every_page_is_readable_in_light_and_dark_and_on_a_phone(site: Site, bro
 
 
 def test_a_plot_that_is_not_drawn_anew_yet_makes_no_page_wider(site: Site, browser: Chromium) -> None:
-    """A phone that is turned: for a moment the plot is as wide as the page was."""
+    """When a phone is turned, the plot keeps the old width for a moment."""
 
     async def work(page: Page) -> None:
         site.post(*all_parts())
@@ -413,7 +413,7 @@ def test_a_plot_that_is_not_drawn_anew_yet_makes_no_page_wider(site: Site, brows
     browser.visit(work)
 
 
-def test_the_look_is_the_one_the_system_asks_for(site: Site, browser: Chromium) -> None:
+def test_the_theme_follows_the_system(site: Site, browser: Chromium) -> None:
     async def work(page: Page) -> None:
         await page.emulate_media(color_scheme="dark")
         await page.goto("/console/login")

@@ -1,4 +1,4 @@
-"""Rates, standstills and plots from what was seen, in little room."""
+"""Rates, times without change, and plots, in little memory."""
 
 import itertools
 import random
@@ -26,7 +26,7 @@ def test_a_number_that_goes_back_is_no_negative_rate() -> None:
     assert series.rate(10.0) == 0
 
 
-def test_before_two_looks_there_is_no_rate() -> None:
+def test_one_point_has_no_rate() -> None:
     series = Series()
     assert series.rate(1.0) is None
     series.add(1.0, 7)
@@ -60,7 +60,7 @@ def test_what_is_gone_is_forgotten() -> None:
     assert len(history.of("last", "ux").points()) == 2
 
 
-def test_between_points_the_value_lies_between_theirs() -> None:
+def test_values_between_points_are_interpolated() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     draw = random.Random(seed)
@@ -73,6 +73,6 @@ def test_between_points_the_value_lies_between_theirs() -> None:
     assert all(a is not None and b is not None and a <= b for a, b in itertools.pairwise(found))
 
 
-def test_a_plot_knows_nothing_before_the_first_look() -> None:
+def test_a_plot_is_empty_before_the_first_point() -> None:
     found = rates([(100.0, 0.0), (130.0, 30.0)], 10.0, 50.0, 130.0)
     assert [rate for _, rate in found] == [None, None, None, None, 0.0, 1.0, 1.0, 1.0]

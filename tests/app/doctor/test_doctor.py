@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from purveyor.app.doctor import machine_checks, server_checks
+from purveyor.app.doctor import deployment_checks, machine_checks
+from purveyor.app.doctor.deployment_checks import check_pipeline
 from purveyor.app.doctor.findings import Finding, Weight
-from purveyor.app.doctor.pipeline_checks import look_at_pipeline
 from purveyor.app.settings import Settings
 from purveyor.jetstream.config import StreamConfig
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions
@@ -21,10 +21,10 @@ from purveyor.model.errors import UnknownStream
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters.letter import DeadLetter, park
-from purveyor.queues.dead_letters.store import Fate, LetterBox
-from purveyor.queues.permissions import components
-from tests.app.conftest import invoke, url_of
-from tests.conftest import FAST, OwnServer
+from purveyor.queues.dead_letters.store import DeadLetterStore, Resolution
+from purveyor.queues.permissions import component_users
+from tests.support.command_line import invoke, url_of
+from tests.support.nats_servers import FAST, OwnServer
 
 Findings = list[dict[str, Any]]
 
@@ -54,14 +54,14 @@ def test_a_machine_before_the_first_start_is_fine(tmp_path: Path, monkeypatch: p
     assert "none runs" in about(findings, "nats", "note")[0]
     assert not (tmp_path / "data").exists()  # it looks, and changes nothing
     text = invoke("--data-dir", str(tmp_path / "data"), "doctor").ok().out
-    assert "To do: `purveyor up` starts one" in text
+    assert "Fix: `purveyor up` starts one" in text
 
 
 def test_a_running_system_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PURVEYOR_API_PORT", "0")
     monkeypatch.setenv("PURVEYOR_SYNC", "1m")
     data = tmp_path / "data"
-    with EmbeddedServer(data / "nats", ServerOptions(sync="1m", users=components())):
+    with EmbeddedServer(data / "nats", ServerOptions(sync="1m", users=component_users())):
         invoke("--data-dir", str(data), "queues", "ensure").ok()
         findings = found("--data-dir", str(data))
         assert "answers in" in about(findings, "nats")[0]
@@ -89,16 +89,16 @@ async def test_dead_letters_are_counted_without_the_receipts_of_settled_ones(own
                 reason="x", origin="push", subject="ox.main", data=b"%d" % number, failed_first=now, failed_last=now
             )
             await park(queues, letter)
-        box = LetterBox(queues)
+        box = DeadLetterStore(queues)
 
         async def told() -> list[str]:
-            return [each.text async for each in server_checks.letters(queues)]
+            return [each.text async for each in deployment_checks.check_dead_letters(queues)]
 
-        assert await told() == ["3 dead letters wait for somebody"]
+        assert await told() == ["3 dead letters wait for a decision"]
         for number in (1, 2, 3):
             parked = await box.find(number)
             assert parked is not None
-            await box.settle(parked, Fate.DISCARDED)
+            await box.settle(parked, Resolution.DISCARDED)
             await box.remove(number)
         assert (await queues.streams.info(DEAD_LETTERS.stream)).state.messages == 3
         assert await told() == []
@@ -110,7 +110,7 @@ def test_a_server_that_does_not_answer_is_wrong(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_credentials_with_few_rights_are_told(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = own_server(ServerOptions(sync="2m", users=components()))
+    started = own_server(ServerOptions(sync="2m", users=component_users()))
     monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(started.address.with_password("intake", _password(started))))
     monkeypatch.setenv("PURVEYOR_NATS_INBOX", "_INBOX.intake")
     monkeypatch.setenv("PURVEYOR_API_PORT", "0")
@@ -130,7 +130,7 @@ def _password(started: EmbeddedServer) -> str:
 
 
 def test_a_port_of_somebody_else_is_wrong_and_our_own_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(machine_checks, "_CONNECT_TIMEOUT_SECONDS", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -195,7 +195,7 @@ def gone(_: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("ask", "weight"),
+    ("ask_api", "weight"),
     [
         (stream(40, 90), Weight.OK),
         (stream(40, 90, "later", continues="then"), Weight.OK),
@@ -207,8 +207,8 @@ def gone(_: str) -> dict[str, Any]:
     ],
     ids=["same", "migrated", "made-again", "older-store", "older-checkpoint", "lost", "gone"],
 )
-def test_a_checkpoint_belongs_to_its_stream(tmp_path: Path, ask: Any, weight: Weight) -> None:
-    (finding,) = look_at_pipeline(checkpoint(tmp_path, 50), ask)
+def test_a_checkpoint_belongs_to_its_stream(tmp_path: Path, ask_api: Any, weight: Weight) -> None:
+    (finding,) = check_pipeline(checkpoint(tmp_path, 50), ask_api)
     assert finding.weight is weight, finding
     assert finding.about == "checkpoints"
 
@@ -216,7 +216,7 @@ def test_a_checkpoint_belongs_to_its_stream(tmp_path: Path, ask: Any, weight: We
 def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
     settings = checkpoint(tmp_path, 50)
     (tmp_path / "checkpoints" / "dispatch-dispatcher" / "offsets" / "3").write_text("half")
-    (finding,) = look_at_pipeline(settings, None)
+    (finding,) = check_pipeline(settings, None)
     assert finding.weight is Weight.WARNING
 
 
@@ -224,7 +224,7 @@ def test_a_checkpoint_that_was_set_aside_is_not_looked_at(tmp_path: Path) -> Non
     settings = checkpoint(tmp_path, 50)
     path = tmp_path / "checkpoints" / "dispatch-dispatcher"
     path.rename(path.with_name(f"{path.name}.replaced-1"))
-    (finding,) = look_at_pipeline(settings, stream(1, 30))
+    (finding,) = check_pipeline(settings, stream(1, 30))
     assert finding.weight is Weight.NOTE
 
 
@@ -240,7 +240,7 @@ def test_a_pipeline_that_died_is_told(tmp_path: Path) -> None:
 
 
 def _about_pipeline(data: Path) -> list[Weight]:
-    found: list[Finding] = [*look_at_pipeline(Settings(data_dir=data), None)]
+    found: list[Finding] = [*check_pipeline(Settings(data_dir=data), None)]
     return [finding.weight for finding in found if finding.about == "pipeline"]
 
 
@@ -251,13 +251,13 @@ def test_the_clock_and_the_limits_of_the_server(own_server: OwnServer, monkeypat
         async with connect(address) as queues:
             await queues.streams.add(StreamConfig(name="S", subjects=("s",)))
         settings = Settings(nats_url=url_of(address))
-        return [finding async for finding in server_checks.look_at_server(settings, lambda _: address)]
+        return [finding async for finding in deployment_checks.check_server(settings, lambda _: address)]
 
     async def an_hour_ahead(*_: object) -> float:
         return 3600.0
 
     (clock,) = [each for each in asyncio.run(look()) if each.about == "clock"]
     assert clock.weight is Weight.OK
-    monkeypatch.setattr(server_checks, "clock_offset_seconds", an_hour_ahead)
+    monkeypatch.setattr(deployment_checks, "clock_offset_seconds", an_hour_ahead)
     (clock,) = [each for each in asyncio.run(look()) if each.about == "clock"]
     assert clock.weight is Weight.WRONG

@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from purveyor.app.http.login_throttle import MOST_PER_PAIR, WINDOW_SECONDS
+from purveyor.app.http.login_throttle import MAX_FAILURES_PER_PAIR, WINDOW_SECONDS
 from purveyor.jetstream.address import Address
-from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, event, problem, subscribe, wanted
-from tests.conftest import OwnServer
-from tests.waiting import wait_until
+from tests.support.nats_servers import OwnServer
+from tests.support.running_api import PASSWORD, Consumer, RunningApi, event, problem, subscribe, wanted
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def own_api(address: Address) -> "RunningApi":
-    """With counts of failed logins of its own."""
+    """An API with its own counts of failed logins."""
     return RunningApi(lambda: address)
 
 
@@ -77,8 +77,8 @@ def test_too_many_failures_must_wait_and_others_need_not(own_api: RunningApi, ad
         api.when_ready()
         before = api.client(name, PASSWORD)
         assert before.get(f"/v1/subscriptions/{name}").status_code == 200
-        found = [status(api, basic(name, f"guess {n}")).status_code for n in range(MOST_PER_PAIR + 2)]
-        assert found == [401] * MOST_PER_PAIR + [429] * 2
+        found = [status(api, basic(name, f"guess {n}")).status_code for n in range(MAX_FAILURES_PER_PAIR + 2)]
+        assert found == [401] * MAX_FAILURES_PER_PAIR + [429] * 2
         waiting = status(api, basic(name, "another guess"))
         problem(waiting, 429)
         assert 0 < int(waiting.headers["Retry-After"]) <= WINDOW_SECONDS + 1
@@ -90,14 +90,14 @@ def test_guesses_at_the_same_time_count_as_well(own_api: RunningApi) -> None:
     with own_api as api, ThreadPoolExecutor(20) as threads:
         api.when_ready()
         found = list(threads.map(lambda n: status(api, basic("admin", f"guess {n}")).status_code, range(40)))
-    assert found.count(401) == MOST_PER_PAIR
-    assert found.count(429) == 40 - MOST_PER_PAIR
+    assert found.count(401) == MAX_FAILURES_PER_PAIR
+    assert found.count(429) == 40 - MAX_FAILURES_PER_PAIR
 
 
 def test_a_storm_of_logins_does_not_stall_those_who_are_logged_in(
     own_api: RunningApi, admin: httpx.Client, name: str
 ) -> None:
-    """While hundreds of passwords wait to be checked, requests of others are answered between any two of them."""
+    """While hundreds of passwords wait for their check, the API answers other requests in between."""
     assert admin.post("/v1/subscriptions", json=wanted(name)).status_code == 201
     with own_api as api:
         api.when_ready()

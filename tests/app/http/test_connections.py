@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from purveyor.app.http.connections import Admission, ConnectionLimits, Connections, allow_files
+from purveyor.app.http.connections import Admission, ConnectionLimits, Connections, raise_file_limit
 from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer
-from tests.app.http.conftest import PASSWORD, RunningApi, event, wanted
-from tests.certificates import self_signed
-from tests.waiting import wait_until
+from tests.support.certificates import self_signed
+from tests.support.running_api import PASSWORD, RunningApi, event, wanted
+from tests.support.waiting import wait_until
 
 SECONDS = 2.0
 QUICK = ConnectionLimits(header_seconds=SECONDS, body_seconds=SECONDS, linger_seconds=SECONDS)
@@ -45,7 +45,7 @@ def head(first: str, *lines: str) -> bytes:
 
 
 def read_all(link: socket.socket) -> bytes:
-    """Read until the API closes the connection, however it does that."""
+    """Read until the API closes or resets the connection."""
     found = b""
     try:
         while data := link.recv(65536):
@@ -64,7 +64,7 @@ def send_until_answered(link: socket.socket, data: bytes, most_bytes: int) -> No
 
 
 def refusal(answer: bytes, status: int) -> dict[str, Any]:
-    """Return the one problem document that an answer is."""
+    """Return the problem document of an answer."""
     start, _, body = answer.partition(b"\r\n\r\n")
     assert start.startswith(b"HTTP/1.1 %d " % status), answer[:300]
     assert answer.count(b"HTTP/1.1 ") == 1
@@ -152,7 +152,7 @@ def test_a_body_that_comes_steadily_may_take_longer(nats_server: EmbeddedServer)
 
 
 def test_what_follows_an_answer_is_not_read_for_ever(quick: RunningApi) -> None:
-    """Without a login the answer is there before the body; a client that goes on sending loses its connection."""
+    """Without a login the API answers before the body; a client that continues to send loses its connection."""
     with closing(connect(quick)) as link:
         link.sendall(head("POST /v1/messages HTTP/1.1", "content-length: 1000000000") + b"a" * 1000)
         assert link.recv(65536).startswith(b"HTTP/1.1 401 ")
@@ -269,9 +269,9 @@ def test_the_limit_of_open_files_is_raised_or_obeyed(monkeypatch: pytest.MonkeyP
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
-        assert allow_files(900) == 900
+        assert raise_file_limit(900) == 900
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 900 + 128 + 256
-        assert allow_files(hard) == hard - 128 - 256
+        assert raise_file_limit(hard) == hard - 128 - 256
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: a subscription deals with its own, an administrator with those of all parts."""
+"""Dead letters over HTTP: a subscription handles its own, an administrator those of all parts."""
 
 import time
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import httpx
 import pytest
 
-from purveyor.delivery.pull import Pull
+from purveyor.delivery.pull import open_pull
 from purveyor.jetstream.address import Address
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from tests.app.http.conftest import Consumer, RunningApi, event, fill, on_server, problem, subscribe
+from tests.support.running_api import Consumer, RunningApi, event, fill, on_server, problem, subscribe
 
 
 @pytest.fixture
 def ids(consumer: Consumer, address: Address) -> list[int]:
-    """Three messages that the consumer has rejected; the numbers of the letters."""
+    """Reject three messages and return the ids of their dead letters."""
     fill(address, consumer.name, range(2, 5))
     for number in range(3):
         message = consumer.next()
@@ -27,7 +27,7 @@ def ids(consumer: Consumer, address: Address) -> list[int]:
 
 
 def numbers(consumer: Consumer) -> list[int]:
-    """What is delivered from now on."""
+    """Return the messages delivered from now on."""
     got = []
     while (message := consumer.next(pop=True)) is not None:
         got.append(message["body"]["new"]["number"])
@@ -73,7 +73,7 @@ def test_letters_are_discarded(consumer: Consumer, ids: list[int]) -> None:
     assert numbers(consumer) == []
 
 
-def test_nobody_sees_or_touches_the_letters_of_another(
+def test_a_subscription_cannot_read_or_change_dead_letters_of_another(
     api: RunningApi, admin: httpx.Client, events: httpx.Client, consumer: Consumer, ids: list[int]
 ) -> None:
     other = subscribe(api, admin, f"{consumer.name[:40]}-other")
@@ -123,7 +123,7 @@ def test_an_administrator_deals_with_those_of_all_parts(
     assert numbers(consumer) == [3, 4]
 
 
-def test_retention_can_be_set_and_changed_and_what_expired_is_told(
+def test_retention_can_be_changed_and_expired_messages_are_reported(
     api: RunningApi, admin: httpx.Client, name: str, address: Address
 ) -> None:
     consumer = subscribe(api, admin, name, retention_seconds=3600)
@@ -132,7 +132,7 @@ def test_retention_can_be_set_and_changed_and_what_expired_is_told(
     fill(address, name, range(2, 5))
 
     async def later(queues: Queues) -> int:
-        async with Pull(queues, clock=lambda: time.time() + 4000) as pull:
+        async with open_pull(queues, clock=lambda: time.time() + 4000) as pull:
             return await pull.expire(name)
 
     assert on_server(address, later) == 3

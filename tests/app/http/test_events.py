@@ -5,25 +5,11 @@ from typing import Any
 import httpx
 import pytest
 
-from purveyor.jetstream import bulk
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk.net.api_request import ask
-from tests.app.http.conftest import RunningApi, event, problem
-from tests.conftest import OwnServer
+from tests.support.nats_servers import OwnServer
+from tests.support.running_api import RunningApi, count, event, in_the_log, incoming_rows, problem
 
 LINES = {"Content-Type": "application/x-ndjson"}
-
-
-def rows(address: Address, first: int, last: int) -> list[dict[str, Any]]:
-    return [row for batch in bulk.read_range(address, "stream:incoming", first, last) for row in batch.to_pylist()]
-
-
-def in_the_log(address: Address, position: int) -> dict[str, Any]:
-    return rows(address, position, position)[0]
-
-
-def count(address: Address) -> int:
-    return int(ask(address, "STREAM.INFO.stream:incoming")["state"]["last_seq"])
 
 
 def test_202_means_stored_with_the_login_that_sent_it(events: httpx.Client, address: Address) -> None:
@@ -70,7 +56,7 @@ def test_many_are_stored_in_their_order(events: httpx.Client, address: Address, 
     assert answer.status_code == 202
     last = answer.json()["position"]
     assert answer.json() == {"position": last, "stored": size, "duplicates": 0}
-    stored = rows(address, last - size + 1, last)
+    stored = incoming_rows(address, last - size + 1, last)
     assert [json.loads(row["data"]) for row in stored] == sent
 
 
@@ -127,7 +113,7 @@ def test_what_is_no_event_is_422(events: httpx.Client, body: bytes) -> None:
     problem(events.post("/v1/messages", content=body, headers={"Content-Type": "application/json"}), 422)
 
 
-def test_a_broken_line_is_told_by_its_number(events: httpx.Client) -> None:
+def test_a_broken_line_is_reported_by_its_number(events: httpx.Client) -> None:
     told = problem(events.post("/v1/messages", content=json.dumps(event()) + "\n{\n", headers=LINES), 422)
     assert "line 2" in told["detail"]
 

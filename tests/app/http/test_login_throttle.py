@@ -1,4 +1,4 @@
-"""Who guesses has to wait, and nobody else: not the others at an address, and not the login that is guessed at."""
+"""Guessing is throttled, without effect on other clients of the address or on the owner of the login."""
 
 import base64
 from collections.abc import Iterator
@@ -8,27 +8,27 @@ import httpx
 import pytest
 
 from purveyor.app.http.login_throttle import (
-    MOST_KEPT,
-    MOST_PER_ADDRESS,
-    MOST_PER_LOGIN,
-    MOST_PER_PAIR,
+    MAX_COUNTS,
+    MAX_FAILURES_PER_ADDRESS,
+    MAX_FAILURES_PER_LOGIN,
+    MAX_FAILURES_PER_PAIR,
     WINDOW_SECONDS,
     Attempt,
-    Kind,
-    LoginLimits,
-    Ruling,
+    CredentialKind,
+    Decision,
+    LoginThrottle,
 )
 from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.jetstream.address import Address
-from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, problem, subscribe
-from tests.waiting import wait_until
+from tests.support.running_api import PASSWORD, Consumer, RunningApi, problem, subscribe
+from tests.support.waiting import wait_until
 
 PROXY = "127.0.0.1"
 
 
 @pytest.fixture
 def own_api(address: Address) -> Iterator[RunningApi]:
-    """With counts of its own, behind a proxy at the address of the tests."""
+    """An API with its own counts, behind a proxy at the address of the tests."""
     with RunningApi(lambda: address, trusted_proxies=parse_ranges([PROXY])) as api:
         yield api.when_ready()
 
@@ -53,20 +53,20 @@ def status(api: RunningApi, login: str, client: str | None = None) -> int:
 
 def lock(api: RunningApi, user: str, client: str | None = None) -> None:
     """Fail at a login until it is refused."""
-    found = [status(api, basic(user, f"guess {number}"), client) for number in range(MOST_PER_PAIR + 1)]
-    assert found == [401] * MOST_PER_PAIR + [429]
+    found = [status(api, basic(user, f"guess {number}"), client) for number in range(MAX_FAILURES_PER_PAIR + 1)]
+    assert found == [401] * MAX_FAILURES_PER_PAIR + [429]
 
 
 def test_wrong_tokens_do_not_lock_out_right_ones(own_api: RunningApi, consumer: Consumer) -> None:
     token = consumer.client.post("/v1/tokens", json={}).json()["token"]
-    for number in range(3 * MOST_PER_PAIR):
+    for number in range(MAX_FAILURES_PER_ADDRESS + 1):
         assert status(own_api, bearer(number)) == 401
     assert status(own_api, f"Bearer {token}") == 200
 
 
 def test_one_wrong_token_has_to_wait(own_api: RunningApi) -> None:
-    found = [ask(own_api, bearer(1)) for _ in range(MOST_PER_PAIR + 1)]
-    assert [each.status_code for each in found] == [401] * MOST_PER_PAIR + [429]
+    found = [ask(own_api, bearer(1)) for _ in range(MAX_FAILURES_PER_PAIR + 1)]
+    assert [each.status_code for each in found] == [401] * MAX_FAILURES_PER_PAIR + [429]
     body = problem(found[-1], 429)
     wait = found[-1].headers["Retry-After"]
     assert f"in {wait} seconds" in body["fix"]
@@ -86,43 +86,45 @@ def test_clients_of_a_trusted_proxy_are_told_apart(own_api: RunningApi, consumer
 
 
 def test_what_a_client_says_of_its_address_is_not_believed(own_api: RunningApi) -> None:
-    """A proxy appends the address it sees; what stands before it is the client's own word."""
+    """A proxy appends the address it sees; the client chooses the addresses before it."""
     found = [
         status(own_api, basic("admin", f"guess {number}"), f"192.0.2.{number}, 198.51.100.1, {PROXY}")
-        for number in range(MOST_PER_PAIR + 1)
+        for number in range(MAX_FAILURES_PER_PAIR + 1)
     ]
-    assert found == [401] * MOST_PER_PAIR + [429]
+    assert found == [401] * MAX_FAILURES_PER_PAIR + [429]
 
 
 def test_without_a_trusted_proxy_the_header_is_not_read(address: Address) -> None:
     with RunningApi(lambda: address, trusted_proxies=parse_ranges(["192.0.2.0/24"])) as api:
         api.when_ready()
         found = [
-            status(api, basic("admin", f"guess {number}"), f"192.0.2.{number}") for number in range(MOST_PER_PAIR + 1)
+            status(api, basic("admin", f"guess {number}"), f"192.0.2.{number}")
+            for number in range(MAX_FAILURES_PER_PAIR + 1)
         ]
-    assert found == [401] * MOST_PER_PAIR + [429]
+    assert found == [401] * MAX_FAILURES_PER_PAIR + [429]
 
 
 def test_networks_of_ipv6_count_as_one_address(own_api: RunningApi) -> None:
     found = [
-        status(own_api, basic("admin", f"guess {number}"), f"2001:db8::{number}") for number in range(MOST_PER_PAIR + 1)
+        status(own_api, basic("admin", f"guess {number}"), f"2001:db8::{number}")
+        for number in range(MAX_FAILURES_PER_PAIR + 1)
     ]
-    assert found == [401] * MOST_PER_PAIR + [429]
+    assert found == [401] * MAX_FAILURES_PER_PAIR + [429]
     assert status(own_api, basic("admin", "guess"), "2001:db8:0:1::1") == 401
 
 
 def test_a_burst_from_one_address_does_not_exceed_the_limit(own_api: RunningApi) -> None:
     with ThreadPoolExecutor(30) as threads:
         found = [*threads.map(lambda number: status(own_api, bearer(number), "192.0.2.1"), range(150))]
-    assert found.count(401) == MOST_PER_ADDRESS
+    assert found.count(401) == MAX_FAILURES_PER_ADDRESS
     assert found.count(429) == 50
 
 
 def test_a_burst_of_right_logins_from_one_address_is_served(own_api: RunningApi, consumer: Consumer) -> None:
-    """More at once than may fail: each waits for the outcome of others."""
+    """More attempts at once than may fail: each waits for the outcome of others."""
     tokens = [consumer.client.post("/v1/tokens", json={}).json()["token"] for _ in range(40)]
     with ThreadPoolExecutor(40) as threads:
-        for number in range(MOST_PER_ADDRESS - 10):
+        for number in range(MAX_FAILURES_PER_ADDRESS - 10):
             assert status(own_api, bearer(number), "192.0.2.1") == 401
         found = [*threads.map(lambda token: status(own_api, f"Bearer {token}", "192.0.2.1"), tokens)]
     assert found == [200] * 40
@@ -145,76 +147,76 @@ def test_a_password_that_is_right_no_more_is_counted_like_any_other(
     assert status(own_api, old) == 200
     assert consumer.patch(json={"password": "another"}).status_code == 200
     wait_until(lambda: status(own_api, old) == 401)
-    found = [status(own_api, old) for _ in range(MOST_PER_PAIR)]
-    assert found == [401] * (MOST_PER_PAIR - 1) + [429]
+    found = [status(own_api, old) for _ in range(MAX_FAILURES_PER_PAIR)]
+    assert found == [401] * (MAX_FAILURES_PER_PAIR - 1) + [429]
 
 
 # The rules.
 
 
 def password(address: str, login: str = "ox") -> Attempt:
-    return Attempt.of(address, Kind.PASSWORD, login)
+    return Attempt.of(address, CredentialKind.PASSWORD, login)
 
 
-def fail(limits: LoginLimits, attempt: Attempt, times: int, now: float = 0.0) -> None:
+def fail(throttle: LoginThrottle, attempt: Attempt, times: int, now: float = 0.0) -> None:
     for _ in range(times):
-        assert limits.ask(attempt, now) == (Ruling.ADMITTED, 0)
-        limits.begin(attempt, now)
-        limits.failed(attempt, now)
+        assert throttle.decide(attempt, now) == (Decision.ADMITTED, 0)
+        throttle.begin(attempt, now)
+        throttle.record_failure(attempt, now)
 
 
 def test_failures_are_forgotten_after_a_while() -> None:
-    limits = LoginLimits()
-    fail(limits, password("a"), MOST_PER_PAIR)
-    assert limits.ask(password("a"), 10.0) == (Ruling.REFUSED, WINDOW_SECONDS - 10)
-    assert limits.ask(password("a", "other"), 10.0)[0] is Ruling.ADMITTED
-    assert limits.ask(password("b"), 10.0)[0] is Ruling.ADMITTED
-    assert limits.ask(password("a"), WINDOW_SECONDS)[0] is Ruling.ADMITTED
+    throttle = LoginThrottle()
+    fail(throttle, password("a"), MAX_FAILURES_PER_PAIR)
+    assert throttle.decide(password("a"), 10.0) == (Decision.REFUSED, WINDOW_SECONDS - 10)
+    assert throttle.decide(password("a", "other"), 10.0)[0] is Decision.ADMITTED
+    assert throttle.decide(password("b"), 10.0)[0] is Decision.ADMITTED
+    assert throttle.decide(password("a"), WINDOW_SECONDS)[0] is Decision.ADMITTED
 
 
 def test_attempts_under_way_decide_for_those_behind_them() -> None:
-    limits = LoginLimits()
-    for _ in range(MOST_PER_PAIR):
-        limits.begin(password("a"), 0.0)
-    assert limits.ask(password("a"), 0.0)[0] is Ruling.AFTER_OTHERS
-    limits.undecided(password("a"), 0.0)
-    assert limits.ask(password("a"), 0.0)[0] is Ruling.ADMITTED
-    limits.begin(password("a"), 0.0)
-    for _ in range(MOST_PER_PAIR):
-        limits.failed(password("a"), 0.0)
-    assert limits.ask(password("a"), 0.0)[0] is Ruling.REFUSED
-    limits.begin(password("a"), 0.0)
-    limits.succeeded(password("a"), 0.0)
-    assert limits.ask(password("a"), 0.0)[0] is Ruling.ADMITTED
+    throttle = LoginThrottle()
+    for _ in range(MAX_FAILURES_PER_PAIR):
+        throttle.begin(password("a"), 0.0)
+    assert throttle.decide(password("a"), 0.0)[0] is Decision.WAIT
+    throttle.cancel(password("a"), 0.0)
+    assert throttle.decide(password("a"), 0.0)[0] is Decision.ADMITTED
+    throttle.begin(password("a"), 0.0)
+    for _ in range(MAX_FAILURES_PER_PAIR):
+        throttle.record_failure(password("a"), 0.0)
+    assert throttle.decide(password("a"), 0.0)[0] is Decision.REFUSED
+    throttle.begin(password("a"), 0.0)
+    throttle.record_success(password("a"), 0.0)
+    assert throttle.decide(password("a"), 0.0)[0] is Decision.ADMITTED
 
 
 def test_an_address_that_fails_at_many_logins_has_to_wait() -> None:
-    limits = LoginLimits()
-    for number in range(MOST_PER_ADDRESS):
-        fail(limits, password("a", f"user-{number}"), 1)
-    assert limits.ask(password("a", "anybody"), 0.0)[0] is Ruling.REFUSED
-    assert limits.ask(Attempt.of("a", Kind.TOKEN, "1"), 0.0)[0] is Ruling.ADMITTED
+    throttle = LoginThrottle()
+    for number in range(MAX_FAILURES_PER_ADDRESS):
+        fail(throttle, password("a", f"user-{number}"), 1)
+    assert throttle.decide(password("a", "anybody"), 0.0)[0] is Decision.REFUSED
+    assert throttle.decide(Attempt.of("a", CredentialKind.TOKEN, "1"), 0.0)[0] is Decision.ADMITTED
 
 
 def test_many_addresses_can_neither_guess_much_nor_lock_a_login() -> None:
-    limits = LoginLimits()
-    for number in range(MOST_PER_LOGIN // MOST_PER_PAIR):
-        fail(limits, password(f"first-{number}"), MOST_PER_PAIR)
+    throttle = LoginThrottle()
+    for number in range(MAX_FAILURES_PER_LOGIN // MAX_FAILURES_PER_PAIR):
+        fail(throttle, password(f"first-{number}"), MAX_FAILURES_PER_PAIR)
     for number in range(50):
-        fail(limits, password(f"second-{number}"), 1)
-        assert limits.ask(password(f"second-{number}"), 0.0)[0] is Ruling.REFUSED
-    assert limits.ask(password("the owner's"), 0.0)[0] is Ruling.ADMITTED
-    assert limits.ask(password("second-1"), WINDOW_SECONDS)[0] is Ruling.ADMITTED
+        fail(throttle, password(f"second-{number}"), 1)
+        assert throttle.decide(password(f"second-{number}"), 0.0)[0] is Decision.REFUSED
+    assert throttle.decide(password("the owner's"), 0.0)[0] is Decision.ADMITTED
+    assert throttle.decide(password("second-1"), WINDOW_SECONDS)[0] is Decision.ADMITTED
 
 
 def test_what_is_kept_has_a_limit() -> None:
-    limits = LoginLimits()
-    for number in range(MOST_KEPT + 10):
+    throttle = LoginThrottle()
+    for number in range(MAX_COUNTS + 10):
         attempt = password(f"address-{number}", f"{'x' * 3000}-{number}")
-        limits.begin(attempt, 0.0)
-        limits.failed(attempt, 0.0)
-    assert len(limits) == 3 * MOST_KEPT
-    quiet = LoginLimits()
-    quiet.begin(password("a"), 0.0)
-    quiet.succeeded(password("a"), 0.0)
-    assert len(quiet) == 0
+        throttle.begin(attempt, 0.0)
+        throttle.record_failure(attempt, 0.0)
+    assert len(throttle) == 3 * MAX_COUNTS
+    idle = LoginThrottle()
+    idle.begin(password("a"), 0.0)
+    idle.record_success(password("a"), 0.0)
+    assert len(idle) == 0

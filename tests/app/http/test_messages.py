@@ -8,18 +8,18 @@ import pytest
 
 from purveyor.app.http.messages import message_json
 from purveyor.delivery import lease_rules
-from purveyor.delivery.lease_rules import Kind
-from purveyor.delivery.pull import Delivered
+from purveyor.delivery.pull import DeliveredMessage
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk.net.api_request import ask
-from tests.app.http.conftest import Consumer, RunningApi, event, fill, problem, subscribe
-from tests.waiting import wait_until
+from purveyor.jetstream.bulk.net.pool import request_api
+from purveyor.model.delivery_state import SubjectKind
+from tests.support.running_api import Consumer, RunningApi, event, fill, problem, subscribe
+from tests.support.waiting import wait_until
 
 NOW = {"timeout": 0}
 
 
 def waiting(address: Address, name: str) -> int:
-    return int(ask(address, f"STREAM.INFO.stream:{name}")["state"]["messages"])
+    return int(request_api(address, f"STREAM.INFO.stream:{name}")["state"]["messages"])
 
 
 def test_a_message_is_the_event_with_its_sequence_and_count(consumer: Consumer, address: Address, name: str) -> None:
@@ -55,7 +55,7 @@ def test_pop_takes_the_message_out(consumer: Consumer, address: Address, name: s
 
 
 def test_plain_requests_and_odd_ones_are_answered_alike(consumer: Consumer, address: Address, name: str) -> None:
-    """The plain ones go past the framework."""
+    """Requests in the plain form use the fast path."""
     fill(address, name, range(1, 7))
     base = f"/v1/subscriptions/{name}/messages"
     queries = ("timeout=0", "pop=false&timeout=0", "timeout=0.0&pop=0", "timeout=0&x=1", "timeout=%30", "")
@@ -72,10 +72,12 @@ def test_plain_requests_and_odd_ones_are_answered_alike(consumer: Consumer, addr
         assert found.json() == {**event(number), "sequence_number": number, "num_delivered": 1}, query
         assert found.headers["content-type"] == "application/json"
         assert found.headers.keys() >= {"purveyor-position", "purveyor-id", "purveyor-lease-until"}
-        as_json = {"Content-Type": "application/json"}
-        told = consumer.client.patch(f"{base}/{number}/status", content=body, headers=as_json)
+        json_response = {"Content-Type": "application/json"}
+        told = consumer.client.patch(f"{base}/{number}/status", content=body, headers=json_response)
         assert (told.status_code, told.json()) == (200, None), body
-        problem(consumer.client.patch(f"{base}/{number}/status", content=b'{"status":"ok"}', headers=as_json), 404)
+        problem(
+            consumer.client.patch(f"{base}/{number}/status", content=b'{"status":"ok"}', headers=json_response), 404
+        )
     problem(
         consumer.client.patch(f"{base}/1/status", content=b'{"status":', headers={"Content-Type": "text/plain"}), 422
     )
@@ -94,7 +96,7 @@ def test_a_strange_timeout_is_422(consumer: Consumer, wrong: str) -> None:
     problem(consumer.get("messages/next", params={"timeout": wrong}), 422)
 
 
-def test_a_client_that_went_away_gets_nothing_and_blocks_nobody(
+def test_a_disconnected_client_gets_nothing_and_blocks_no_other(
     api: RunningApi, admin: httpx.Client, address: Address, name: str
 ) -> None:
     consumer = subscribe(api, admin, name, delivery="parallel")
@@ -126,7 +128,7 @@ def test_what_is_rejected_becomes_a_dead_letter(consumer: Consumer, address: Add
     consumer.next()
     assert consumer.tell(1, status="reject", reason="no such mailbox").status_code == 200
     assert consumer.next()["sequence_number"] == 2
-    letters = ask(address, "STREAM.INFO.stream:dead-letters", {"subjects_filter": ">"})["state"]["subjects"]
+    letters = request_api(address, "STREAM.INFO.stream:dead-letters", {"subjects_filter": ">"})["state"]["subjects"]
     assert any(name in subject for subject in letters)
 
 
@@ -192,10 +194,10 @@ def test_twenty_consumers_at_once_get_each_message_once(
     assert sorted(seen) == list(range(1, 61))
 
 
-def test_when_nothing_more_may_be_out_the_reason_is_told(
+def test_at_the_in_flight_limit_the_reason_is_reported(
     api: RunningApi, admin: httpx.Client, name: str, address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_rules, "MOST_IN_FLIGHT", 3)
+    monkeypatch.setattr(lease_rules, "MAX_IN_FLIGHT_MESSAGES", 3)
     consumer = subscribe(api, admin, name, delivery="parallel")
     fill(address, name, range(1, 4))
     assert len(consumer.post("messages/lease", json={"max": 10, "timeout": 0}).json()["messages"]) == 3
@@ -206,7 +208,7 @@ def test_when_nothing_more_may_be_out_the_reason_is_told(
         consumer.get("messages/next", params={"timeout": 0.1}),
         consumer.post("messages/lease", json={"timeout": 0}),
     ):
-        assert "3 messages are leased or wait for a retry" in problem(answer, 429)["detail"]
+        assert "3 messages are leased or delayed" in problem(answer, 429)["detail"]
         assert answer.headers["retry-after"] == "1"
     assert consumer.tell(1, status="retry", delay=600).status_code == 200
     problem(consumer.post("messages/lease", json={"timeout": 0}), 429)
@@ -223,9 +225,9 @@ def bodies() -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("data", "expected"), [*bodies()])
-def test_whatever_lies_in_a_queue_comes_out_as_json(data: bytes, expected: dict[str, Any]) -> None:
-    message = Delivered(
-        sequence=3, position=1, kind=Kind.MAIN, data=data, headers={}, num_delivered=2, lease=None, until=None
+def test_any_message_in_a_queue_is_delivered_as_json(data: bytes, expected: dict[str, Any]) -> None:
+    message = DeliveredMessage(
+        sequence=3, position=1, kind=SubjectKind.MAIN, data=data, headers={}, num_delivered=2, lease=None, until=None
     )
     assert json.loads(message_json(message, {"position": 1})) == {
         **expected,

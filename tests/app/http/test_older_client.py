@@ -1,15 +1,15 @@
-"""A consumer of the older system, unmodified: HTTP Basic, one message at a time, in exactly its manner."""
+"""An unmodified consumer of the older system: HTTP Basic, one message at a time."""
 
 from typing import Any
 
 import httpx
 
 from purveyor.jetstream.address import Address
-from tests.app.http.conftest import RunningApi, event, fill
+from tests.support.running_api import RunningApi, event, fill
 
 
 class OlderClient:
-    """What its client library does, call by call."""
+    """The calls of its client library."""
 
     def __init__(self, url: str, user: str, password: str) -> None:
         self._session = httpx.Client(auth=(user, password), timeout=300)

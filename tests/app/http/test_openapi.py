@@ -1,4 +1,4 @@
-"""The description of the API is true: whatever it allows to be sent gets an answer that it describes, never a 5xx."""
+"""The OpenAPI document is correct: every request that it allows gets an answer that it describes, never a 5xx."""
 
 import os
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from purveyor.jetstream.address import Address
-from tests.app.http.conftest import PASSWORD, RunningApi, begin_replay, wanted
-from tests.scale import LONG, chance
+from tests.support.running_api import PASSWORD, RunningApi, begin_replay, wanted
+from tests.support.scale import LONG, chance
 
 EXAMPLES = int(os.environ.get("PURVEYOR_EXAMPLES") or (200 if LONG else 6))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -60,7 +60,7 @@ def test_bodies_have_examples_that_are_taken(described: Any, admin: httpx.Client
 
 @pytest.fixture
 def left_behind(admin: httpx.Client) -> Iterator[None]:
-    """Schemas and topics that were sent would be held against the events of other tests on this server."""
+    """Created schemas and topics would validate the events of other tests on this server."""
     yield
     for schema in admin.get("/v1/schemas").json():
         admin.delete(f"/v1/schemas/{quote(schema['name'], safe='')}")

@@ -1,4 +1,4 @@
-"""nats-server goes away and comes back under load: 503 at worst, nothing lost, nothing twice."""
+"""nats-server stops and restarts under load: the API answers 503 at worst, and loses or repeats nothing."""
 
 import threading
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ import pytest
 from purveyor.jetstream import bulk
 from purveyor.jetstream.headers import EVENT_ID
 from purveyor.jetstream.server import ServerOptions
-from tests.app.http.conftest import Consumer, RunningApi, event, fill, subscribe
-from tests.conftest import OwnServer
-from tests.killing import kill_server
-from tests.scale import LONG
-from tests.waiting import wait_until
+from tests.support.killing import kill_server
+from tests.support.nats_servers import OwnServer
+from tests.support.running_api import Consumer, RunningApi, event, fill, subscribe
+from tests.support.scale import LONG
+from tests.support.waiting import wait_until
 
 ROUNDS = 20 if LONG else 2
 MESSAGES = 20_000 if LONG else 2_000
 SYNCED = ServerOptions(sync="always")
-"""Else a server that is killed forgets what it confirmed in its last moments."""
+"""Otherwise a killed server loses its last confirmed writes."""
 
 
 @pytest.mark.chaos
@@ -79,7 +79,7 @@ def test_a_server_that_moved_is_found_where_it_is(own_server: OwnServer) -> None
 
 
 class Worker(threading.Thread):
-    """Repeats a request until it is over; 503 is tried again."""
+    """Repeat a request until the test ends; retry after 503."""
 
     def __init__(self, over: threading.Event) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Puller(Worker):
 
 
 class Leaser(Worker):
-    """Many at once, acknowledged at once."""
+    """Lease many messages and acknowledge them together."""
 
     def __init__(self, consumer: Consumer, over: threading.Event) -> None:
         super().__init__(over)

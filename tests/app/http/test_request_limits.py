@@ -1,4 +1,4 @@
-"""The API refuses what some part behind it could not process, names the place, and stores nothing."""
+"""The API refuses input that a later part could not process, names the field, and stores nothing."""
 
 import json
 from typing import Any
@@ -7,8 +7,7 @@ import httpx
 import pytest
 
 from purveyor.jetstream.address import Address
-from tests.app.http.conftest import RunningApi, event, problem
-from tests.app.http.test_events import count, in_the_log
+from tests.support.running_api import RunningApi, count, event, in_the_log, problem
 
 HALF = "\ud800"
 JSON = {"Content-Type": "application/json"}

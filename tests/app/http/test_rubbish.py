@@ -1,4 +1,4 @@
-"""Whatever lies in a queue reaches its consumer as JSON, or is a dead letter with its reason: it holds up nothing."""
+"""Any message in a queue reaches its consumer as JSON or becomes a dead letter; it blocks no other message."""
 
 import json
 from typing import Any
@@ -7,24 +7,24 @@ import httpx
 import pytest
 
 from purveyor.app.http import messages
-from purveyor.delivery.pull import Delivered
+from purveyor.delivery.pull import DeliveredMessage
 from purveyor.jetstream.address import Address
 from purveyor.model.json_fields import Json
 from purveyor.queues.client import Queues
-from tests.app.http.conftest import Consumer, RunningApi, event, fill, on_server, subscribe
-from tests.delivery import rubbish
+from tests.support import malformed_messages
+from tests.support.running_api import Consumer, RunningApi, event, fill, on_server, subscribe
 
 
 def put(address: Address, name: str) -> int:
     """All rubbish, with a good message behind each; how many messages that is."""
 
     async def work(queues: Queues) -> None:
-        for body, lines in rubbish.ALL.values():
-            await rubbish.put(queues, f"{name}.main", body, lines)
-            await rubbish.put(queues, f"{name}.main", json.dumps(event(1)).encode())
+        for body, lines in malformed_messages.ALL.values():
+            await malformed_messages.put(queues, f"{name}.main", body, lines)
+            await malformed_messages.put(queues, f"{name}.main", json.dumps(event(1)).encode())
 
     on_server(address, work)
-    return 2 * len(rubbish.ALL)
+    return 2 * len(malformed_messages.ALL)
 
 
 def test_rubbish_is_handed_out_in_order(consumer: Consumer, address: Address) -> None:
@@ -77,10 +77,10 @@ def test_rubbish_can_be_rejected_listed_and_put_back(consumer: Consumer, address
 def test_a_message_of_which_no_answer_can_be_made_is_a_dead_letter(
     consumer: Consumer, address: Address, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Whatever goes wrong with one: the next one is delivered, and this one is not lost."""
+    """If one message fails, the API delivers the next one and does not lose the failed one."""
     whole = messages.message_json
 
-    def broken(message: Delivered, more: Json) -> bytes:
+    def broken(message: DeliveredMessage, more: Json) -> bytes:
         if message.sequence in (1, 2):
             raise RuntimeError("no such letter")
         return whole(message, more)
@@ -94,7 +94,7 @@ def test_a_message_of_which_no_answer_can_be_made_is_a_dead_letter(
         found = consumer.next(pop=how == "pop")
     assert found["sequence_number"] == 3
     letters = consumer.get("dead-letters").json()["dead_letters"]
-    assert [each["reason"] for each in letters] == ["it cannot be handed out: RuntimeError: no such letter"] * 2
+    assert [each["reason"] for each in letters] == ["the API cannot encode it: RuntimeError: no such letter"] * 2
     if how != "pop":
         assert consumer.tell(3, status="ok").status_code == 200
     assert consumer.next() is None

@@ -1,4 +1,4 @@
-"""What does not fit the schema of its topic is refused, with the place; everything else is as it was."""
+"""The API refuses events that do not fit the schema of their topic and names the field."""
 
 import base64
 import io
@@ -12,10 +12,9 @@ import pytest
 
 from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect
-from purveyor.sources.schemas.registry import Schemas
-from tests.app.http.conftest import RunningApi, event, problem
-from tests.app.http.test_events import count, in_the_log
-from tests.waiting import wait_until
+from purveyor.sources.schemas.registry import SchemaRegistry
+from tests.support.running_api import RunningApi, count, event, in_the_log, problem
+from tests.support.waiting import wait_until
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -170,9 +169,9 @@ async def test_what_another_process_adds_counts_within_a_moment(
 ) -> None:
     add(admin, name)
     async with connect(address) as queues:
-        await Schemas(queues).commit(name, {**ORDER, "properties": {}})
+        await SchemaRegistry(queues).commit(name, {**ORDER, "properties": {}})
         wait_until(lambda: events.post("/v1/messages", json=order(name, {"id": 7})).status_code == 202)
-        await Schemas(queues).delete(name)
+        await SchemaRegistry(queues).delete(name)
         wait_until(lambda: events.post("/v1/messages", json=order(name, {})).status_code == 422)
         wait_until(lambda: events.post("/v1/messages", json=order(name, {"total": -1})).status_code == 202)
 
@@ -242,7 +241,7 @@ def test_others_are_served_while_a_definition_is_checked(
         assert go_on.wait(30)
         return ()
 
-    monkeypatch.setattr("purveyor.sources.schemas.registry.incompatible", slow)
+    monkeypatch.setattr("purveyor.sources.schemas.registry.find_incompatibilities", slow)
     with ThreadPoolExecutor(2) as threads:
         asked = {"definition": {"type": "object"}}
         check = threads.submit(admin.post, f"/v1/schemas/{name}/check", json=asked)

@@ -1,25 +1,20 @@
-"""The API beside a queue that is being migrated: 202 only when stored, else a 503 that says when to come back."""
+"""During the migration of a queue the API answers 202 only when the event is stored, else 503 with Retry-After."""
 
 import asyncio
 import threading
 
 import httpx
 
-from purveyor.jetstream.address import Address
-from purveyor.jetstream.config import ConsumerConfig, Retention, StreamConfig
-from purveyor.queues.catalogue import incoming
-from purveyor.queues.client import connect
 from purveyor.queues.ensure import QueueStatus
-from tests.app.http.conftest import RunningApi, event
-from tests.conftest import OwnServer
-
-QUEUE = incoming()
+from tests.support.migrations import drain_incoming, seal_incoming
+from tests.support.nats_servers import OwnServer
+from tests.support.running_api import RunningApi, event
 
 
 def test_events_are_stored_after_the_migration_or_refused_for_now(own_server: OwnServer) -> None:
     """It starts while the queue is sealed, too: the older system's API could not."""
     address = own_server().address
-    assert asyncio.run(_seal(address)) is QueueStatus.SEALED_FOR_MIGRATION
+    assert asyncio.run(seal_incoming(address)) is QueueStatus.SEALED_FOR_MIGRATION
     with RunningApi(lambda: address, patience_seconds=1.0) as hasty:
         events = hasty.client("events", "events-secret")
         hasty.when_ready()
@@ -33,23 +28,6 @@ def test_events_are_stored_after_the_migration_or_refused_for_now(own_server: Ow
         answers: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: answers.append(events.post("/v1/messages", json=event(4))))
         waiting.start()
-        asyncio.run(_drain(address))
+        asyncio.run(drain_incoming(address))
         waiting.join()
         assert (answers[0].status_code, answers[0].json()["position"]) == (202, 2)
-
-
-async def _seal(address: Address) -> QueueStatus:
-    async with connect(address) as queues:
-        await queues.streams.add(
-            StreamConfig(name=QUEUE.stream, subjects=("incoming",), retention=Retention.WORK_QUEUE)
-        )
-        await queues.consumers.add(QUEUE.stream, ConsumerConfig(durable_name="durable_name:incoming"))
-        await queues.publish("incoming", b"{}", msg_id="old")
-        return (await queues.ensure(QUEUE, migrate=True)).status
-
-
-async def _drain(address: Address) -> None:
-    async with connect(address) as queues, asyncio.timeout(120):
-        for message in await queues.fetch(QUEUE.stream, "dispatcher"):
-            await message.ack(confirm=True)
-        await queues.migrations.finish(QUEUE.name)

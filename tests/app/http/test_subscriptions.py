@@ -9,7 +9,7 @@ from purveyor.jetstream.address import Address
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS
-from tests.app.http.conftest import (
+from tests.support.running_api import (
     PASSWORD,
     Consumer,
     RunningApi,
@@ -21,7 +21,7 @@ from tests.app.http.conftest import (
     subscribe,
     wanted,
 )
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_a_new_subscription_is_201_the_same_again_200_another_409(admin: httpx.Client, name: str) -> None:
@@ -75,7 +75,7 @@ def test_a_bad_name_in_a_path_is_422(admin: httpx.Client, bad: str) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_422_and_tells_no_secret(admin: httpx.Client, name: str, wrong: dict[str, object]) -> None:
+def test_invalid_input_is_422_and_reveals_no_secret(admin: httpx.Client, name: str, wrong: dict[str, object]) -> None:
     answer = admin.post("/v1/subscriptions", json=wanted(name) | wrong)
     problem(answer, 422)
     assert PASSWORD not in answer.text
@@ -147,7 +147,7 @@ def test_a_name_that_is_used_again_has_nothing_of_the_old_one(
     assert fresh.get(f"/v1/subscriptions/{name}/messages/next", params={"timeout": 0}).json() is None
 
 
-def test_deleted_and_added_without_a_password_nobody_gets_in(
+def test_a_subscription_added_again_without_a_password_accepts_no_login(
     api: RunningApi, consumer: Consumer, address: Address, name: str, admin: httpx.Client
 ) -> None:
     """By hand, on the command line, which knows no passwords: the old one must not open the new subscription."""

@@ -1,4 +1,4 @@
-"""What is valid for a while stays so: no login makes, of itself, one that is valid for longer or cannot be ended."""
+"""A temporary credential cannot create one that lives longer or cannot be ended."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 
 from purveyor.jetstream.server import EmbeddedServer
-from tests.app.http.conftest import Consumer, RunningApi, problem
-from tests.waiting import wait_until
+from tests.support.running_api import Consumer, RunningApi, problem
+from tests.support.waiting import wait_until
 
 HOUR = 3600
 
@@ -33,7 +33,7 @@ def test_a_token_made_with_a_token_ends_no_later(api: RunningApi, consumer: Cons
     assert datetime.fromisoformat(child["expires"]) <= datetime.fromisoformat(parent["expires"])
     assert make(holder, expires_in_seconds=60)["expires"] < parent["expires"]
     refused = problem(holder.post("/v1/tokens", json={"expires_in_seconds": 2 * HOUR}), 422)
-    assert "the token it is made with" in refused["detail"]
+    assert "the token that creates it" in refused["detail"]
 
 
 def test_a_token_made_with_a_token_ends_with_it(api: RunningApi, admin: httpx.Client, consumer: Consumer) -> None:

@@ -1,4 +1,4 @@
-"""Topics and schemas as publishers see them: those of their realms, and a list that has an end."""
+"""Publishers see the topics and schemas of their realms, in a list with a limit."""
 
 import logging
 from typing import Any
@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from purveyor.sources.schemas import cache
-from tests.app.http.conftest import RunningApi, event, problem
-from tests.conftest import OwnServer
-from tests.waiting import wait_until
+from tests.support.nats_servers import OwnServer
+from tests.support.running_api import RunningApi, event, problem
+from tests.support.waiting import wait_until
 
 OBJECT = {"type": "object"}
 
@@ -56,8 +56,8 @@ def test_a_publisher_that_is_bound_to_realms_sees_only_those(
 def test_events_flow_when_the_list_of_topics_is_full_and_it_says_so(
     own_server: OwnServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cache, "MOST_TOPICS", 3)
-    monkeypatch.setattr("purveyor.app.http.topics.MOST_TOPICS", 3)
+    monkeypatch.setattr(cache, "MAX_TOPICS", 3)
+    monkeypatch.setattr("purveyor.app.http.topics.MAX_TOPICS", 3)
     address = own_server().address
     with RunningApi(lambda: address) as api, caplog.at_level(logging.WARNING):
         admin, events = api.when_ready().client("admin", "admin-secret"), api.client("events", "events-secret")

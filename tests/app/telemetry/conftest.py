@@ -1,5 +1,5 @@
-"""The API as the tests of its routes have it."""
+"""Fixtures of the API of this worker and its clients."""
 
-from tests.app.http.conftest import admin, api, consumer, events, name, running_api
+from tests.support.api_fixtures import admin, api, consumer, events, name, running_api
 
 __all__ = ["admin", "api", "consumer", "events", "name", "running_api"]

@@ -1,4 +1,4 @@
-"""Logs: what parts say with the standard library, as lines for people or for programs."""
+"""Logs of the standard library as lines for people or for programs."""
 
 import contextlib
 import io
@@ -7,9 +7,9 @@ import logging
 from typing import Any
 
 from purveyor.app.settings import LogFormat, LogLevel
-from purveyor.app.telemetry.logs import logging_to
+from purveyor.app.telemetry.logs import configure_logging
 from purveyor.model import tracing
-from tests.app.conftest import Cli, invoke
+from tests.support.command_line import Cli, invoke
 
 LOG = logging.getLogger("purveyor.delivery.test")
 PARENT = {"traceparent": f"00-{'a1' * 16}-{'b2' * 8}-01"}
@@ -17,7 +17,7 @@ PARENT = {"traceparent": f"00-{'a1' * 16}-{'b2' * 8}-01"}
 
 def said(form: LogFormat, level: LogLevel = LogLevel.INFO) -> str:
     stream = io.StringIO()
-    with logging_to(form, level, {"part": "api"}, stream):
+    with configure_logging(form, level, {"part": "api"}, stream):
         LOG.info("stored %s at %d", "e-1", 7, extra={"position": 7, "subscription": "ox"})
         LOG.debug("not asked for")
         LOG.warning("a name\nwith \x1b[31mtricks")
@@ -56,7 +56,7 @@ def test_text_is_for_people_and_cannot_be_forged() -> None:
     assert "chatter" not in text
 
 
-def test_a_line_tells_the_span_it_was_written_in() -> None:
+def test_a_log_line_has_the_ids_of_its_span() -> None:
     class Echo:
         def span(self, *_: object) -> Any:
             return contextlib.nullcontext(PARENT)
@@ -66,13 +66,13 @@ def test_a_line_tells_the_span_it_was_written_in() -> None:
         def link(self, *_: object) -> None: ...
 
     stream = io.StringIO()
-    tracing.install(Echo())
+    tracing.install_tracer(Echo())
     try:
-        with logging_to(LogFormat.JSON, LogLevel.INFO, stream=stream), tracing.span("accept"):
+        with configure_logging(LogFormat.JSON, LogLevel.INFO, stream=stream), tracing.span("accept"):
             LOG.info("inside")
         LOG.info("nobody hears this")
     finally:
-        tracing.install(None)
+        tracing.install_tracer(None)
     (line,) = stream.getvalue().splitlines()
     assert (json.loads(line)["trace_id"], json.loads(line)["span_id"]) == ("a1" * 16, "b2" * 8)
 
@@ -91,7 +91,7 @@ def test_logging_is_afterwards_as_it_was() -> None:
     ]
 
 
-def test_a_wrong_format_or_level_is_told(cli: Cli, monkeypatch: Any) -> None:
+def test_an_invalid_format_or_level_is_an_error(cli: Cli, monkeypatch: Any) -> None:
     monkeypatch.setenv("PURVEYOR_LOG_FORMAT", "yaml")
     invoke("serve", "api").refused("log_format", "PURVEYOR_LOG_FORMAT")
     monkeypatch.setenv("PURVEYOR_LOG_FORMAT", "json")

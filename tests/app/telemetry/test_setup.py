@@ -1,4 +1,4 @@
-"""The telemetry of a part begins and ends with it, as its settings say."""
+"""The telemetry of a process starts and stops with it, according to its settings."""
 
 import asyncio
 import json
@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.app.cli.up import Teller
+from purveyor.app.cli.up import EventPrinter
 from purveyor.app.settings import LogFormat, Settings
 from purveyor.app.telemetry.setup import telemetry
-from purveyor.app.up.managed_process import LOG, Keeper, News
-from purveyor.app.up.processes import Part, Wanted, parts
+from purveyor.app.up.managed_process import LOG, ManagedProcess, Part, PartEvent, UpOptions, make_parts
 from purveyor.jetstream.server.readiness import free_port
-from tests.app.telemetry.test_metrics_server import answers
-from tests.waiting import until, wait_until
+from tests.support.metrics_page import answers
+from tests.support.waiting import until, wait_until
 
 OURS = logging.getLogger("purveyor.somewhere")
 
@@ -37,8 +36,8 @@ def test_a_part_that_draws_is_quiet_until_it_is_asked(tmp_path: Path, capsys: py
 
 
 def test_up_gives_push_the_port_behind_that_of_the_pipeline() -> None:
-    wanted = Wanted(push=("--metrics-port", "9101"))
-    commands = {part.name: part.command for part in parts(wanted)}
+    wanted = UpOptions(push=("--metrics-port", "9101"))
+    commands = {part.name: part.command for part in make_parts(wanted)}
     assert commands["push"][-2:] == ("--metrics-port", "9101")
 
 
@@ -50,21 +49,21 @@ sys.stderr.flush()
 print('{"event": "ready"}', flush=True)
 time.sleep(60)
 """
-    heard: list[News] = []
+    heard: list[PartEvent] = []
 
     async def run() -> None:
-        keeper = Keeper(
+        process = ManagedProcess(
             Part("API", (sys.executable, "-c", code.replace("\\\\n", "\\n")), grace_seconds=5), heard.append
         )
-        running = asyncio.create_task(keeper.run())
-        await until(keeper.ready.is_set)
-        await until(lambda: any(news.event == LOG for news in heard))
-        await keeper.stop()
+        running = asyncio.create_task(process.run())
+        await until(process.ready.is_set)
+        await until(lambda: any(event.event == LOG for event in heard))
+        await process.stop()
         await running
 
     asyncio.run(run())
-    for news in heard:
-        Teller(json=False)(news)
+    for event in heard:
+        EventPrinter(json=False).print(event)
     said = capsys.readouterr()
     assert said.err == '{"level": "warning", "message": "slow"}\n'
     assert "slow" not in said.out

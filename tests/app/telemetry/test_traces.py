@@ -21,16 +21,16 @@ from purveyor.app.subscription_source import SubscriptionSource
 from purveyor.app.telemetry import traces
 from purveyor.jetstream import bulk
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk.header_columns import TYPE as HEADERS
+from purveyor.jetstream.bulk.header_columns import HEADERS_TYPE as HEADERS
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model import tracing
 from purveyor.model.errors import SetupError
 from purveyor.model.event import Event
 from purveyor.pipeline.dispatch import subscriber_messages as dispatched
-from purveyor.pipeline.forwarded_headers import carried
+from purveyor.pipeline.message_copies import copy_headers
 from purveyor.queues.client import Queues, connect
 from purveyor.stages import Context, SqlStore, Stages
-from tests.app.http.conftest import PASSWORD, Consumer, RunningApi, begin_replay, event, fill, on_server, wanted
+from tests.support.running_api import PASSWORD, Consumer, RunningApi, begin_replay, event, fill, on_server, wanted
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -39,9 +39,9 @@ OTHER = f"00-{'c' * 32}-{'d' * 16}-01"
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    """What a collector would have got, after `finished`."""
+    """The spans that a collector would have received, after `finished`."""
     exporter = InMemorySpanExporter()
-    with traces.tracing_to(None, "test", exporter):
+    with traces.export_traces(None, "test", exporter):
         yield exporter
 
 
@@ -56,7 +56,7 @@ def finished(exporter: InMemorySpanExporter, name: str, **attributes: object) ->
 
 
 def context_of(traceparent: str) -> tuple[str, str]:
-    return tracing.ids({"traceparent": traceparent})
+    return tracing.trace_ids({"traceparent": traceparent})
 
 
 def stored(address: Address, position: int) -> StoredMessage:
@@ -75,9 +75,9 @@ def test_a_trace_is_carried_into_incoming(events: httpx.Client, address: Address
         headers = {"traceparent": f"00-{'0' * 32}-{'1' * 16}-01", "tracestate": "a=1"}
     answer = events.post("/v1/messages", json=body, headers=headers).json()
     found = [stored(address, answer["position"] - back).headers for back in ((1, 0) if where == "many" else (0,))]
-    carried = [(each.get("traceparent"), each.get("tracestate")) for each in found]
+    copy_headers = [(each.get("traceparent"), each.get("tracestate")) for each in found]
     assert (
-        carried
+        copy_headers
         == {
             "header": [((PARENT,), ("a=1",))],
             "attribute": [((PARENT,), None)],
@@ -90,9 +90,9 @@ def test_a_trace_is_carried_into_incoming(events: httpx.Client, address: Address
 def test_dispatch_carries_it_on_and_knows_the_traces_of_a_batch() -> None:
     rows = [[("Nats-Msg-Id", ["e-1"]), ("traceparent", [PARENT])], [("traceparent", ["rubbish"])], []]
     batch = pa.record_batch({"headers": pa.array(rows, HEADERS)})
-    kept = carried(batch.column("headers")).to_pylist()
+    kept = copy_headers(batch.column("headers")).to_pylist()
     assert kept[0] == [("Purveyor-Id", ["e-1"]), ("traceparent", [PARENT])]
-    assert dispatched.traces(batch.column("headers")) == {PARENT}
+    assert dispatched.find_traces(batch.column("headers")) == {PARENT}
 
 
 def test_a_consumer_gets_it(consumer: Consumer, address: Address) -> None:
@@ -103,7 +103,7 @@ def test_a_consumer_gets_it(consumer: Consumer, address: Address) -> None:
     assert [message.get("traceparent") for message in leased] == [PARENT]
 
 
-async def test_the_client_in_python_tells_it(api: RunningApi, consumer: Consumer, address: Address) -> None:
+async def test_the_python_client_passes_the_trace_on(api: RunningApi, consumer: Consumer, address: Address) -> None:
     _fill(address, consumer.name, PARENT)
     async with purveyor.Consumer(api.url, consumer.name, password=PASSWORD) as client:
         async for message in client:
@@ -147,10 +147,10 @@ def test_with_a_collector_accepting_and_delivering_are_spans(
 
 
 @pytest.mark.parametrize("collector", [False, True])
-def test_a_job_carries_the_trace_of_who_asked_for_it(
+def test_a_job_carries_the_trace_of_its_request(
     request: pytest.FixtureRequest, admin: httpx.Client, address: Address, unique: str, collector: bool
 ) -> None:
-    """Prefill when a subscription is added, replay: what comes of them is done by another process."""
+    """Another process executes a prefill or a replay."""
     spans = request.getfixturevalue("spans") if collector else None
     headers = {"traceparent": PARENT}
     body = {**wanted(unique), "request_prefill": True}
@@ -248,41 +248,41 @@ def test_spans_reach_a_collector_by_http() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         endpoint = f"http://127.0.0.1:{server.server_port}"
-        with traces.tracing_to(endpoint, "api"), tracing.span("accept"):
+        with traces.export_traces(endpoint, "api"), tracing.span("accept"):
             pass
     ((path, body),) = got
     assert path == "/v1/traces"
     assert b"purveyor-api" in body
-    assert not tracing.enabled()
+    assert not tracing.is_enabled()
 
 
-def test_without_a_collector_nothing_is_imported_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_collector_nothing_is_imported_or_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
-    with traces.tracing_to(None, "api"):
-        assert not tracing.enabled()
+    with traces.export_traces(None, "api"):
+        assert not tracing.is_enabled()
     with tracing.span("deliver", {"traceparent": PARENT}) as onward:
         assert onward == {"traceparent": PARENT}
-        assert tracing.current() == onward  # as it came: what is sent from here goes on with it
+        assert tracing.current_carrier() == onward  # as it came: what is sent from here goes on with it
         tracing.link([onward])
     with tracing.span("deliver"):
-        assert tracing.current() is None
+        assert tracing.current_carrier() is None
 
 
 def test_the_standard_variables_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    assert traces.wanted(None)
+    assert traces.is_enabled(None)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-    assert not traces.wanted("http://127.0.0.1:1")
+    assert not traces.is_enabled("http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
-    assert traces.wanted(None)
+    assert traces.is_enabled(None)
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    assert not traces.wanted("http://127.0.0.1:1")
+    assert not traces.is_enabled("http://127.0.0.1:1")
 
 
-def test_a_missing_exporter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_exporter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(SetupError, match="not installed"), traces.tracing_to("http://127.0.0.1:1", "api"):
+    with pytest.raises(SetupError, match="not installed"), traces.export_traces("http://127.0.0.1:1", "api"):
         pass
 
 
@@ -299,5 +299,5 @@ def test_a_missing_exporter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_traceparent_is(text: str, valid: bool) -> None:
-    assert tracing.valid(text) is valid
-    assert tracing.carrier({"traceparent": text}.get) == ({"traceparent": text} if valid else {})
+    assert tracing.is_valid_traceparent(text) is valid
+    assert tracing.read_carrier({"traceparent": text}.get) == ({"traceparent": text} if valid else {})

@@ -6,12 +6,12 @@ import json
 import pytest
 
 from purveyor.delivery.push.attempt_log import attempts_bucket
-from purveyor.delivery.push.blocked_keys import ParkedKeys
+from purveyor.delivery.push.blocked_keys import BlockedKeys
 from purveyor.jetstream.server import ServerOptions
 from purveyor.model.errors import Refused
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
-from tests.conftest import OwnServer
+from tests.support.nats_servers import OwnServer
 
 LONG = "k" * 5000
 
@@ -21,12 +21,12 @@ async def test_whole_keys_of_an_older_version_are_found_and_long_keys_take_no_ro
         bucket = await queues.bucket(attempts_bucket(1))
         old = {"incarnation": "i", "keys": {LONG: [3], "short": [4]}}
         await bucket.put("ox.parked", json.dumps(old).encode())
-        keys = ParkedKeys(queues)
-        await keys.add("ox", "i", LONG, 5)
-        await keys.add("ox", "i", "short", 6)
-        assert sorted((await keys.of("ox", "i")).values()) == [[3, 5], [4, 6]]
+        keys = BlockedKeys(queues)
+        await keys.block("ox", "i", LONG, 5)
+        await keys.block("ox", "i", "short", 6)
+        assert sorted((await keys.read("ox", "i")).values()) == [[3, 5], [4, 6]]
         assert len((await bucket.get("ox.parked")).value) < 200
-        assert not await keys.of("ox", "another")
+        assert not await keys.read("ox", "another")
 
 
 async def test_when_no_more_keys_can_be_noted_those_that_are_free_are_forgotten_or_it_is_refused(
@@ -35,16 +35,16 @@ async def test_when_no_more_keys_can_be_noted_those_that_are_free_are_forgotten_
     server = own_server(ServerOptions(max_payload=8 << 10, sync="2m"))
     async with connect(server.address) as queues:
         (await queues.ensure(DEAD_LETTERS)).require_usable()
-        keys = ParkedKeys(queues)
+        keys = BlockedKeys(queues)
         letters = 0
         with contextlib.suppress(Refused):
             while True:
-                await keys.make_room("ox", "i")
+                await keys.make_space("ox", "i")
                 letters = (await queues.publish("dead-letters.x", b"")).sequence
-                await keys.add("ox", "i", f"{letters}-{LONG}", letters)
+                await keys.block("ox", "i", f"{letters}-{LONG}", letters)
         assert letters > 50
-        with pytest.raises(Refused, match=f"{letters} keys of subscription 'ox' are parked"):
-            await keys.make_room("ox", "i")
+        with pytest.raises(Refused, match=f"{letters} keys of subscription 'ox' are blocked"):
+            await keys.make_space("ox", "i")
         await queues.streams.delete_message(DEAD_LETTERS.stream, 7)
-        await keys.make_room("ox", "i")
-        assert len(await keys.of("ox", "i")) == letters - 1
+        await keys.make_space("ox", "i")
+        assert len(await keys.read("ox", "i")) == letters - 1

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.delivery import state_codec
-from purveyor.delivery.state import Lease
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
+from purveyor.model import delivery_state
 from purveyor.model.delivery_policy import OrderBy, RetryPolicy
+from purveyor.model.delivery_state import Lease
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.registry import ACKNOWLEDGED
-from tests.conftest import OwnServer
-from tests.delivery.push.conftest import Desk, Site
-from tests.killing import kill_server
-from tests.scale import chance, pick
-from tests.waiting import until
+from tests.support.killing import kill_server
+from tests.support.nats_servers import OwnServer
+from tests.support.push import Desk, Site
+from tests.support.scale import chance, pick
+from tests.support.waiting import until
 
 
 class Program:
@@ -64,7 +64,7 @@ class Program:
 
 async def _leases(queues: Queues, name: str) -> tuple[Lease, ...]:
     bucket = await queues.bucket(ACKNOWLEDGED)
-    return state_codec.decode((await bucket.get(name)).value).leases
+    return delivery_state.decode((await bucket.get(name)).value).leases
 
 
 @pytest.mark.chaos

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.delivery.push.http_pool import Sender
+from purveyor.delivery.push.http_pool import HttpPool
 from purveyor.delivery.push.retry_decision import Outcome
 from purveyor.model.push_config import Endpoint
-from tests.certificates import self_signed
-from tests.delivery.push.conftest import LOCAL, Site
+from tests.support.certificates import self_signed
+from tests.support.push import LOCAL, Site
 
 
-async def post(sender: Sender, endpoint: Endpoint, seconds: float = 5) -> Outcome:
-    answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+async def post(pool: HttpPool, endpoint: Endpoint, seconds: float = 5) -> Outcome:
     head = f"POST {endpoint.path} HTTP/1.1\r\nhost: {endpoint.authority}\r\ncontent-length: 2\r\n\r\nhi"
-    sender.host(endpoint).post(head.encode(), seconds, answer.set_result)
-    return await answer
+    return await pool.host(endpoint).post(head.encode(), seconds)
 
 
 async def test_over_tls_the_name_is_verified_though_the_address_is_connected_to(
@@ -35,47 +33,47 @@ async def test_over_tls_the_name_is_verified_though_the_address_is_connected_to(
     async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
         port = server.sockets[0].getsockname()[1]
         named, numbered = (Endpoint.parse(f"https://{host}:{port}/") for host in ("localhost", "127.0.0.1"))
-        stranger = Sender(LOCAL)
+        stranger = HttpPool(LOCAL)
         assert "TLS" in ((await post(stranger, numbered)).error or "")
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        sender = Sender(LOCAL)
+        pool = HttpPool(LOCAL)
         monkeypatch.setattr("purveyor.delivery.push.egress_policy._literal", lambda _: LOCAL[0].network_address)
-        assert (await post(sender, named)).status == 204
-        refused = await post(sender, numbered)
+        assert (await post(pool, named)).status == 204
+        refused = await post(pool, numbered)
         assert "TLS" in (refused.error or "")
         assert refused.sent
-        for each in (stranger, sender):
-            await each.close()
+        for each in (stranger, pool):
+            each.close()
 
 
 async def test_a_connection_is_used_again_and_one_that_was_closed_meanwhile_is_replaced(site: Site) -> None:
-    sender = Sender(LOCAL)
+    pool = HttpPool(LOCAL)
     endpoint = Endpoint.parse(site.url("/ok?for=sender"))
     for _ in range(3):
-        assert (await post(sender, endpoint)).status == 204
-    host = sender.host(endpoint)
-    assert len(host._links) == 1
+        assert (await post(pool, endpoint)).status == 204
+    host = pool.host(endpoint)
+    assert len(host._connections) == 1
     closing = Endpoint.parse(site.url("/drop?for=sender"))
-    assert sender.host(closing) is host
+    assert pool.host(closing) is host
     for _ in range(3):  # each time the connection that is kept is closed by the other side
-        assert (await post(sender, closing)).status == 204
-        assert (await post(sender, endpoint)).status == 204
-    await sender.close()
+        assert (await post(pool, closing)).status == 204
+        assert (await post(pool, endpoint)).status == 204
+    pool.close()
 
 
 async def test_a_request_that_found_no_room_was_not_sent(site: Site) -> None:
-    sender = Sender(LOCAL, per_host=1)
+    pool = HttpPool(LOCAL, per_host=1)
     slow = Endpoint.parse(site.url("/slow/1?for=crowd"))
-    first, second = await asyncio.gather(post(sender, slow, 30), post(sender, slow, 0.1))
+    first, second = await asyncio.gather(post(pool, slow, 30), post(pool, slow, 0.1))
     assert first.status == 204
     assert (second.status, second.sent) == (None, False)
-    await sender.close()
+    pool.close()
 
 
 async def test_nobody_there_is_told_in_words() -> None:
-    sender = Sender(LOCAL)
+    pool = HttpPool(LOCAL)
     for url, word in (("http://127.0.0.1:9/", "no connection"), ("http://no-such-name.invalid/", "cannot be resolved")):
-        outcome = await post(sender, Endpoint.parse(url))
+        outcome = await post(pool, Endpoint.parse(url))
         assert word in (outcome.error or "")
         assert outcome.sent
-    await sender.close()
+    pool.close()

@@ -16,16 +16,17 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from purveyor.app.push_input import PushEdge
+from purveyor.app.push_input import PushInput
 from purveyor.delivery.push.egress_policy import check_endpoint, is_public, parse_ranges, resolve
-from purveyor.delivery.push.endpoint_sender import Health, Lane, Secrets
-from purveyor.delivery.push.http_pool import Host
-from purveyor.delivery.push.secret_encryption import FILE_NAME, SecretBox
-from purveyor.delivery.push.signing import key_of, new_secret
-from purveyor.delivery.state import Kind
-from purveyor.delivery.transitions import Delivered
+from purveyor.delivery.push.endpoint_health import EndpointHealth
+from purveyor.delivery.push.endpoint_pool import EndpointSender
+from purveyor.delivery.push.http_pool import HostPool
+from purveyor.delivery.push.secret_encryption import KEY_FILE_NAME, SecretCipher
+from purveyor.delivery.push.signing import PushSecrets, generate_secret, parse_signing_key
+from purveyor.delivery.transitions import DeliveredMessage
 from purveyor.jetstream.headers import EVENT_ID
 from purveyor.model.delivery_policy import Delivery, OrderBy
+from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import InvalidConfig, InvalidInput, Refused, Unavailable
 from purveyor.model.push_config import (
     HIDDEN,
@@ -39,7 +40,7 @@ from purveyor.model.registration import Record
 from purveyor.model.subscription import RealmTopic, Subscription
 
 URL = "https://shop.example/in"
-NOWHERE = cast("Host", None)
+NOWHERE = cast("HostPool", None)
 """Nothing is sent in these tests."""
 EVENT = {
     "publisher_name": "t",
@@ -51,16 +52,18 @@ EVENT = {
 }
 
 
-def message(event: dict[str, Any] | bytes = EVENT, **more: Any) -> Delivered:
+def message(event: dict[str, Any] | bytes = EVENT, **more: Any) -> DeliveredMessage:
     data = event if isinstance(event, bytes) else json.dumps(event).encode()
     given: dict[str, Any] = {"headers": {EVENT_ID: ("e-1",)}, "num_delivered": 2, "position": 7, **more}
-    return Delivered(sequence=3, kind=Kind.MAIN, data=data, lease=None, until=None, **given)
+    return DeliveredMessage(sequence=3, kind=SubjectKind.MAIN, data=data, lease=None, until=None, **given)
 
 
-def request(push: Push, found: Delivered, box: SecretBox | None = None) -> tuple[str, dict[str, str], bytes]:
-    lane = Lane(push.targets[0], Health(), NOWHERE)
-    lane.adopt("orders", push, Secrets.open(push, box or SecretBox("A" * 43 + "=")))
-    head, _, body = lane.request(found).partition(b"\r\n\r\n")
+def request(
+    push: Push, found: DeliveredMessage, cipher: SecretCipher | None = None
+) -> tuple[str, dict[str, str], bytes]:
+    sender = EndpointSender(push.targets[0], EndpointHealth(), NOWHERE)
+    sender.configure("orders", push, PushSecrets.decrypt(push, cipher or SecretCipher("A" * 43 + "=")))
+    head, _, body = sender.build_request(found).partition(b"\r\n\r\n")
     line, *lines = head.decode("ascii").split("\r\n")
     headers = dict(each.split(": ", 1) for each in lines)
     assert int(headers["content-length"]) == len(body)
@@ -135,36 +138,39 @@ def test_what_is_no_event_is_sent_all_the_same(form: PushFormat, data: bytes) ->
 
 
 def test_signatures_are_verified_by_the_standard_library_with_either_secret_while_one_is_changed() -> None:
-    box = SecretBox("A" * 43 + "=")
-    old, new = new_secret(), new_secret()
+    cipher = SecretCipher("A" * 43 + "=")
+    old, new = generate_secret(), generate_secret()
     soon = datetime.now(UTC) + timedelta(hours=1)
-    push = Push(endpoints=(URL,), secret=box.seal(new), old_secret=box.seal(old), old_secret_until=soon)
+    push = Push(endpoints=(URL,), secret=cipher.encrypt(new), old_secret=cipher.encrypt(old), old_secret_until=soon)
     for form in (PushFormat.PUBSUB, PushFormat.RAW):
-        _, headers, body = request(Push(**{**_fields(push), "format": form}), message(), box)
+        _, headers, body = request(Push(**{**_fields(push), "format": form}), message(), cipher)
         for secret in (old, new):
             assert Webhook(secret).verify(body, headers) == json.loads(body)
         with pytest.raises(WebhookVerificationError):
-            Webhook(new_secret()).verify(body, headers)
+            Webhook(generate_secret()).verify(body, headers)
         with pytest.raises(WebhookVerificationError):
             Webhook(new).verify(body + b" ", headers)
     past = Push(**{**_fields(push), "old_secret_until": datetime.now(UTC) - timedelta(seconds=1)})
-    _, headers, body = request(past, message(), box)
+    _, headers, body = request(past, message(), cipher)
     Webhook(new).verify(body, headers)
     with pytest.raises(WebhookVerificationError):
         Webhook(old).verify(body, headers)
 
 
 def test_a_secret_ends_when_its_time_is_over_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    box = SecretBox("A" * 43 + "=")
+    cipher = SecretCipher("A" * 43 + "=")
     soon = datetime.now(UTC) + timedelta(hours=1)
     push = Push(
-        endpoints=(URL,), secret=box.seal(new_secret()), old_secret=box.seal(new_secret()), old_secret_until=soon
+        endpoints=(URL,),
+        secret=cipher.encrypt(generate_secret()),
+        old_secret=cipher.encrypt(generate_secret()),
+        old_secret_until=soon,
     )
-    lane = Lane(push.targets[0], Health(), NOWHERE)
-    lane.adopt("orders", push, Secrets.open(push, box))
-    assert lane.request(message()).count(b"v1,") == 2
-    monkeypatch.setattr("purveyor.delivery.push.endpoint_sender.time.time", soon.timestamp)
-    assert lane.request(message()).count(b"v1,") == 1
+    sender = EndpointSender(push.targets[0], EndpointHealth(), NOWHERE)
+    sender.configure("orders", push, PushSecrets.decrypt(push, cipher))
+    assert sender.build_request(message()).count(b"v1,") == 2
+    monkeypatch.setattr("purveyor.delivery.push.endpoint_pool.time.time", soon.timestamp)
+    assert sender.build_request(message()).count(b"v1,") == 1
 
 
 def _fields(push: Push) -> dict[str, Any]:
@@ -172,39 +178,46 @@ def _fields(push: Push) -> dict[str, Any]:
 
 
 def test_a_bearer_token_is_sent_and_one_that_breaks_out_of_its_header_is_refused() -> None:
-    box = SecretBox("A" * 43 + "=", {f"{SECRET_PREFIX}TOKEN": "abc", f"{SECRET_PREFIX}BAD": "a\r\nx: y"})
-    _, headers, _ = request(Push(endpoints=(URL,), bearer_token=f"env:{SECRET_PREFIX}TOKEN"), message(), box)
+    cipher = SecretCipher("A" * 43 + "=", {f"{SECRET_PREFIX}TOKEN": "abc", f"{SECRET_PREFIX}BAD": "a\r\nx: y"})
+    _, headers, _ = request(Push(endpoints=(URL,), bearer_token=f"env:{SECRET_PREFIX}TOKEN"), message(), cipher)
     assert headers["authorization"] == "Bearer abc"
     with pytest.raises(InvalidInput):
-        Secrets.open(Push(endpoints=(URL,), bearer_token=f"env:{SECRET_PREFIX}BAD"), box)
+        PushSecrets.decrypt(Push(endpoints=(URL,), bearer_token=f"env:{SECRET_PREFIX}BAD"), cipher)
     with pytest.raises(InvalidInput, match="NONE"):
-        Secrets.open(Push(endpoints=(URL,), bearer_token=f"env:{SECRET_PREFIX}NONE"), box)
+        PushSecrets.decrypt(Push(endpoints=(URL,), bearer_token=f"env:{SECRET_PREFIX}NONE"), cipher)
 
 
 def test_the_key_is_for_its_owner_alone_and_another_opens_nothing(tmp_path: Path) -> None:
-    box = SecretBox.at(tmp_path / "data")
-    file = tmp_path / "data" / FILE_NAME
+    cipher = SecretCipher.from_directory(tmp_path / "data")
+    file = tmp_path / "data" / KEY_FILE_NAME
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    sealed = box.seal("whsec_x")
+    sealed = cipher.encrypt("whsec_x")
     assert "whsec_x" not in sealed
-    assert SecretBox.at(tmp_path / "data").open(sealed) == "whsec_x"
+    assert SecretCipher.from_directory(tmp_path / "data").decrypt(sealed) == "whsec_x"
     with pytest.raises(InvalidInput, match="another key"):
-        SecretBox.at(tmp_path / "other").open(sealed)
+        SecretCipher.from_directory(tmp_path / "other").decrypt(sealed)
     with pytest.raises(InvalidConfig):
-        SecretBox("short")
-    assert [each.name for each in (tmp_path / "data").iterdir()] == [FILE_NAME]
+        SecretCipher("short")
+    assert [each.name for each in (tmp_path / "data").iterdir()] == [KEY_FILE_NAME]
 
 
 @pytest.mark.parametrize(
     "secret",
-    ["", "whsec_", "whsec_!!!", "whsec_QUJD", "QUJDREVGR0hJSktMTU5PUFFSU1RVVldY", pytest.param(new_secret(), id="new")],
+    [
+        "",
+        "whsec_",
+        "whsec_!!!",
+        "whsec_QUJD",
+        "QUJDREVGR0hJSktMTU5PUFFSU1RVVldY",
+        pytest.param(generate_secret(), id="new"),
+    ],
 )
 def test_only_a_long_enough_secret_is_one(secret: str) -> None:
     if secret.startswith("whsec_") and len(secret) > 40:
-        assert len(key_of(secret)) == 32
+        assert len(parse_signing_key(secret)) == 32
     else:
         with pytest.raises(InvalidInput):
-            key_of(secret)
+            parse_signing_key(secret)
 
 
 @pytest.mark.parametrize(
@@ -291,22 +304,22 @@ def _subscription(push: Push | None, **more: Any) -> Subscription:
 
 
 def test_a_definition_with_push_comes_back_as_it_was_and_shows_no_secret() -> None:
-    box = SecretBox("A" * 43 + "=")
+    cipher = SecretCipher("A" * 43 + "=")
     push = Push(
         endpoints=(URL, "https://b.example/"),
         ack_deadline_seconds=3,
         format=PushFormat.RAW,
         after_dead_letter=AfterDeadLetter.PARK_KEY,
-        secret=box.seal("a"),
+        secret=cipher.encrypt("a"),
         old_secret="env:OLD",
         old_secret_until=datetime(2026, 1, 1, tzinfo=UTC),
-        bearer_token=box.seal("b"),
+        bearer_token=cipher.encrypt("b"),
     )
     found = _subscription(push, delivery=Delivery.PUSH, order_by=OrderBy.KEY)
     assert Subscription.from_json(found.to_json()) == found
-    shown = found.shown()["push"]
+    shown = found.to_public_json()["push"]
     assert (shown["secret"], shown["old_secret"], shown["bearer_token"]) == (HIDDEN, "env:OLD", HIDDEN)
-    assert "sealed" not in json.dumps(found.shown()) + repr(found)
+    assert "sealed" not in json.dumps(found.to_public_json()) + repr(found)
     record = Record(incarnation="i", definition=found, created=datetime(2026, 1, 1, tzinfo=UTC), pause_reason="gone")
     assert Record.from_json(record.to_json()) == record
 
@@ -331,75 +344,81 @@ def test_contradictions_are_refused() -> None:
 
 
 def test_a_secret_that_is_given_again_keeps_its_reference_and_a_new_one_leaves_the_old_one_valid() -> None:
-    box = SecretBox("A" * 43 + "=")
-    edge = PushEdge(lambda: box)
-    one, two = new_secret(), new_secret()
-    first = edge.added({"endpoint": URL, "secret": one})
-    assert edge.added({"endpoint": URL, "secret": one}, first) == first
-    assert edge.changed({"ack_deadline_seconds": 5}, first).secret == first.secret
-    assert edge.changed({"secret": HIDDEN}, first) == first
-    second = edge.changed({"secret": two, "secret_grace_seconds": 60}, first)
+    cipher = SecretCipher("A" * 43 + "=")
+    push_input = PushInput(lambda: cipher)
+    one, two = generate_secret(), generate_secret()
+    first = push_input.parse_new({"endpoint": URL, "secret": one})
+    assert push_input.parse_new({"endpoint": URL, "secret": one}, first) == first
+    assert push_input.parse_change({"ack_deadline_seconds": 5}, first).secret == first.secret
+    assert push_input.parse_change({"secret": HIDDEN}, first) == first
+    second = push_input.parse_change({"secret": two, "secret_grace_seconds": 60}, first)
     assert second.secret is not None
-    assert (box.open(second.secret), second.old_secret) == (two, first.secret)
-    at_once = edge.changed({"secret": two, "secret_grace_seconds": 0}, first)
+    assert (cipher.decrypt(second.secret), second.old_secret) == (two, first.secret)
+    at_once = push_input.parse_change({"secret": two, "secret_grace_seconds": 0}, first)
     assert at_once.old_secret is None
-    assert edge.changed({"secret": None}, second).secret is None
-    assert edge.changed({"endpoints": [URL, f"{URL}/b"]}, first).endpoints == (URL, f"{URL}/b")
+    assert push_input.parse_change({"secret": None}, second).secret is None
+    assert push_input.parse_change({"endpoints": [URL, f"{URL}/b"]}, first).endpoints == (URL, f"{URL}/b")
     for wrong in ({"secret": "sealed:abc"}, {"secret": "plain"}, {"endpoint": "http://10.0.0.1/"}):
         with pytest.raises(InvalidInput):
-            edge.changed(wrong, first)
+            push_input.parse_change(wrong, first)
     with pytest.raises(InvalidInput):
-        edge.added({"endpoint": URL, "secret": HIDDEN})
+        push_input.parse_new({"endpoint": URL, "secret": HIDDEN})
     with pytest.raises(InvalidInput, match=SECRET_PREFIX):
-        PushEdge().added({"endpoint": URL, "secret": one})
+        PushInput().parse_new({"endpoint": URL, "secret": one})
 
 
 @pytest.mark.parametrize("name", ["PATH", "PURVEYOR_ADMIN_PASSWORD", "PURVEYOR_PUSH_KEY", SECRET_PREFIX])
 def test_other_variables_of_the_push_worker_cannot_be_named(name: str) -> None:
     """Neither in what is asked for, nor by a worker that meets them in a definition of an older version."""
     environment = {name: "a secret of the worker"}
-    edge = PushEdge(lambda: SecretBox("A" * 43 + "=", environment))
+    push_input = PushInput(lambda: SecretCipher("A" * 43 + "=", environment))
     for field in ("secret", "bearer_token"):
-        with pytest.raises(InvalidInput, match=f"{name} is none for secrets") as refused:
-            edge.added({"endpoint": URL, field: f"env:{name}"})
+        with pytest.raises(InvalidInput, match=f"{name} is not allowed as a secret") as refused:
+            push_input.parse_new({"endpoint": URL, field: f"env:{name}"})
         assert SECRET_PREFIX in str(refused.value.fix)
     older = Push.from_json({"endpoint": URL, "bearer_token": f"env:{name}"})
-    assert edge.changed({"ack_deadline_seconds": 5}, older).bearer_token == f"env:{name}"
-    with pytest.raises(InvalidInput, match="is none for secrets"):
-        Secrets.open(older, edge.box())
+    assert push_input.parse_change({"ack_deadline_seconds": 5}, older).bearer_token == f"env:{name}"
+    with pytest.raises(InvalidInput, match="is not allowed as a secret"):
+        PushSecrets.decrypt(older, push_input.cipher())
 
 
 @pytest.mark.parametrize(
     "there", ["https://other.example/events", "https://shop.example:8443/events", "http://shop.example/events"]
 )
 def test_a_secret_does_not_follow_an_endpoint_to_another_host(there: str) -> None:
-    box = SecretBox("A" * 43 + "=")
-    edge = PushEdge(lambda: box, parse_ranges(["192.0.2.0/24"]))
+    cipher = SecretCipher("A" * 43 + "=")
+    push_input = PushInput(lambda: cipher, parse_ranges(["192.0.2.0/24"]))
     here = "https://shop.example/events"
-    first = edge.added({"endpoint": here, "secret": new_secret(), "bearer_token": "token"})
+    first = push_input.parse_new({"endpoint": here, "secret": generate_secret(), "bearer_token": "token"})
     for given in ({"endpoint": there}, {"endpoints": [here, there]}, {"endpoint": there, "bearer_token": HIDDEN}):
         with pytest.raises(InvalidInput, match="secret and bearer_token would be sent there"):
-            edge.changed(given, first)
+            push_input.parse_change(given, first)
         with pytest.raises(InvalidInput):
-            edge.added(given | {"secret": HIDDEN}, first)
+            push_input.parse_new(given | {"secret": HIDDEN}, first)
     with pytest.raises(InvalidInput, match="and bearer_token would be sent there"):
-        edge.changed({"endpoint": there, "secret": new_secret()}, first)
-    assert edge.changed({"endpoint": f"{here}/elsewhere"}, first).secret == first.secret
-    assert edge.changed({"endpoint": "https://SHOP.example:443/"}, first).bearer_token == first.bearer_token
-    moved = edge.changed({"endpoint": there, "secret": new_secret(), "bearer_token": None}, first)
+        push_input.parse_change({"endpoint": there, "secret": generate_secret()}, first)
+    assert push_input.parse_change({"endpoint": f"{here}/elsewhere"}, first).secret == first.secret
+    assert push_input.parse_change({"endpoint": "https://SHOP.example:443/"}, first).bearer_token == first.bearer_token
+    moved = push_input.parse_change({"endpoint": there, "secret": generate_secret(), "bearer_token": None}, first)
     assert (moved.bearer_token, moved.old_secret) == (None, None)
-    again = edge.changed({"endpoints": [here, there], "secret": new_secret(), "bearer_token": "token"}, first)
-    assert (box.open(str(again.bearer_token)), again.old_secret) == ("token", None)
+    again = push_input.parse_change(
+        {"endpoints": [here, there], "secret": generate_secret(), "bearer_token": "token"}, first
+    )
+    assert (cipher.decrypt(str(again.bearer_token)), again.old_secret) == ("token", None)
 
 
 def test_a_variable_and_an_old_secret_do_not_follow_either() -> None:
-    box = SecretBox("A" * 43 + "=")
-    edge = PushEdge(lambda: box)
+    cipher = SecretCipher("A" * 43 + "=")
+    push_input = PushInput(lambda: cipher)
     there = "https://other.example/"
-    named = edge.added({"endpoint": URL, "bearer_token": f"env:{SECRET_PREFIX}SHOP"})
+    named = push_input.parse_new({"endpoint": URL, "bearer_token": f"env:{SECRET_PREFIX}SHOP"})
     with pytest.raises(InvalidInput, match="bearer_token would be sent there"):
-        edge.changed({"endpoint": there}, named)
-    assert edge.changed({"endpoint": there, "bearer_token": named.bearer_token}, named).bearer_token is not None
-    twice = edge.changed({"secret": new_secret()}, edge.added({"endpoint": URL, "secret": new_secret()}))
+        push_input.parse_change({"endpoint": there}, named)
+    assert (
+        push_input.parse_change({"endpoint": there, "bearer_token": named.bearer_token}, named).bearer_token is not None
+    )
+    twice = push_input.parse_change(
+        {"secret": generate_secret()}, push_input.parse_new({"endpoint": URL, "secret": generate_secret()})
+    )
     assert twice.old_secret is not None
-    assert edge.changed({"endpoint": there, "secret": new_secret()}, twice).old_secret is None
+    assert push_input.parse_change({"endpoint": there, "secret": generate_secret()}, twice).old_secret is None

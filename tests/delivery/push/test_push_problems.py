@@ -2,15 +2,18 @@
 
 import asyncio
 
-from purveyor.delivery.push.push_problems import Troubles, troubles_of
+from purveyor.delivery.push.push_problems import PushProblems, read_problems
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.model.delivery_policy import Delivery
 from purveyor.model.push_config import Push
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.client import connect
-from tests.proxy import TcpProxy
-from tests.waiting import until
+from tests.support.proxy import TcpProxy
+from tests.support.waiting import until
+
+PATIENCE_SECONDS = 2.0
+"""Of the worker's connection; enough for a busy machine to open it."""
 
 
 async def test_what_is_told_and_taken_back_while_the_server_is_away_counts_when_it_is_there(
@@ -18,7 +21,7 @@ async def test_what_is_told_and_taken_back_while_the_server_is_away_counts_when_
 ) -> None:
     async with (
         connect(address) as queues,
-        connect(tcp_proxy.address(address), patience_seconds=2) as of_worker,
+        connect(tcp_proxy.address(address), patience_seconds=PATIENCE_SECONDS) as of_worker,
     ):
         topics, push = (RealmTopic("shop", unique),), Push(endpoints=("https://example.com/in",))
         subscriptions = Subscriptions(queues)
@@ -26,18 +29,18 @@ async def test_what_is_told_and_taken_back_while_the_server_is_away_counts_when_
             Subscription(name=unique, realms_topics=topics, delivery=Delivery.PUSH, push=push, order_by=None)
         )
         found = await subscriptions.get(unique)
-        troubles = Troubles(of_worker)
+        problems = PushProblems(of_worker)
 
         async def told(expected: list[str]) -> bool:
-            return [each.reason for each in (await troubles_of(queues, [found])).values()] == expected
+            return [each.reason for each in (await read_problems(queues, [found])).values()] == expected
 
-        troubles.tell(unique, found.incarnation, "no secret")
+        problems.set(unique, found.incarnation, "no secret")
         await until(lambda: told(["no secret"]))
         for reason, expected in (("another reason", ["another reason"]), ("", [])):
             tcp_proxy.refuse()
-            troubles.tell(unique, found.incarnation, reason)
-            await asyncio.sleep(3)  # the outage lasts longer than the worker's patience
+            problems.set(unique, found.incarnation, reason)
+            await asyncio.sleep(1.5 * PATIENCE_SECONDS)  # the outage lasts longer than the worker's patience
             assert not await told(expected)
             tcp_proxy.restore()
             await until(lambda expected=expected: told(expected))  # type: ignore[misc]
-        await troubles.close()
+        await problems.close()

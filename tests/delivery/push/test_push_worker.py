@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 
 from purveyor.delivery import transitions
-from purveyor.delivery.push.attempt_log import Attempts
-from purveyor.delivery.push.blocked_keys import ParkedKeys
-from purveyor.delivery.push.push_leases import Counter
-from purveyor.delivery.push.push_problems import troubles_of
-from purveyor.delivery.push.push_worker import Worker
-from purveyor.delivery.subscription_status import look
+from purveyor.delivery.push.attempt_log import AttemptLog
+from purveyor.delivery.push.blocked_keys import BlockedKeys
+from purveyor.delivery.push.push_leases import PushLeases
+from purveyor.delivery.push.push_problems import read_problems
+from purveyor.delivery.push.push_worker import PushWorker
+from purveyor.delivery.state_writer import SharedServices
+from purveyor.delivery.subscription_status import read_status
 from purveyor.model.delivery_policy import OrderBy, RetryPolicy
 from purveyor.model.push_config import AckCodes, AfterDeadLetter
 from purveyor.model.registration import RecordState
 from purveyor.queues.catalogue import DEAD_LETTERS
-from tests.delivery.push.conftest import SWIFT, Desk, Told
-from tests.waiting import until
+from tests.support.push import SWIFT, Desk, Told
+from tests.support.waiting import until
 
-Work = Callable[..., Awaitable[Worker]]
+Work = Callable[..., Awaitable[PushWorker]]
 TWICE = RetryPolicy(max_attempts=2, min_backoff_seconds=0.01, max_backoff_seconds=0.02)
 
 
@@ -200,9 +201,9 @@ async def test_while_an_endpoint_is_down_no_attempts_are_spent(desk: Desk, work:
         worker = await work()
         await until(lambda: any(event == "down" for _, event, _ in told))
         # Two probes more: connections are tried, messages are not.
-        (line, _) = worker._lines[desk.name]
-        lane = line._lanes._lanes[0]
-        await until(lambda: lane.health.breaker.openings >= 2)
+        (pusher, _) = worker._pushers[desk.name]
+        sender = pusher._endpoints._senders[0]
+        await until(lambda: sender.health.breaker.openings >= 2)
     assert await desk.waiting() + len(await desk.letters()) == 100
     assert len(await desk.letters()) < 10
 
@@ -212,8 +213,8 @@ async def test_the_window_grows_until_many_are_under_way(desk: Desk, work: Work)
     await desk.write(*({} for _ in range(300)))
     worker = await work()
     await desk.drained()
-    (line, _) = worker._lines[desk.name]
-    assert line._lanes.window > 32
+    (pusher, _) = worker._pushers[desk.name]
+    assert pusher._endpoints.window > 32
     assert sorted(desk.acked()) == list(range(1, 301))
 
 
@@ -225,7 +226,7 @@ async def test_a_host_gets_no_more_connections_than_it_may(desk: Desk, work: Wor
 
     async def gone() -> bool:
         nonlocal most
-        most = max(most, *(len(host._links) for host in worker._shop.sender._hosts.values()), 0)
+        most = max(most, *(len(host._connections) for host in worker._http._hosts.values()), 0)
         return await desk.waiting() == 0
 
     await until(gone)
@@ -253,7 +254,7 @@ async def test_paused_nothing_is_sent_and_resumed_it_goes_on(desk: Desk, work: W
     await desk.subscriptions.pause(desk.name)
     await desk.write({}, {})
     worker = await work()
-    assert desk.name not in worker._lines
+    assert desk.name not in worker._pushers
     await desk.subscriptions.resume(desk.name)
     await desk.drained()
     assert sorted(desk.acked()) == [1, 2]
@@ -267,7 +268,7 @@ async def test_an_address_that_is_not_allowed_is_never_reached(desk: Desk, work:
     assert "PURVEYOR_PUSH_ALLOW" in told[0][2]
     assert await desk.waiting() == 1
     assert not desk.seen()
-    await until(lambda: _is_told(desk, "127.0.0.1, which is no public address"))
+    await until(lambda: _is_told(desk, "127.0.0.1, which is not a public address"))
 
 
 async def test_why_it_is_not_pushed_is_told_until_the_cause_is_gone_and_no_attempt_is_spent(
@@ -280,9 +281,9 @@ async def test_why_it_is_not_pushed_is_told_until_the_cause_is_gone_and_no_attem
     await desk.change(secret=None, endpoints=("http://10.0.0.1/", "http://10.0.0.2/"))
     await until(lambda: _is_told(desk, "10.0.0.2"))
     found = await desk.subscriptions.get(desk.name)
-    overview = await look(desk.queues, await desk.subscriptions.registry(), found)
-    assert overview.trouble is not None
-    assert "SECRET" not in overview.trouble.reason
+    overview = await read_status(desk.queues, await desk.subscriptions.registry(), found)
+    assert overview.push_problem is not None
+    assert "SECRET" not in overview.push_problem.reason
     assert found.record.state is RecordState.ACTIVE
     await desk.subscriptions.pause(desk.name)  # then that is the reason
     await until(lambda: _is_told(desk, None))
@@ -302,8 +303,8 @@ async def _is_told(desk: Desk, words: str | None) -> bool:
         found,
         record=dataclasses.replace(found.record, definition=dataclasses.replace(found.record.definition, name="o")),
     )
-    trouble = (await troubles_of(desk.queues, [found])).get(desk.name)
-    if trouble != (await troubles_of(desk.queues, [found, other])).get(desk.name):
+    trouble = (await read_problems(desk.queues, [found])).get(desk.name)
+    if trouble != (await read_problems(desk.queues, [found, other])).get(desk.name):
         return False  # told just now
     return trouble is None if words is None else trouble is not None and words in trouble.reason
 
@@ -324,7 +325,7 @@ async def test_a_variable_that_is_none_for_secrets_stops_one_subscription_and_sa
     await desk.add("/ok", bearer_token="env:PATH")
     await desk.write({})
     await work()
-    await until(lambda: _is_told(desk, "PATH is none for secrets of push"))
+    await until(lambda: _is_told(desk, "PATH is not allowed as a secret of push"))
     assert not desk.seen()
     await desk.change(bearer_token=None)
     await desk.drained()
@@ -340,7 +341,7 @@ async def test_two_workers_share_the_work_and_each_message_is_sent_once(desk: De
     for key in {each["key"] for each in desk.seen()}:
         numbers = [each["n"] for each in desk.seen() if each["key"] == key]
         assert numbers == sorted(numbers)
-    assert one._shop.counter.instance != two._shop.counter.instance
+    assert one._services.leases.instance != two._services.leases.instance
 
 
 async def test_a_worker_that_stops_leaves_no_lease_behind(desk: Desk, work: Work) -> None:
@@ -348,12 +349,12 @@ async def test_a_worker_that_stops_leaves_no_lease_behind(desk: Desk, work: Work
     await desk.write(*({} for _ in range(20)))
     first = await work()
     await until(lambda: bool(desk.seen()))
-    (line, task) = first._lines[desk.name]
-    line.stop()
+    (pusher, task) = first._pushers[desk.name]
+    pusher.stop()
     await task
-    book = await (await first._shop.counter._desk(desk.name)).look()
+    book = await (await first._services.leases._pull.state_writer(desk.name)).current()
     assert not book.leases
-    assert all(count == 0 for count in book.tries.values())
+    assert all(count == 0 for count in book.delivery_counts.values())
 
 
 async def test_by_policy_a_message_that_only_crashes_used_up_parks_the_later_messages_of_its_key_too(
@@ -361,10 +362,11 @@ async def test_by_policy_a_message_that_only_crashes_used_up_parks_the_later_mes
 ) -> None:
     await desk.add("/ok", order_by=OrderBy.KEY, retry=TWICE, after_dead_letter=AfterDeadLetter.PARK_KEY)
     await desk.write({"uuid": "a"}, {"uuid": "a"}, {"uuid": "b"})
-    notes, keys = Attempts(desk.queues), ParkedKeys(desk.queues)
+    attempts, keys = AttemptLog(desk.queues), BlockedKeys(desk.queues)
     for number in range(2):
-        async with Counter(desk.queues, notes, keys, instance=f"killed-{number}") as killed:
-            await until(lambda killed=killed: _has_taken(killed, desk.name))  # type: ignore[misc]
+        async with SharedServices.build(desk.queues) as shared:
+            leases = PushLeases(shared, attempts, keys, instance=f"killed-{number}")
+            await until(lambda leases=leases: _has_leased(leases, desk.name))  # type: ignore[misc]
     await asyncio.gather(work(), work())
     await desk.drained()
     assert desk.acked() == [3]
@@ -372,14 +374,14 @@ async def test_by_policy_a_message_that_only_crashes_used_up_parks_the_later_mes
     assert [json.loads(each.data)["body"]["new"]["n"] for each in (used_up, later)] == [1, 2]
     assert (used_up.reason, used_up.attempts) == ("not acknowledged after 2 deliveries", 2)
     told = [each["error"] for each in json.loads(str(used_up.details["attempts_log"]))]
-    assert told == [f"the lease of instance 'killed-{number}' ran out" for number in range(2)]
+    assert told == [f"the lease of instance 'killed-{number}' expired" for number in range(2)]
     assert "parked with an earlier message about 'a'" in later.reason
 
 
-async def _has_taken(counter: Counter, name: str) -> bool:
-    """Takes one message and never answers for it, as a worker that is killed."""
-    look, _ = await counter.look(name, 1, 0.1)
-    return [each.data for each in look.found if b'"n": 1,' in each.data] != []
+async def _has_leased(leases: PushLeases, name: str) -> bool:
+    """Lease one message and never settle it, as a worker that is killed."""
+    found, _ = await leases.lease(name, 1, 0.1)
+    return [each.data for each in found.messages if b'"n": 1,' in each.data] != []
 
 
 async def test_by_policy_the_later_messages_of_a_key_are_parked_with_one_that_failed_until_it_is_seen_to(
@@ -407,7 +409,7 @@ async def test_messages_of_many_bytes_are_taken_in_several_leases(
     desk: Desk, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than one lease may hold: each holds some of them, and all arrive."""
-    monkeypatch.setattr(transitions, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(transitions, "MAX_LEASE_BYTES", 100_000)
     await desk.add("/ok")
     await desk.write(*({"filling": "x" * 40_000} for _ in range(30)))
     await work()

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from purveyor.delivery.push.push_worker import Worker
+from purveyor.delivery.push.push_worker import PushWorker
 from purveyor.model.delivery_policy import OrderBy
 from purveyor.model.push_config import AfterDeadLetter, PushFormat
-from tests.delivery import rubbish
-from tests.delivery.push.conftest import Desk, Told
+from tests.support import malformed_messages
+from tests.support.push import Desk, Told
 
-Work = Callable[..., Awaitable[Worker]]
+Work = Callable[..., Awaitable[PushWorker]]
 FORMS = [*PushFormat]
 CANNOT = {
     PushFormat.PUBSUB: {"a number that is none"},  # JSON can name half of a pair
@@ -29,17 +29,17 @@ async def test_rubbish_is_sent_or_parked_and_holds_up_nothing(
     await desk.add("/ok", format=form, order_by=order_by)
     subject = f"{desk.name}.main"
     await desk.write(*({} for _ in range(5)))
-    for body, lines in rubbish.ALL.values():
-        await rubbish.put(desk.queues, subject, body, lines)
+    for body, lines in malformed_messages.ALL.values():
+        await malformed_messages.put(desk.queues, subject, body, lines)
         await desk.write({})
     await work()
     await desk.drained()
-    good = len(rubbish.ALL) + 5
+    good = len(malformed_messages.ALL) + 5
     assert dict.fromkeys(range(1, good + 1), 1) == Counter(n for n in desk.acked() if n in range(1, good + 1))
     letters = await desk.letters()
-    assert len(desk.seen()) + len(letters) == good + len(rubbish.ALL)
+    assert len(desk.seen()) + len(letters) == good + len(malformed_messages.ALL)
     assert all(f"as {form.value}" in each.reason for each in letters)
-    found = {name for name, (body, _) in rubbish.ALL.items() if body in {each.data for each in letters}}
+    found = {name for name, (body, _) in malformed_messages.ALL.items() if body in {each.data for each in letters}}
     assert found >= CANNOT[form]
     assert not [each for each in told if each[1] == "failed"]
 
@@ -49,8 +49,10 @@ async def test_headers_end_where_they_should(desk: Desk, work: Work, form: PushF
     """A line break in a value must not begin a header, or a request, of its own."""
     await desk.add("/ok", format=form)
     for name in ("line breaks in attributes", "line breaks everywhere", "not latin-1"):
-        await rubbish.put(desk.queues, f"{desk.name}.main", rubbish.BODIES[name])
-    await rubbish.put(desk.queues, f"{desk.name}.main", b"{}", rubbish.HEADERS["an id with a line break"])
+        await malformed_messages.put(desk.queues, f"{desk.name}.main", malformed_messages.BODIES[name])
+    await malformed_messages.put(
+        desk.queues, f"{desk.name}.main", b"{}", malformed_messages.HEADERS["an id with a line break"]
+    )
     await work()
     await desk.drained()
     assert len(desk.seen()) == 4
@@ -62,7 +64,9 @@ async def test_what_was_answered_before_a_message_that_cannot_be_sent_is_acknowl
 ) -> None:
     await desk.add("/slow/0.3", format=PushFormat.RAW)
     await desk.write({}, {}, {})
-    await rubbish.put(desk.queues, f"{desk.name}.main", rubbish.BODIES["half in an attribute name"])
+    await malformed_messages.put(
+        desk.queues, f"{desk.name}.main", malformed_messages.BODIES["half in an attribute name"]
+    )
     await desk.write({}, {}, {})
     await work()
     await desk.drained()
@@ -75,7 +79,9 @@ async def test_what_was_answered_before_a_message_that_cannot_be_sent_is_acknowl
 async def test_a_key_is_parked_with_a_message_that_cannot_be_sent(desk: Desk, work: Work) -> None:
     policy = AfterDeadLetter.PARK_KEY
     await desk.add("/ok", format=PushFormat.RAW, order_by=OrderBy.KEY, after_dead_letter=policy)
-    await rubbish.put(desk.queues, f"{desk.name}.main", rubbish.BODIES["half in an attribute name"])
+    await malformed_messages.put(
+        desk.queues, f"{desk.name}.main", malformed_messages.BODIES["half in an attribute name"]
+    )
     await desk.write({"uuid": "u-1"}, {"uuid": "u-2"})
     await work()
     await desk.drained()

@@ -7,18 +7,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from purveyor.delivery.push.circuit_breaker import FAILURES, LONGEST_PAUSE_SECONDS, Breaker, State
-from purveyor.delivery.push.concurrency_window import LARGEST, SMALLEST, Flow, is_slow
+from purveyor.delivery.push.endpoint_health import (
+    FAILURES_TO_OPEN,
+    LARGEST_WINDOW,
+    OPEN_BACKOFF,
+    SMALLEST_WINDOW,
+    BreakerState,
+    CircuitBreaker,
+    ConcurrencyWindow,
+    is_slow,
+)
 from purveyor.delivery.push.retry_decision import (
+    Action,
     Outcome,
-    What,
     backoff_seconds,
-    judge,
+    decide,
     retry_after_seconds,
 )
 from purveyor.model.delivery_policy import LONGEST_DELAY_SECONDS, RetryPolicy
 from purveyor.model.push_config import AckCodes, Push
-from tests.scale import pick
+from tests.support.scale import pick
 
 PUSH = Push(endpoints=("https://shop.example/in",))
 POLICY = RetryPolicy(max_attempts=4, min_backoff_seconds=1, max_backoff_seconds=60)
@@ -27,25 +35,25 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.mark.parametrize("status", range(100, 600))
 def test_of_all_status_codes_these_acknowledge(status: int) -> None:
-    verdict = judge(Outcome(status=status), PUSH, POLICY, 1, 0.5)
-    wider = judge(Outcome(status=status), Push(endpoints=PUSH.endpoints, ack_codes=AckCodes.ALL), POLICY, 1, 0.5)
-    assert (verdict.what is What.ACKNOWLEDGE) == (status in {102, 200, 201, 202, 204})
-    assert (wider.what is What.ACKNOWLEDGE) == (status == 102 or 200 <= status < 300)
-    assert (verdict.what is What.DISABLE) == (status == 410)
+    decision = decide(Outcome(status=status), PUSH, POLICY, 1, 0.5)
+    wider = decide(Outcome(status=status), Push(endpoints=PUSH.endpoints, ack_codes=AckCodes.ALL), POLICY, 1, 0.5)
+    assert (decision.action is Action.ACKNOWLEDGE) == (status in {102, 200, 201, 202, 204})
+    assert (wider.action is Action.ACKNOWLEDGE) == (status == 102 or 200 <= status < 300)
+    assert (decision.action is Action.DISABLE) == (status == 410)
 
 
 def test_after_the_last_attempt_a_message_is_given_up_and_without_an_end_it_never_is() -> None:
     failed = Outcome(status=500)
-    assert [judge(failed, PUSH, POLICY, attempt, 0.5).what for attempt in (3, 4, 5)] == [
-        What.RETRY,
-        What.GIVE_UP,
-        What.GIVE_UP,
+    assert [decide(failed, PUSH, POLICY, attempt, 0.5).action for attempt in (3, 4, 5)] == [
+        Action.RETRY,
+        Action.GIVE_UP,
+        Action.GIVE_UP,
     ]
-    assert judge(failed, PUSH, RetryPolicy(), 10_000, 0.5).what is What.RETRY
+    assert decide(failed, PUSH, RetryPolicy(), 10_000, 0.5).action is Action.RETRY
 
 
 def test_what_was_not_sent_is_no_attempt() -> None:
-    assert judge(Outcome(error="no room", sent=False), PUSH, POLICY, 4, 0.5).what is What.RELEASE
+    assert decide(Outcome(error="no room", sent=False), PUSH, POLICY, 4, 0.5).action is Action.RELEASE
 
 
 @pytest.mark.parametrize(
@@ -70,9 +78,9 @@ def test_retry_after_is_read_in_both_forms_and_nonsense_is_nothing(text: str | N
 
 def test_a_longer_wish_of_the_endpoint_than_our_backoff_counts_and_429_and_503_hold_up_all() -> None:
     for status, pause in ((503, 100.0), (429, 100.0), (500, 0.0), (404, 0.0)):
-        verdict = judge(Outcome(status=status, retry_after="100"), PUSH, POLICY, 1, 0.5)
-        assert (verdict.delay_seconds, verdict.pause_seconds) == (100.0, pause)
-    assert judge(Outcome(status=503, retry_after="0"), PUSH, POLICY, 3, 1.0).delay_seconds == 4.0
+        decision = decide(Outcome(status=status, retry_after="100"), PUSH, POLICY, 1, 0.5)
+        assert (decision.delay_seconds, decision.pause_seconds) == (100.0, pause)
+    assert decide(Outcome(status=503, retry_after="0"), PUSH, POLICY, 3, 1.0).delay_seconds == 4.0
 
 
 def test_an_excerpt_is_one_printable_line() -> None:
@@ -91,29 +99,29 @@ def test_a_backoff_is_within_its_bounds(attempt: int, chance: float, least: floa
 
 
 def test_the_window_doubles_by_the_round_then_grows_by_one_and_halves_once_per_failed_round() -> None:
-    flow = Flow()
+    window = ConcurrencyWindow()
     for expected in (8, 16, 32):
-        for _ in range(flow.window):
-            flow = flow.succeeded(flow.window)
-        assert flow.window == expected
+        for _ in range(window.limit):
+            window = window.record_success(window.limit)
+        assert window.limit == expected
     for _ in range(32):
-        flow = flow.failed(0)
-    assert flow == Flow(16, 16, 1)
+        window = window.record_failure(0)
+    assert window == ConcurrencyWindow(16, 16, 1)
     for _ in range(17):
-        flow = flow.succeeded(flow.window)
-    assert flow.window == 17
+        window = window.record_success(window.limit)
+    assert window.limit == 17
     assert is_slow(6, 10)
     assert not is_slow(4, 10)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 300)), max_size=200))
 def test_the_window_stays_within_its_bounds(events: list[tuple[bool, int]]) -> None:
-    flow = Flow()
+    window = ConcurrencyWindow()
     for good, number in events:
-        before = flow
-        flow = flow.succeeded(number) if good else flow.failed(flow.round)
-        assert SMALLEST <= flow.size <= LARGEST
-        assert flow.size >= before.size if good else flow.size <= before.size
+        before = window
+        window = window.record_success(number) if good else window.record_failure(window.round)
+        assert SMALLEST_WINDOW <= window.size <= LARGEST_WINDOW
+        assert window.size >= before.size if good else window.size <= before.size
 
 
 class Endpoint(RuleBasedStateMachine):
@@ -122,7 +130,7 @@ class Endpoint(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.breaker = Breaker()
+        self.breaker = CircuitBreaker()
         self.up = True
         self.attempts = 0
         self.waits_until = 0.0
@@ -141,50 +149,50 @@ class Endpoint(RuleBasedStateMachine):
     @rule(chance=st.floats(0, 1), after=st.sampled_from([None, "5", "30"]))
     def a_message_is_sent(self, chance: float, after: str | None) -> None:
         state = self.breaker.state(self.now)
-        assert state is not State.OPEN
-        if state is State.HALF_OPEN:
-            self.breaker = self.breaker.probe()
+        assert state is not BreakerState.OPEN
+        if state is BreakerState.HALF_OPEN:
+            self.breaker = self.breaker.start_probe()
             assert not self.breaker.may_send(self.now)
         self.attempts += 1
         outcome = Outcome(status=204) if self.up else Outcome(status=503, retry_after=after)
-        verdict = judge(outcome, PUSH, POLICY, self.attempts, chance)
+        decision = decide(outcome, PUSH, POLICY, self.attempts, chance)
         if self.up:
-            assert verdict.what is What.ACKNOWLEDGE
-            self.breaker = self.breaker.succeeded()
-            assert self.breaker.state(self.now) is State.CLOSED
+            assert decision.action is Action.ACKNOWLEDGE
+            self.breaker = self.breaker.record_success()
+            assert self.breaker.state(self.now) is BreakerState.CLOSED
             self.attempts = 0
             return
-        self.breaker = self.breaker.failed(self.now, chance)
-        if state is State.HALF_OPEN:
-            assert self.breaker.state(self.now) is State.OPEN
-        if verdict.pause_seconds:
-            self.breaker = self.breaker.asked_for_pause(self.now, verdict.pause_seconds)
-            assert not self.breaker.may_send(self.now + verdict.pause_seconds * 0.99)
-        if verdict.what is What.GIVE_UP:
+        self.breaker = self.breaker.record_failure(self.now, chance)
+        if state is BreakerState.HALF_OPEN:
+            assert self.breaker.state(self.now) is BreakerState.OPEN
+        if decision.pause_seconds:
+            self.breaker = self.breaker.pause(self.now, decision.pause_seconds)
+            assert not self.breaker.may_send(self.now + decision.pause_seconds * 0.99)
+        if decision.action is Action.GIVE_UP:
             assert self.attempts == POLICY.max_attempts
             self.given_up = True
         else:
-            assert verdict.what is What.RETRY
-            self.waits_until = self.now + verdict.delay_seconds
+            assert decision.action is Action.RETRY
+            self.waits_until = self.now + decision.delay_seconds
 
     @precondition(lambda self: self.given_up)
     @rule()
     def the_next_message_comes(self) -> None:
         self.given_up, self.attempts, self.waits_until = False, 0, 0.0
 
-    @precondition(lambda self: self.breaker.until is not None)
+    @precondition(lambda self: self.breaker.open_until is not None)
     @rule(chance=st.floats(0, 1))
     def one_that_was_under_way_fails_late(self, chance: float) -> None:
-        if not self.breaker.probing:
-            assert self.breaker.failed(self.now, chance) == self.breaker
+        if not self.breaker.is_probing:
+            assert self.breaker.record_failure(self.now, chance) == self.breaker
 
     @invariant()
     def it_never_waits_for_ever(self) -> None:
         assert self.attempts <= 4
-        assert self.breaker.failures < FAILURES
-        if self.breaker.until is not None:
-            assert self.breaker.until - self.now <= max(LONGEST_PAUSE_SECONDS, 30)
-            assert self.breaker.may_send(self.breaker.until) or self.breaker.probing
+        assert self.breaker.failures < FAILURES_TO_OPEN
+        if self.breaker.open_until is not None:
+            assert self.breaker.open_until - self.now <= max(OPEN_BACKOFF.longest_seconds, 30)
+            assert self.breaker.may_send(self.breaker.open_until) or self.breaker.is_probing
 
 
 Endpoint.TestCase.settings = settings(max_examples=pick(40, 1000), stateful_step_count=pick(30, 100))
@@ -192,16 +200,16 @@ TestEndpoint = Endpoint.TestCase
 
 
 def test_what_succeeds_in_between_keeps_it_closed_and_a_probe_that_nobody_uses_is_given_up() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(3):
-        for _ in range(FAILURES - 1):
-            breaker = breaker.failed(0, 0.5)
-        breaker = breaker.succeeded()
-    assert breaker.state(0) is State.CLOSED
-    for _ in range(FAILURES):
-        breaker = breaker.failed(0, 1.0)
-    assert breaker.until == 1.0
-    probing = breaker.probe()
+        for _ in range(FAILURES_TO_OPEN - 1):
+            breaker = breaker.record_failure(0, 0.5)
+        breaker = breaker.record_success()
+    assert breaker.state(0) is BreakerState.CLOSED
+    for _ in range(FAILURES_TO_OPEN):
+        breaker = breaker.record_failure(0, 1.0)
+    assert breaker.open_until == 1.0
+    probing = breaker.start_probe()
     assert not probing.may_send(5)
-    assert probing.give_up_probe().may_send(5)
-    assert probing.failed(5, 1.0).until == 7.0
+    assert probing.cancel_probe().may_send(5)
+    assert probing.record_failure(5, 1.0).open_until == 7.0

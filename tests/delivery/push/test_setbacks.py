@@ -6,30 +6,29 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.push import push_metrics, push_worker, retry_decision, subscription_pusher
-from purveyor.delivery.push.endpoint_pool import Lanes
-from purveyor.delivery.push.endpoint_sender import Lane
-from purveyor.delivery.push.http_pool import Host
-from purveyor.delivery.push.push_leases import Counter
-from purveyor.delivery.push.push_metrics import Setbacks
-from purveyor.delivery.push.push_worker import Worker
+from purveyor.delivery.push import push_problems, push_worker, retry_decision, subscription_pusher
+from purveyor.delivery.push.endpoint_pool import EndpointPool, EndpointSender
+from purveyor.delivery.push.http_pool import HostPool
+from purveyor.delivery.push.push_leases import PushLeases
+from purveyor.delivery.push.push_problems import FailureSeries
+from purveyor.delivery.push.push_worker import PushWorker
 from purveyor.delivery.push.retry_decision import Outcome
-from purveyor.delivery.subscription_status import look
+from purveyor.delivery.subscription_status import read_status
 from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model.backoff import Backoff
 from purveyor.model.errors import Refused
 from purveyor.model.push_config import PushFormat
 from purveyor.queues.client import Queues
-from tests.delivery import rubbish
-from tests.delivery.push.conftest import Desk, Site, Told
-from tests.waiting import until
+from tests.support import malformed_messages
+from tests.support.push import Desk, Site, Told
+from tests.support.waiting import until
 
-Work = Callable[..., Awaitable[Worker]]
+Work = Callable[..., Awaitable[PushWorker]]
 
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_metrics, "_FIRST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(push_metrics, "_LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(push_problems, "_FAILURE_BACKOFF", Backoff(0.02, 0.1))
 
 
 class Fault:
@@ -51,7 +50,7 @@ class Fault:
 
 async def shown(desk: Desk) -> str:
     registry = await desk.subscriptions.registry()
-    trouble = (await look(desk.queues, registry, await desk.subscriptions.get(desk.name))).trouble
+    trouble = (await read_status(desk.queues, registry, await desk.subscriptions.get(desk.name))).push_problem
     return "" if trouble is None else trouble.reason
 
 
@@ -64,7 +63,7 @@ async def other(queues: Queues, subscriptions: Subscriptions, site: Site, unique
 async def test_a_subscription_whose_messages_cannot_be_taken_says_so_and_goes_on(
     desk: Desk, other: Desk, work: Work, monkeypatch: pytest.MonkeyPatch, wrong: Exception
 ) -> None:
-    fault = Fault(monkeypatch, Counter, "look", desk.name)
+    fault = Fault(monkeypatch, PushLeases, "lease", desk.name)
     fault.wrong = wrong
     for each in (desk, other):
         await each.add("/ok")
@@ -92,10 +91,10 @@ async def test_a_subscription_whose_messages_cannot_be_taken_says_so_and_goes_on
 async def test_what_was_answered_is_kept_while_it_cannot_be_settled(
     desk: Desk, work: Work, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fault = Fault(monkeypatch, Counter, "settle", desk.name)
+    fault = Fault(monkeypatch, PushLeases, "settle", desk.name)
     await desk.add("/ok")
     await desk.write(*({} for _ in range(4)))
-    with caplog.at_level(logging.ERROR, "purveyor.delivery.push.push_metrics"):
+    with caplog.at_level(logging.ERROR, "purveyor.delivery.push.push_problems"):
         await work()
         await until(lambda: len(desk.seen()) == 4 and fault.hits > 5)
 
@@ -114,15 +113,15 @@ async def test_an_answer_that_breaks_the_judge_is_an_attempt_that_failed(
     desk: Desk, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hits: list[Outcome] = []
-    judged = retry_decision.judge
+    original = retry_decision.decide
 
-    def judge(outcome: Any, push: Any, *rest: Any) -> Any:
+    def decide(outcome: Any, push: Any, *rest: Any) -> Any:
         if f"for={desk.name}" in push.endpoints[0] and len(hits) < 2:
             hits.append(outcome)
             raise OverflowError("a date beyond all dates")
-        return judged(outcome, push, *rest)
+        return original(outcome, push, *rest)
 
-    monkeypatch.setattr(subscription_pusher, "judge", judge)
+    monkeypatch.setattr(subscription_pusher, "decide", decide)
     await desk.add("/ok")
     await desk.write({}, {}, {})
     await work()
@@ -135,9 +134,9 @@ async def test_an_answer_that_breaks_the_judge_is_an_attempt_that_failed(
 async def test_one_message_that_cannot_be_parked_does_not_hold_up_the_answers_of_others(
     desk: Desk, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = Fault(monkeypatch, Counter, "park", desk.name)
+    fault = Fault(monkeypatch, PushLeases, "park", desk.name)
     await desk.add("/ok", format=PushFormat.RAW)
-    await rubbish.put(desk.queues, f"{desk.name}.main", rubbish.BODIES["half in the key"])
+    await malformed_messages.put(desk.queues, f"{desk.name}.main", malformed_messages.BODIES["half in the key"])
     await desk.write({}, {})
     await work()
 
@@ -165,24 +164,24 @@ async def test_one_message_that_cannot_be_parked_does_not_hold_up_the_answers_of
 async def test_an_endpoint_whose_probe_fails_in_an_unknown_way_is_probed_again(
     desk: Desk, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purveyor.delivery.push.circuit_breaker.FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("purveyor.delivery.push.endpoint_health.OPEN_BACKOFF", Backoff(0.02, 60.0))
     hits = []
-    whole = Host.probe
+    whole = HostPool.probe
 
-    async def probe(self: Host) -> None:
+    async def probe(self: HostPool) -> None:
         hits.append(self)
         if len(hits) < 3:
             raise RuntimeError("no such transport")
         await whole(self)
 
-    monkeypatch.setattr(Host, "probe", probe)
+    monkeypatch.setattr(HostPool, "probe", probe)
     down = True
 
-    def request(self: Lane, message: Any) -> bytes:
+    def request(self: EndpointSender, message: Any) -> bytes:
         path = b"/status/503" if down else b"/ok"
         return b"POST %s?for=%s HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n" % (path, desk.name.encode())
 
-    monkeypatch.setattr(Lane, "request", request)
+    monkeypatch.setattr(EndpointSender, "build_request", request)
     await desk.add("/ok")
     await desk.write(*({} for _ in range(10)))
     await work()
@@ -194,16 +193,16 @@ async def test_an_endpoint_whose_probe_fails_in_an_unknown_way_is_probed_again(
 async def test_a_line_that_cannot_be_made_is_made_later(
     desk: Desk, other: Desk, work: Work, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, wrong = Lanes.__init__, [3]
+    whole, wrong = EndpointPool.__init__, [3]
 
-    def made(self: Lanes, shop: Any, name: str, **rest: Any) -> None:
+    def made(self: EndpointPool, name: str, *rest: Any, **more: Any) -> None:
         if name == desk.name and wrong[0]:
             wrong[0] -= 1
             raise RuntimeError("no room")
-        whole(self, shop, name, **rest)
+        whole(self, name, *rest, **more)
 
-    monkeypatch.setattr(push_worker, "_AGAIN_SECONDS", 0.02)
-    monkeypatch.setattr(Lanes, "__init__", made)
+    monkeypatch.setattr(push_worker, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(EndpointPool, "__init__", made)
     await work()
     for each in (desk, other):
         await each.add("/ok")
@@ -217,9 +216,8 @@ async def test_a_line_that_cannot_be_made_is_made_later(
 def test_pauses_double_while_setbacks_follow_each_other_and_begin_anew_after_a_calm(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(push_metrics, "_FIRST_PAUSE_SECONDS", 1.0)
-    monkeypatch.setattr(push_metrics, "_LONGEST_PAUSE_SECONDS", 60.0)
-    series, now, pauses = Setbacks("a loop"), 100.0, []
+    monkeypatch.setattr(push_problems, "_FAILURE_BACKOFF", Backoff(1.0, 60.0))
+    series, now, pauses = FailureSeries("a loop"), 100.0, []
     for _ in range(8):
         series.add(ValueError("no"), now)
         pauses.append(series.pause_seconds)

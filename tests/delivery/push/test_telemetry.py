@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from purveyor.app.telemetry.traces import tracing_to
-from purveyor.delivery.push.push_worker import Worker
+from purveyor.app.telemetry.traces import export_traces
+from purveyor.delivery.push.push_worker import PushWorker
 from purveyor.model import metrics
-from tests.delivery.push.conftest import Desk
+from tests.support.push import Desk
 
-Work = Callable[..., Awaitable[Worker]]
+Work = Callable[..., Awaitable[PushWorker]]
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
@@ -18,7 +18,7 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 async def test_attempts_are_counted_and_carry_the_trace_of_their_event(desk: Desk, work: Work) -> None:
     exporter = InMemorySpanExporter()
     body = {"realm": "udm", "topic": "t", "body": {"old": {}, "new": {"script": [500]}}}
-    with tracing_to(None, "push", exporter):
+    with export_traces(None, "push", exporter):
         await desk.add("/script")
         headers = {"Purveyor-Position": "1", "traceparent": PARENT}
         await desk.queues.publish(f"{desk.name}.main", json.dumps(body).encode(), headers=headers)

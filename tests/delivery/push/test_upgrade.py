@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.push.attempt_log import Attempts, attempts_bucket
-from purveyor.delivery.push.push_problems import troubles_of
-from purveyor.delivery.push.push_worker import Worker
+from purveyor.delivery.push.attempt_log import AttemptLog, attempts_bucket
+from purveyor.delivery.push.push_problems import read_problems
+from purveyor.delivery.push.push_worker import PushWorker
 from purveyor.jetstream.key_value import Bucket
 from purveyor.model.delivery_policy import OrderBy
 from purveyor.model.push_config import AfterDeadLetter
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS
-from tests.delivery.push.conftest import Desk, Told
-from tests.waiting import until
+from tests.support.push import Desk, Told
+from tests.support.waiting import until
 
-Work = Callable[..., Awaitable[Worker]]
+Work = Callable[..., Awaitable[PushWorker]]
 UNKNOWN = pytest.mark.parametrize("unknown", [{"version": 2}, {"zone": "eu"}], ids=["version", "field"])
 
 
@@ -34,7 +34,7 @@ async def make_newer(bucket: Bucket, key: str, unknown: dict[str, Any]) -> bytes
 async def trouble(desk: Desk) -> str:
     """Why it is not pushed, as a program tells that understands its record."""
     found = await desk.subscriptions.get(desk.name)
-    told = await troubles_of(desk.queues, [found])
+    told = await read_problems(desk.queues, [found])
     return told[desk.name].reason if desk.name in told else ""
 
 
@@ -89,7 +89,7 @@ async def test_a_delivery_state_that_is_not_understood_stops_the_push_and_says_s
 
 
 @UNKNOWN
-async def test_parked_keys_that_are_not_understood_stop_the_push_and_stay(
+async def test_blocked_keys_that_are_not_understood_stop_the_push_and_stay(
     desk: Desk, work: Work, unknown: dict[str, Any]
 ) -> None:
     await desk.add("/ok", order_by=OrderBy.KEY, after_dead_letter=AfterDeadLetter.PARK_KEY)
@@ -117,21 +117,21 @@ async def test_attempts_that_are_not_understood_stop_nothing_and_stay(desk: Desk
     """They are notes for people."""
     await desk.add("/ok")
     incarnation = (await desk.subscriptions.get(desk.name)).incarnation
-    await Attempts(desk.queues).add(desk.name, incarnation, 7, 1, {"error": "first"})
+    await AttemptLog(desk.queues).append(desk.name, incarnation, 7, 1, {"error": "first"})
     kept, key = await attempts(desk), f"{desk.name}.7"
     understood = await make_newer(kept, key, unknown)
     newer = await kept.get(key)
-    older = Attempts(desk.queues)
-    await older.add(desk.name, incarnation, 7, 2, {"error": "second"})
-    assert await older.log(desk.name, incarnation, 7) == []
+    older = AttemptLog(desk.queues)
+    await older.append(desk.name, incarnation, 7, 2, {"error": "second"})
+    assert await older.read(desk.name, incarnation, 7) == []
     assert (await kept.get(key)).revision == newer.revision
     await kept.put(key, understood)
-    await older.add(desk.name, incarnation, 7, 3, {"error": "third"})
-    assert [each["error"] for each in await older.log(desk.name, incarnation, 7)] == ["first", "third"]
+    await older.append(desk.name, incarnation, 7, 3, {"error": "third"})
+    assert [each["error"] for each in await older.read(desk.name, incarnation, 7)] == ["first", "third"]
 
 
 @UNKNOWN
-async def test_a_trouble_that_is_not_understood_is_told_as_one(desk: Desk, unknown: dict[str, Any]) -> None:
+async def test_a_problem_that_is_not_understood_is_told_as_one(desk: Desk, unknown: dict[str, Any]) -> None:
     await desk.add("/ok")
     incarnation = (await desk.subscriptions.get(desk.name)).incarnation
     told = {"incarnation": incarnation, "reason": "no secret", "since": "2026-01-01T00:00:00Z"}

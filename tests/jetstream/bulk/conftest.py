@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from purveyor.jetstream.address import Address
-from tests.jetstream.bulk.servers import Server, serving
+from tests.support.bulk_servers import Server, serving
 
 _NUMBERS = count(1)
 

@@ -1,4 +1,4 @@
-"""Each answer is parsed for what it says and matched to its message; nothing is counted by what it looks like."""
+"""Each reply is parsed and matched to its message."""
 
 import json
 from typing import Any
@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purveyor.jetstream.bulk.net.frame_parser import cut
-from purveyor.jetstream.bulk.publish.acks import Ack, Refusal, parse_answer, parse_answers
-from tests.jetstream.bulk.test_frame_parser import array, frame
+from purveyor.jetstream.api_protocol import ErrorReply, Receipt
+from purveyor.jetstream.bulk.net.frame_parser import parse_frames
+from purveyor.jetstream.bulk.publish.acks import parse_replies, parse_reply
+from tests.support.bulk_messages import array, frame
 
 INBOX = b"_INBOX.abc"
 
 
 def answers(*given: tuple[int, bytes, bytes], sid: int = 5) -> Any:
     data = b"".join(frame((INBOX + b".%d" % index, sid, b"", headers, payload)) for index, headers, payload in given)
-    frames = cut(array(data)).frames
-    return parse_answers(frames, sid=5, prefix_size=len(INBOX) + 1, to_indices=lambda numbers: numbers)
+    frames = parse_frames(array(data)).frames
+    return parse_replies(frames, sid=5, prefix_size=len(INBOX) + 1, to_indices=lambda numbers: numbers)
 
 
 STREAMS = st.sampled_from(["S", "stream:incoming", 'we"ird', "ü", "back\\slash", "seq"])
@@ -51,9 +52,12 @@ def test_errors_and_statuses_are_refusals_of_their_message() -> None:
         (6, b"", b'{"stream":"S","seq":10,"domain":"hub"}'),
     )
     assert [ack.indices.tolist() for ack in found.acks] == [[3], [6]]
-    assert found.refusals == {4: Refusal(503, 10077, "maximum messages exceeded"), 5: Refusal(503, 0, "no responders")}
-    assert found.refusals[5].nobody_there
-    assert not found.refusals[4].nobody_there
+    assert found.refusals == {
+        4: ErrorReply(503, 10077, "maximum messages exceeded"),
+        5: ErrorReply(503, 0, "no responders"),
+    }
+    assert found.refusals[5].has_no_responders
+    assert not found.refusals[4].has_no_responders
 
 
 @pytest.mark.parametrize(
@@ -73,15 +77,15 @@ def test_errors_and_statuses_are_refusals_of_their_message() -> None:
         b'{"stream":"S","seq":1x}',
     ],
 )
-def test_an_answer_that_is_no_ack_is_a_refusal(payload: bytes) -> None:
+def test_a_reply_that_is_not_an_ack_is_a_refusal(payload: bytes) -> None:
     found = answers((1, b"", payload), (2, b"", b'{"stream":"S","seq":2}'))
     assert list(found.refusals) == [1]
     assert [ack.indices.tolist() for ack in found.acks] == [[2]]
 
 
-def test_frames_of_others_are_not_answers() -> None:
+def test_frames_of_other_subscriptions_are_not_replies() -> None:
     assert answers((1, b"", b'{"stream":"S","seq":9}'), sid=4).acks == ()
 
 
-def test_an_answer_with_spaces_is_parsed() -> None:
-    assert parse_answer(b"", b'{"stream": "S", "seq": 3, "duplicate": true}') == Ack("S", 3, duplicate=True)
+def test_a_reply_with_spaces_is_parsed() -> None:
+    assert parse_reply(b"", b'{"stream": "S", "seq": 3, "duplicate": true}') == Receipt("S", 3, duplicate=True)

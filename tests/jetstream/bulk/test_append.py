@@ -1,8 +1,7 @@
-"""Appending: each row once, in order, behind what is there; what a target refuses is its own affair."""
+"""`append_once` stores each row once, in order, after the stored rows; a refusal affects only its target."""
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from purveyor.jetstream.address import Address
+from purveyor.jetstream.api_protocol import ErrorReply
 from purveyor.jetstream.bulk import (
     AppendOptions,
     Outcome,
@@ -21,33 +21,14 @@ from purveyor.jetstream.bulk import (
     outgoing,
     publish_many,
 )
-from purveyor.jetstream.bulk.append.replies import Verdict, judge
-from purveyor.jetstream.bulk.append.write_speed import Pace, Paces
-from purveyor.jetstream.bulk.publish.acks import Refusal as Answer
+from purveyor.jetstream.bulk.append.replies import RefusalAction, decide_action
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidConfig, InvalidInput, ServerUnavailable, UnknownStream
-from tests.jetstream.bulk.servers import Server, api, forget_ids, make_stream, serving, state
-from tests.jetstream.bulk.test_publish import rows
+from tests.support.append import BATCHED, CHAINED, make, one, portion_by_portion, stored, table, write_in
+from tests.support.bulk_messages import rows
+from tests.support.bulk_servers import Server, forget_ids, make_stream, request_api, serving, state
 
-CHAINED, BATCHED = "chained", "batched"
 HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
-
-
-class Told(Paces):
-    """A pace that is not measured."""
-
-    def __init__(self, pace: Pace) -> None:
-        super().__init__()
-        self._pace = pace
-
-    def of(self, urls: tuple[str, ...]) -> Pace:
-        return self._pace
-
-
-def write_in(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rows be written in one of the two ways wherever both are possible."""
-    pace = Pace.FAST if way == CHAINED else Pace.SLOW
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.chains.PACES", Told(pace))
 
 
 @pytest.fixture(params=[CHAINED, BATCHED], autouse=True)
@@ -55,42 +36,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     chosen: str = request.param
     write_in(chosen, monkeypatch)
     return chosen
-
-
-def portion_by_portion(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """In a chain, send the next rows only when those before are answered, and the caller has heard of it."""
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.chains._MOST_ROWS", 1)
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.chains._ROWS_AT_ONCE", rows)
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.chains._FLIGHT_ROWS", rows)
-
-
-def table(positions: Sequence[int], *, ids: bool = True, body: bytes = b"") -> pa.Table:
-    """Rows whose data is their position."""
-    columns: dict[str, Any] = {
-        "position": pa.array(positions, pa.int64()),
-        "data": pa.array([b"%d" % position + body for position in positions], pa.binary()),
-    }
-    if ids:
-        columns["msg_id"] = pa.array([str(position) for position in positions], pa.string())
-    return pa.table(columns)
-
-
-def make(address: Address, name: str, **config: Any) -> Target:
-    make_stream(address, name, allow_atomic=True, **config)
-    return Target(subject=f"{name}.main", stream=name)
-
-
-def stored(address: Address, stream: str) -> list[int]:
-    """The positions in a stream, by its headers; the data must agree."""
-    found = rows(address, stream)
-    positions = [int(dict(row["headers"])[POSITION][0]) for row in found]
-    assert [int(row["data"].rstrip(b"\0")) for row in found] == positions
-    return positions
-
-
-def one(outcomes: list[Outcome]) -> Outcome:
-    (outcome,) = outcomes
-    return outcome
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 30, 100, 1000, 1001, 4500])
@@ -102,7 +47,7 @@ def test_rows_are_stored_in_order_and_again_only_skipped(address: Address, name:
         assert stored(address, name) == list(positions)
 
 
-def test_a_later_call_goes_on_behind_the_rows_that_are_there(address: Address, name: str) -> None:
+def test_a_later_call_continues_after_the_stored_rows(address: Address, name: str) -> None:
     target = make(address, name)
     append_once(address, [(target, table(range(1, 1501)))])
     outcome = one(append_once(address, [(target, table(range(1001, 3001)))]))
@@ -134,7 +79,7 @@ def test_what_was_acknowledged_and_deleted_is_not_written_again(address: Address
     for tag, position in (("second", 100), ("first", 200)):
         body = json.dumps({"incarnation": tag, "position": position}).encode()
         publish_many(address, outgoing([(f"$KV.{name}.ox", body, None, None)]))
-        api(address, f"STREAM.PURGE.{name}", {})
+        request_api(address, f"STREAM.PURGE.{name}", {})
         forget_ids(address, name, f"{name}.probe")
         outcome = one(append_once(address, [(target, table(range(1, 151)))]))
         assert outcome.stored == (50 if tag == "second" else 150), "a floor of another incarnation is none"
@@ -149,7 +94,7 @@ def test_a_floor_given_by_the_caller_counts(address: Address, name: str) -> None
     assert stored(address, name) == [8, 9, 10]
 
 
-def test_a_floor_that_cannot_be_read_refuses_rather_than_guesses(address: Address, name: str) -> None:
+def test_an_unreadable_floor_is_a_refusal(address: Address, name: str) -> None:
     make_stream(address, f"KV_{name}", [f"$KV.{name}.>"])
     publish_many(address, outgoing([(f"$KV.{name}.ox", b"{}", None, None)]))
     make_stream(address, name, allow_atomic=True)
@@ -178,13 +123,13 @@ def test_many_targets_are_written_at_once(address: Address, name: str) -> None:
     assert sum(outcome.skipped for outcome in append_once(address, work)) == len(found)
 
 
-def test_no_work_is_no_work(address: Address, name: str) -> None:
+def test_an_empty_call_does_nothing(address: Address, name: str) -> None:
     assert append_once(address, []) == []
     target = Target(subject=f"{name}.main", stream="nowhere")
     assert append_once(address, [(target, table([]))]) == [Outcome(target, 0, 0, 0)]
 
 
-def test_record_batches_headers_and_a_header_of_ones_own(address: Address, name: str) -> None:
+def test_record_batches_with_headers_and_a_custom_position_header(address: Address, name: str) -> None:
     make_stream(address, name, allow_atomic=True)
     target = Target(subject=f"{name}.main", stream=name, position_header="Place")
     maps = [
@@ -210,7 +155,7 @@ def test_record_batches_headers_and_a_header_of_ones_own(address: Address, name:
     assert one(append_once(address, [(target, batch)])).skipped == 3
 
 
-def test_rows_out_of_order_are_the_callers_mistake(address: Address, name: str) -> None:
+def test_rows_out_of_order_are_refused(address: Address, name: str) -> None:
     target = make(address, name)
     good = Target(subject=f"{name}.good", stream=name)
     for positions in ([1, 3, 2], [1, 1], [0, 1], [-1]):
@@ -253,14 +198,14 @@ def test_a_target_that_refuses_does_not_stop_the_others(address: Address, name: 
     assert stored(address, full.stream) == list(range(1, room + 1))
     assert "allow_atomic" in refusals[plain].reason
     assert stored(address, name) == list(range(1, 4001))
-    api(address, f"STREAM.PURGE.{full.stream}", {"keep": 1})
+    request_api(address, f"STREAM.PURGE.{full.stream}", {"keep": 1})
     assert one(append_once(address, [(full, table(range(1, 2001)))])) == Outcome(full, 2000 - room, room, 2000)
 
 
 def test_a_subject_that_no_stream_takes_is_refused(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._MOST_TRIES", 4)
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._MAX_CONFLICTS", 4)
     make_stream(address, name, [f"{name}.only"], allow_atomic=True)
     for positions in ([1], range(1, 11)):
         target = Target(subject=f"{name}.main", stream=name)
@@ -270,7 +215,7 @@ def test_a_subject_that_no_stream_takes_is_refused(
 
 @pytest.mark.parametrize("place", [0, 1, 700, 1499, 1999])
 def test_a_row_too_large_is_refused_at_its_position_and_can_be_passed(address: Address, name: str, place: int) -> None:
-    """Whether for the server or for the stream; the rows before it are stored, those behind when it is passed."""
+    """Too large for the server or for the stream: the rows before it are stored, those after it once it is skipped."""
     server_limit, stream_limit = make(address, name), make(address, f"{name}-small", max_msg_size=900)
     bodies = [b"%d" % n for n in range(1, 2001)]
     for target, size in ((server_limit, 9_000_000), (stream_limit, 1000)):
@@ -297,15 +242,15 @@ def test_a_row_that_cannot_be_sent_is_refused_at_its_position(address: Address, 
 
 
 def test_known_message_ids_are_skipped_and_the_rest_is_stored(address: Address, name: str) -> None:
-    """The messages are gone but their ids are remembered; there is no floor that would tell."""
+    """The messages are deleted but the stream remembers their ids; there is no floor."""
     target = make(address, name)
     append_once(address, [(target, table([3, 4, 900]))])
-    api(address, f"STREAM.PURGE.{name}", {})
+    request_api(address, f"STREAM.PURGE.{name}", {})
     assert one(append_once(address, [(target, table(range(1, 1501)))])) == Outcome(target, 1497, 3, 1500)
     assert stored(address, name) == [n for n in range(1, 1501) if n not in (3, 4, 900)]
 
 
-def test_messages_of_somebody_else_do_not_hide_what_was_written(address: Address, name: str) -> None:
+def test_messages_of_another_writer_do_not_hide_the_last_position(address: Address, name: str) -> None:
     target = make(address, name)
     assert newest_position(address, name, target.subject) is None
     publish_many(address, outgoing((target.subject, b"0", None, None) for _ in range(3)))
@@ -318,7 +263,7 @@ def test_messages_of_somebody_else_do_not_hide_what_was_written(address: Address
         newest_position(address, "nowhere", target.subject)
 
 
-def test_a_message_in_between_makes_the_writer_ask_again(
+def test_a_message_in_between_makes_the_writer_read_again(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     portion_by_portion(monkeypatch, 999)
@@ -329,7 +274,7 @@ def test_a_message_in_between_makes_the_writer_ask_again(
             publish_many(address, outgoing([(target.subject, b"0", None, None)]))
         elif done == 2000:
             sequence = state(address, name)["last_seq"]
-            api(address, f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
+            request_api(address, f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
 
     outcome = one(append_once(address, [(target, table(range(1, 3001)))], AppendOptions(on_progress=disturb)))
     assert (outcome.stored, outcome.refused) == (3000, None)
@@ -338,7 +283,7 @@ def test_a_message_in_between_makes_the_writer_ask_again(
     assert found[1001:] in ([*range(1001, 2000), *range(2001, 3001)], list(range(1001, 3001)))
 
 
-def test_what_a_server_forgot_is_written_again_where_the_floor_tells_all(address: Address, name: str) -> None:
+def test_rows_that_a_server_lost_are_written_again_if_there_is_a_floor(address: Address, name: str) -> None:
     make_stream(address, f"KV_{name}", [f"$KV.{name}.>"])
     make_stream(address, name, allow_atomic=True, duplicate_window=100_000_000)
     target = Target(subject=f"{name}.main", stream=name, floor_subject=f"$KV.{name}.ox", floor_stream=f"KV_{name}")
@@ -346,7 +291,7 @@ def test_what_a_server_forgot_is_written_again_where_the_floor_tells_all(address
     def forget(done: int) -> None:
         if done == 2000:
             for sequence in range(1901, 2001):
-                api(address, f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
+                request_api(address, f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
 
     given = table(range(1, 3001), ids=False)
     assert one(append_once(address, [(target, given)], AppendOptions(on_progress=forget))) == Outcome(
@@ -355,41 +300,41 @@ def test_what_a_server_forgot_is_written_again_where_the_floor_tells_all(address
     assert stored(address, name) == list(range(1, 3001))
 
 
-def test_somebody_who_writes_all_the_time_ends_in_a_refusal(
+def test_a_writer_that_always_meets_conflicts_ends_in_a_refusal(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without progress there is an end to asking again."""
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._MOST_TRIES", 3)
+    """Without progress the writer stops reading again."""
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._MAX_CONFLICTS", 3)
     target = make(address, name)
     publish_many(address, outgoing([(target.subject, b"0", None, None)]))
 
     def interfere(*_: Any) -> None:
         publish_many(address, outgoing([(target.subject, b"0", None, None)]))
 
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer.last_position", interfere)
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer.find_last_position", interfere)
     refused = one(append_once(address, [(target, table([1, 2]))])).refused
     assert refused is not None
     assert (refused.code, refused.kind) == (10071, RefusalKind.OTHER)
 
 
-def test_what_was_seen_long_ago_is_asked_again(address: Address, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer held up between asking and writing: others wrote the rows meanwhile, and readers removed them."""
+def test_an_old_read_is_repeated_before_a_write(address: Address, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer is suspended between read and write: others write the rows meanwhile, and readers delete them."""
     make_stream(address, f"KV_{name}", [f"$KV.{name}.>"])
     make_stream(address, name, allow_atomic=True)
     target = Target(subject=f"{name}.main", stream=name, floor_subject=f"$KV.{name}.ox", floor_stream=f"KV_{name}")
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._TRUST_SECONDS", 1.0)
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._STATE_MAX_AGE_SECONDS", 1.0)
     held_up: list[int] = []
 
-    def hold_up(done: int) -> None:
+    def suspend(done: int) -> None:
         if not held_up:
             held_up.append(done)
             append_once(address, [(target, table(range(1, 21), ids=False))])  # the rival
             publish_many(address, outgoing([(f"$KV.{name}.ox", b'{"position": 20}', None, None)]))
             for sequence in range(11, 21):
-                api(address, f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
+                request_api(address, f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
             time.sleep(1.1)  # longer than that
 
-    options = AppendOptions(batch_rows=10, on_progress=hold_up)
+    options = AppendOptions(batch_rows=10, on_progress=suspend)
     outcome = one(append_once(address, [(target, table(range(1, 31), ids=False))], options))
     assert (outcome.stored, outcome.skipped, outcome.last_position) == (20, 10, 30)
     assert stored(address, name) == [*range(1, 11), *range(21, 31)]
@@ -421,7 +366,7 @@ def test_a_target_that_is_denied_does_not_stop_the_others(tmp_path: Path) -> Non
         assert state(admin, "S")["messages"] == 500
 
 
-def test_a_server_that_is_not_there_is_an_error_after_the_patience(server: Server, name: str) -> None:
+def test_a_missing_server_is_an_error_after_the_timeout(server: Server, name: str) -> None:
     nowhere = Address(("nats://127.0.0.1:1",))
     with pytest.raises(ServerUnavailable, match=r"gave up after 0\.2 s"):
         append_once(nowhere, [(Target(subject="a", stream="S"), table([1]))], AppendOptions(patience_seconds=0.2))
@@ -430,21 +375,31 @@ def test_a_server_that_is_not_there_is_an_error_after_the_patience(server: Serve
 @pytest.mark.parametrize(
     ("answer", "rows", "verdict", "kind"),
     [
-        (Answer(400, 10071, "wrong last sequence: 6"), 5, Verdict.ASK_AGAIN, RefusalKind.OTHER),
-        (Answer(503, 0, "no responders"), 5, Verdict.ASK_AGAIN, RefusalKind.OTHER),
-        (Answer(503, 0, "no responders"), 0, Verdict.WAIT, RefusalKind.OTHER),
-        (Answer(503, 10008, "JetStream system temporarily unavailable"), 0, Verdict.WAIT, RefusalKind.OTHER),
-        (Answer(429, 10210, "atomic publish too many inflight"), 5, Verdict.WAIT, RefusalKind.OTHER),
-        (Answer(503, 10077, "stream closed"), 5, Verdict.WAIT, RefusalKind.OTHER),
-        (Answer(503, 10077, "maximum bytes exceeded"), 5, Verdict.GIVE_UP, RefusalKind.FULL),
-        (Answer(500, 10047, "insufficient storage resources available"), 5, Verdict.GIVE_UP, RefusalKind.FULL),
-        (Answer(404, 10059, "stream not found"), 0, Verdict.GIVE_UP, RefusalKind.MISSING_STREAM),
-        (Answer(400, 10201, "duplicate message id"), 5, Verdict.FEWER, RefusalKind.OTHER),
-        (Answer(400, 10176, "incomplete"), 2, Verdict.FEWER, RefusalKind.OTHER),
-        (Answer(400, 10054, "message size exceeds maximum allowed"), 1, Verdict.GIVE_UP, RefusalKind.TOO_LARGE),
-        (Answer(400, 10109, "sealed"), 5, Verdict.GIVE_UP, RefusalKind.OTHER),
-        (Answer(0, 0, "something else"), 1, Verdict.GIVE_UP, RefusalKind.OTHER),
+        (ErrorReply(400, 10071, "wrong last sequence: 6"), 5, RefusalAction.READ_AGAIN, RefusalKind.OTHER),
+        (ErrorReply(503, 0, "no responders"), 5, RefusalAction.READ_AGAIN, RefusalKind.OTHER),
+        (ErrorReply(503, 0, "no responders"), 0, RefusalAction.WAIT, RefusalKind.OTHER),
+        (ErrorReply(503, 10008, "JetStream system temporarily unavailable"), 0, RefusalAction.WAIT, RefusalKind.OTHER),
+        (ErrorReply(429, 10210, "atomic publish too many inflight"), 5, RefusalAction.WAIT, RefusalKind.OTHER),
+        (ErrorReply(503, 10077, "stream closed"), 5, RefusalAction.WAIT, RefusalKind.OTHER),
+        (ErrorReply(503, 10077, "maximum bytes exceeded"), 5, RefusalAction.GIVE_UP, RefusalKind.FULL),
+        (
+            ErrorReply(500, 10047, "insufficient storage resources available"),
+            5,
+            RefusalAction.GIVE_UP,
+            RefusalKind.FULL,
+        ),
+        (ErrorReply(404, 10059, "stream not found"), 0, RefusalAction.GIVE_UP, RefusalKind.MISSING_STREAM),
+        (ErrorReply(400, 10201, "duplicate message id"), 5, RefusalAction.SEND_FEWER, RefusalKind.OTHER),
+        (ErrorReply(400, 10176, "incomplete"), 2, RefusalAction.SEND_FEWER, RefusalKind.OTHER),
+        (
+            ErrorReply(400, 10054, "message size exceeds maximum allowed"),
+            1,
+            RefusalAction.GIVE_UP,
+            RefusalKind.TOO_LARGE,
+        ),
+        (ErrorReply(400, 10109, "sealed"), 5, RefusalAction.GIVE_UP, RefusalKind.OTHER),
+        (ErrorReply(0, 0, "something else"), 1, RefusalAction.GIVE_UP, RefusalKind.OTHER),
     ],
 )
-def test_refusals_are_judged(answer: Answer, rows: int, verdict: Verdict, kind: RefusalKind) -> None:
-    assert judge(answer, rows) == (verdict, kind)
+def test_each_refusal_has_its_action(answer: ErrorReply, rows: int, verdict: RefusalAction, kind: RefusalKind) -> None:
+    assert decide_action(answer, rows) == (verdict, kind)

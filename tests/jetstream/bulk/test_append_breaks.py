@@ -1,4 +1,4 @@
-"""Appending through cuts, dead servers and rivals: each row once, in order, and the caller only waits."""
+"""`append_once` with broken connections, dead servers and other writers: each row once, in order."""
 
 import random
 import threading
@@ -10,25 +10,16 @@ import pytest
 from purveyor.jetstream.bulk import AppendOptions, Outcome, RefusalKind, Target, append_once
 from purveyor.jetstream.bulk.net.pool import close_idle
 from purveyor.model.errors import ServerUnavailable
-from tests.jetstream.bulk.servers import Proxy, Server, linked, make_stream, serving, state
-from tests.jetstream.bulk.test_append import (
-    BATCHED,
-    CHAINED,
-    make,
-    one,
-    portion_by_portion,
-    stored,
-    table,
-    write_in,
-)
-from tests.jetstream.bulk.test_breaks import come_back
-from tests.waiting import wait_until
+from tests.support.append import BATCHED, CHAINED, make, one, portion_by_portion, stored, table, write_in
+from tests.support.bulk_messages import come_back
+from tests.support.bulk_servers import Proxy, Server, connected, make_stream, serving, state
+from tests.support.waiting import wait_until
 
 COUNT = 6000
 
 
 @pytest.fixture(autouse=True)
-def _no_idle_links() -> None:
+def _no_idle_connections() -> None:
     close_idle()
 
 
@@ -44,7 +35,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     [("up", 0.001), ("up", 0.02), ("up", 0.5), ("up", 0.99), ("down", 0.1), ("down", 0.5), ("down", 0.9)],
 )
 def test_a_cut_while_appending(server: Server, name: str, way: str, direction: str, part: float) -> None:
-    """Up, a frame is cut in the middle; down, the answer is lost for what was stored. Ids are soon forgotten."""
+    """Upstream, a frame is cut; downstream, the reply to a stored row is lost. The stream soon forgets ids."""
     target = make(server.address, name, duplicate_window=100_000_000)
     with Proxy(server.port) as proxy:
         up, down = (COUNT * 105, COUNT // 4) if way == CHAINED else (COUNT * 165, 700)
@@ -73,7 +64,7 @@ def test_an_outage_is_waited_for_and_no_target_is_forgotten(server: Server, name
         assert stored(server.address, target.stream) == list(range(1, 1501))
 
 
-def test_an_outage_beyond_the_patience_is_an_error_and_the_next_call_goes_on(server: Server, name: str) -> None:
+def test_an_outage_beyond_the_timeout_is_an_error_and_the_next_call_continues(server: Server, name: str) -> None:
     target = make(server.address, name)
     given = table(range(1, COUNT + 1))
     with Proxy(server.port, stay_down=True) as proxy:
@@ -87,7 +78,7 @@ def test_an_outage_beyond_the_patience_is_an_error_and_the_next_call_goes_on(ser
 
 
 def test_two_writers_and_a_server_that_is_killed_store_each_row_once(tmp_path: Path, way: str) -> None:
-    """The same rows in two threads, cut into other batches, while the server dies twice."""
+    """Two threads write the same rows in different batches while the server dies twice."""
     with serving(tmp_path, "max_payload: 9000000\n") as server:
         targets = [make(server.address, f"S{number}", duplicate_window=100_000_000) for number in range(3)]
         given = table(range(1, COUNT + 1), ids=way == CHAINED)
@@ -116,7 +107,7 @@ def test_two_writers_and_a_server_that_is_killed_store_each_row_once(tmp_path: P
             assert stored(server.address, target.stream) == list(range(1, COUNT + 1))
 
 
-def test_a_stream_that_is_deleted_in_the_middle_is_told(
+def test_a_stream_deleted_during_an_append_is_reported(
     server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     portion_by_portion(monkeypatch, 999)
@@ -124,8 +115,8 @@ def test_a_stream_that_is_deleted_in_the_middle_is_told(
 
     def delete(done: int) -> None:
         if done == 1000:
-            with linked(server.address) as link:
-                link.api(f"STREAM.DELETE.{name}")
+            with connected(server.address) as connection:
+                connection.request_api(f"STREAM.DELETE.{name}")
 
     refused = one(
         append_once(server.address, [(target, table(range(1, 3001)))], AppendOptions(on_progress=delete))
@@ -134,14 +125,16 @@ def test_a_stream_that_is_deleted_in_the_middle_is_told(
     assert (refused.position, refused.kind) == (1001, RefusalKind.MISSING_STREAM)
 
 
-def test_a_listener_that_never_answers_is_given_up(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A live connection is not enough, and one silent target does not stop the others."""
+def test_a_subscriber_that_never_replies_is_given_up(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live connection does not count as progress, and one silent target does not stop the others."""
     monkeypatch.setattr("purveyor.jetstream.bulk.append.writer.SILENCE_SECONDS", 1.0)
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._TURN_SECONDS", 0.05)
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._PUMP_SECONDS", 0.05)
     good = make(server.address, name)
     make_stream(server.address, f"{name}-deaf", ["elsewhere." + name], allow_atomic=True)
     deaf = Target(subject=f"{name}-deaf", stream=f"{name}-deaf")
-    with linked(server.address) as listener:
+    with connected(server.address) as listener:
         listener.subscribe(deaf.subject)
         listener.request("$JS.API.INFO")
         for given in (table([4, 5]), table(range(4, 104))):
@@ -150,10 +143,10 @@ def test_a_listener_that_never_answers_is_given_up(server: Server, name: str, mo
     refused = outcomes[0].refused
     assert refused is not None
     assert (refused.position, refused.kind) == (4, RefusalKind.OTHER)
-    assert "no answer" in refused.reason
+    assert "no reply" in refused.reason
 
 
-def test_a_server_on_its_way_is_waited_for(tmp_path: Path) -> None:
+def test_a_starting_server_is_waited_for(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         target = make(server.address, "S")
         server.stop()

@@ -1,4 +1,4 @@
-"""Rows in a chain: what breaks it leaves no gap, and where a chain does not suit, rows go in batches."""
+"""Chained writes: a broken chain leaves no gap, and batches are used where a chain is not suitable."""
 
 import threading
 from collections import Counter
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from purveyor.jetstream.address import Address
+from purveyor.jetstream.api_protocol import ErrorReply, Receipt
 from purveyor.jetstream.bulk import (
     AppendOptions,
     Outcome,
@@ -21,27 +22,21 @@ from purveyor.jetstream.bulk import (
     outgoing,
     publish_many,
 )
-from purveyor.jetstream.bulk.append.chain import Advance, Chain, Flight
-from purveyor.jetstream.bulk.append.replies import KNOWN
-from purveyor.jetstream.bulk.append.write_speed import PROBE_ROWS, Pace, Paces
+from purveyor.jetstream.bulk.append.chained_writes import (
+    PROBE_ROWS,
+    WriteSpeed,
+    WriteSpeeds,
+)
+from purveyor.jetstream.bulk.append.replies import KNOWN_ROW
+from purveyor.jetstream.bulk.append.target_state import ChainProgress, RowChain, SentRows
 from purveyor.jetstream.bulk.net.connection import ServerInfo
 from purveyor.jetstream.bulk.net.pool import close_idle
-from purveyor.jetstream.bulk.publish.acks import Ack, Refusal
-from tests.jetstream.bulk.servers import Server, api, forget_ids, make_stream, serving, state
-from tests.jetstream.bulk.test_append import (
-    BATCHED,
-    CHAINED,
-    make,
-    one,
-    portion_by_portion,
-    stored,
-    table,
-    write_in,
-)
-from tests.jetstream.bulk.test_publish import rows
+from tests.support.append import BATCHED, CHAINED, make, one, portion_by_portion, stored, table, write_in
+from tests.support.bulk_messages import rows
+from tests.support.bulk_servers import Server, forget_ids, make_stream, request_api, serving, state
 
-CONFLICT = Refusal(400, 10070, "wrong last msg ID: 7")
-TOO_LARGE = Refusal(400, 10054, "message size exceeds maximum allowed")
+CONFLICT = ErrorReply(400, 10070, "wrong last msg ID: 7")
+TOO_LARGE = ErrorReply(400, 10054, "message size exceeds maximum allowed")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +45,7 @@ def _chained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ways(address: Address, stream: str) -> Counter[str]:
-    """In which way the messages of a stream were written: what is expected of them is still in their headers."""
+    """Count how the messages of a stream were written, by the expectations in their headers."""
     names = [{name for name, _ in row["headers"]} for row in rows(address, stream)]
     return Counter(
         CHAINED if "Nats-Expected-Last-Msg-Id" in each else BATCHED if "Nats-Batch-Id" in each else "alone"
@@ -59,7 +54,7 @@ def ways(address: Address, stream: str) -> Counter[str]:
 
 
 def once(action: Callable[[], object]) -> Callable[[int], None]:
-    """For `on_progress`: act when some hundred rows are stored, and never again."""
+    """Return an `on_progress` that acts once, when some hundred rows are stored."""
     acted: list[int] = []
 
     def act(done: int) -> None:
@@ -75,10 +70,8 @@ def once(action: Callable[[], object]) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("subject", ["main", "prefill"])
 @pytest.mark.parametrize("messages", [1, 2, 7])
-def test_messages_of_somebody_else_in_the_middle_leave_no_gap(
-    address: Address, name: str, subject: str, messages: int
-) -> None:
-    """While thousands of rows are under way: none behind the first refused one may find what it expects."""
+def test_messages_of_another_writer_leave_no_gap(address: Address, name: str, subject: str, messages: int) -> None:
+    """With thousands of rows in flight, no row after the first refused one may meet its expectation."""
     target = make(address, name)
     others = [(f"{name}.{subject}", b"0", None, None)] * messages
     foreign = once(lambda: publish_many(address, outgoing(others)))
@@ -93,7 +86,7 @@ def test_messages_of_somebody_else_in_the_middle_leave_no_gap(
     assert used["alone"] + used[BATCHED] > messages + 1, "the chain was broken"
 
 
-def test_a_chain_that_is_broken_between_two_portions_is_taken_up_again(
+def test_a_chain_broken_between_two_sends_continues(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     portion_by_portion(monkeypatch, 100)
@@ -104,16 +97,16 @@ def test_a_chain_that_is_broken_between_two_portions_is_taken_up_again(
     assert ways(address, name) == {CHAINED: 998, "alone": 3}
 
 
-def test_rows_known_by_their_ids_are_passed(address: Address, name: str) -> None:
+def test_rows_with_known_ids_are_skipped(address: Address, name: str) -> None:
     target = make(address, name)
     append_once(address, [(target, table([300, 301, 302, 1700]))])
-    api(address, f"STREAM.PURGE.{name}", {})
+    request_api(address, f"STREAM.PURGE.{name}", {})
     assert one(append_once(address, [(target, table(range(1, 3001)))])) == Outcome(target, 2996, 4, 3000)
     assert stored(address, name) == [n for n in range(1, 3001) if n not in (300, 301, 302, 1700)]
 
 
 def test_a_full_stream_ends_at_the_first_row_it_did_not_take(address: Address, name: str) -> None:
-    """Even if room is made again while the rows behind it are on their way."""
+    """Even if the stream has room again while later rows are in flight."""
     target = make(address, name, max_msgs=2500, discard="new")
     over = threading.Event()
 
@@ -121,7 +114,7 @@ def test_a_full_stream_ends_at_the_first_row_it_did_not_take(address: Address, n
         while not over.is_set():
             seen = state(address, name)
             if seen["messages"] == 2500:
-                api(address, f"STREAM.MSG.DELETE.{name}", {"seq": seen["first_seq"], "no_erase": True})
+                request_api(address, f"STREAM.MSG.DELETE.{name}", {"seq": seen["first_seq"], "no_erase": True})
 
     consumer = threading.Thread(target=make_room)
     consumer.start()
@@ -136,7 +129,7 @@ def test_a_full_stream_ends_at_the_first_row_it_did_not_take(address: Address, n
         assert (outcome.refused.kind, outcome.refused.position) == (RefusalKind.FULL, outcome.last_position + 1)
 
 
-def test_a_row_too_large_in_one_target_is_no_matter_of_the_others(address: Address, name: str) -> None:
+def test_a_row_too_large_for_one_target_does_not_affect_the_others(address: Address, name: str) -> None:
     small, large = make(address, f"{name}-small", max_msg_size=2000), make(address, f"{name}-large")
     bodies = [b"%d" % n + bytes(3000 if n == 4321 else 0) for n in range(1, 6001)]
     given = table(range(1, 6001)).set_column(1, "data", pa.array(bodies, pa.binary()))
@@ -150,7 +143,7 @@ def test_a_row_too_large_in_one_target_is_no_matter_of_the_others(address: Addre
 
 @pytest.mark.parametrize("window", [100_000_000, 120_000_000_000])
 def test_two_writers_of_the_same_rows_store_each_once(address: Address, name: str, window: int) -> None:
-    """Whether the stream remembers their ids or not."""
+    """Whether or not the stream remembers their ids."""
     targets = [make(address, f"{name}-{number}", duplicate_window=window) for number in range(3)]
     given = table(range(1, 8001))
     begin = threading.Barrier(2)
@@ -167,7 +160,7 @@ def test_two_writers_of_the_same_rows_store_each_once(address: Address, name: st
         assert stored(address, target.stream) == list(range(1, 8001))
 
 
-def test_a_stream_that_is_not_meant_takes_nothing_even_if_it_knows_the_ids(address: Address, name: str) -> None:
+def test_another_stream_takes_nothing_even_if_it_knows_the_ids(address: Address, name: str) -> None:
     good = make(address, name)
     make_stream(address, f"{name}-else", allow_atomic=True)
     wrong = Target(subject=f"{name}.other", stream=f"{name}-else")
@@ -183,7 +176,7 @@ def test_a_stream_that_is_not_meant_takes_nothing_even_if_it_knows_the_ids(addre
 
 @contextmanager
 def writing(address: Address, subject: str) -> Iterator[None]:
-    """Somebody who writes to a subject all the time."""
+    """Write to a subject all the time."""
     over = threading.Event()
 
     def write() -> None:
@@ -199,7 +192,7 @@ def writing(address: Address, subject: str) -> Iterator[None]:
         thread.join()
 
 
-def test_a_prefill_at_the_same_time_makes_the_writer_turn_to_batches(address: Address, name: str) -> None:
+def test_a_concurrent_prefill_makes_the_writer_use_batches(address: Address, name: str) -> None:
     target = make(address, name)
     with writing(address, f"{name}.prefill"):
         assert one(append_once(address, [(target, table(range(1, 8001)))])).stored == 8000
@@ -207,22 +200,22 @@ def test_a_prefill_at_the_same_time_makes_the_writer_turn_to_batches(address: Ad
     assert found == list(range(1, 8001))
 
 
-def test_a_writer_held_up_in_the_middle_of_a_chain_does_no_harm(
+def test_a_writer_suspended_during_a_chain_does_no_harm(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others wrote the rows meanwhile, readers removed them, and their ids are forgotten."""
+    """Others wrote the rows meanwhile, readers deleted them, and the stream forgot their ids."""
     portion_by_portion(monkeypatch, 100)
     make_stream(address, f"KV_{name}", [f"$KV.{name}.>"])
     make(address, name, duplicate_window=100_000_000)
     target = Target(subject=f"{name}.main", stream=name, floor_subject=f"$KV.{name}.ox", floor_stream=f"KV_{name}")
 
-    def hold_up() -> None:
+    def suspend() -> None:
         append_once(address, [(target, table(range(1, 701)))])
         publish_many(address, outgoing([(f"$KV.{name}.ox", b'{"position": 700}', None, None)]))
-        api(address, f"STREAM.PURGE.{name}", {})
+        request_api(address, f"STREAM.PURGE.{name}", {})
         forget_ids(address, name, f"{name}.probe")
 
-    outcome = one(append_once(address, [(target, table(range(1, 1001)))], AppendOptions(on_progress=once(hold_up))))
+    outcome = one(append_once(address, [(target, table(range(1, 1001)))], AppendOptions(on_progress=once(suspend))))
     assert (outcome.last_position, outcome.refused) == (1000, None)
     assert stored(address, name) == list(range(701, 1001))
 
@@ -262,16 +255,16 @@ def test_rows_without_ids_and_targets_that_share_a_stream_go_in_batches(
     assert ways(address, name) == {BATCHED: 500}, "a cluster may answer out of order"
 
 
-def use(paces: Paces, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.chains.PACES", paces)
+def use(speeds: WriteSpeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.chained_writes.WRITE_SPEEDS", speeds)
 
 
-def test_where_singles_are_slow_batches_are_used_and_at_once_the_next_time(
+def test_slow_single_writes_make_the_writer_use_batches_and_remember_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a server that syncs each write; nothing is slow enough for sure but what the test says is."""
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.write_speed._FAST_ROWS_PER_SECOND", 1e9)
-    use(Paces(), monkeypatch)
+    """As on a server that syncs each write; the test sets the threshold so that any speed is slow."""
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.chained_writes._MIN_FAST_ROWS_PER_SECOND", 1e9)
+    use(WriteSpeeds(), monkeypatch)
     with serving(tmp_path) as server:
         for number, expected in enumerate(({"alone": 1, CHAINED: 2 * PROBE_ROWS}, {})):
             targets = [make(server.address, f"S{number}-{each}") for each in range(2)]
@@ -283,88 +276,90 @@ def test_where_singles_are_slow_batches_are_used_and_at_once_the_next_time(
             assert found[CHAINED] == expected.get(CHAINED, 0)
 
 
-def test_the_pace_is_measured_once_and_remembered(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.write_speed._FAST_ROWS_PER_SECOND", 0.001)
-    paces = Paces()
-    use(paces, monkeypatch)
+def test_the_write_speed_is_measured_once_and_remembered(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.chained_writes._MIN_FAST_ROWS_PER_SECOND", 0.001)
+    speeds = WriteSpeeds()
+    use(speeds, monkeypatch)
     target = make(server.address, name)
     assert one(append_once(server.address, [(target, table(range(1, 3001)))])).stored == 3000
-    assert paces.of(server.address.urls) is Pace.FAST
+    assert speeds.of(server.address.urls) is WriteSpeed.FAST
     assert ways(server.address, name) == {"alone": 1, CHAINED: 2999}
 
 
-def test_a_pace_is_slow_after_two_slow_probes_and_forgotten_after_ten_minutes() -> None:
+def test_a_speed_is_slow_after_two_slow_probes_and_forgotten_after_ten_minutes() -> None:
     now = [0.0]
-    paces = Paces(lambda: now[0])
+    speeds = WriteSpeeds(lambda: now[0])
     one, other = ("nats://one",), ("nats://other",)
-    paces.note(one, 200, 0.2)
-    assert paces.of(one) is Pace.UNKNOWN, "it may have been a busy moment"
-    paces.note(one, 10, 9.0)
-    assert paces.of(one) is Pace.UNKNOWN, "a few rows tell nothing"
-    paces.note(one, 200, 0.2)
-    paces.note(other, 200, 0.01)
-    assert (paces.of(one), paces.of(other)) == (Pace.SLOW, Pace.FAST)
+    speeds.record(one, 200, 0.2)
+    assert speeds.of(one) is WriteSpeed.UNKNOWN, "it may have been a busy moment"
+    speeds.record(one, 10, 9.0)
+    assert speeds.of(one) is WriteSpeed.UNKNOWN, "a few rows tell nothing"
+    speeds.record(one, 200, 0.2)
+    speeds.record(other, 200, 0.01)
+    assert (speeds.of(one), speeds.of(other)) == (WriteSpeed.SLOW, WriteSpeed.FAST)
     now[0] = 599.0
-    assert (paces.of(one), paces.of(other)) == (Pace.SLOW, Pace.FAST)
+    assert (speeds.of(one), speeds.of(other)) == (WriteSpeed.SLOW, WriteSpeed.FAST)
     now[0] = 601.0
-    assert (paces.of(one), paces.of(other)) == (Pace.UNKNOWN, Pace.UNKNOWN)
-    paces.note(one, 200, 0.2)
-    assert paces.of(one) is Pace.UNKNOWN, "what was slow long ago does not count"
-    paces.note(one, 200, 0.01)
-    paces.note(one, 200, 0.2)
-    assert paces.of(one) is Pace.UNKNOWN, "neither does what was slow before it was fast"
+    assert (speeds.of(one), speeds.of(other)) == (WriteSpeed.UNKNOWN, WriteSpeed.UNKNOWN)
+    speeds.record(one, 200, 0.2)
+    assert speeds.of(one) is WriteSpeed.UNKNOWN, "what was slow long ago does not count"
+    speeds.record(one, 200, 0.01)
+    speeds.record(one, 200, 0.2)
+    assert speeds.of(one) is WriteSpeed.UNKNOWN, "neither does what was slow before it was fast"
 
 
-# What answers mean
+# The meaning of replies
 
 
-def chain(*answers: Ack | Refusal | None) -> Chain:
-    """A chain whose flights, of three rows each, are answered so, or not yet; the first row is one by itself."""
-    result = Chain()
+def chain(*answers: Receipt | ErrorReply | None) -> RowChain:
+    """A chain with these replies to its groups of three rows; the first row is a group by itself."""
+    result = RowChain()
     result.begin(10)
     for number, answer in enumerate(answers):
         first, rows = (10, 1) if not number else (8 + number * 3, 3)
-        flight = Flight(number, first, rows, 100, float(number))
+        sent = SentRows(number, first, rows, 100, float(number))
         if answer is not None:
-            flight.hear(answer)
-        result.flights.append(flight)
+            sent.record_reply(answer)
+        result.sent_rows.append(sent)
     return result
 
 
-def ok(sequence: int) -> Ack:
-    return Ack("S", sequence, duplicate=False)
+def ok(sequence: int) -> Receipt:
+    return Receipt("S", sequence, duplicate=False)
 
 
-SEEN = Ack("S", 3, duplicate=True)
+SEEN = Receipt("S", 3, duplicate=True)
 
 
 @pytest.mark.parametrize(
     ("answers", "expected", "begun"),
     [
         ([None], None, False),
-        ([ok(5)], Advance(11, 1, 0.0), True),
-        ([SEEN], Advance(11, 0, 0.0), True),
-        ([ok(5), ok(8), None], Advance(14, 4, 1.0), True),
-        ([ok(5), None, ok(11)], Advance(11, 1, 0.0), True),
-        ([CONFLICT], Advance(10, 0, 0.0, CONFLICT), False),
-        ([ok(5), ok(8), CONFLICT, CONFLICT], Advance(14, 4, 1.0, CONFLICT), True),
-        ([ok(5), ok(8), TOO_LARGE, CONFLICT], Advance(14, 4, 1.0, TOO_LARGE), True),
-        ([ok(5), CONFLICT, None], Advance(11, 1, 0.0), True),
-        ([ok(5), SEEN], Advance(11, 1, 0.0, KNOWN), True),
-        ([ok(5), CONFLICT, ok(12)], Advance(11, 1, 0.0, CONFLICT), True),
+        ([ok(5)], ChainProgress(11, 1, 0.0), True),
+        ([SEEN], ChainProgress(11, 0, 0.0), True),
+        ([ok(5), ok(8), None], ChainProgress(14, 4, 1.0), True),
+        ([ok(5), None, ok(11)], ChainProgress(11, 1, 0.0), True),
+        ([CONFLICT], ChainProgress(10, 0, 0.0, CONFLICT), False),
+        ([ok(5), ok(8), CONFLICT, CONFLICT], ChainProgress(14, 4, 1.0, CONFLICT), True),
+        ([ok(5), ok(8), TOO_LARGE, CONFLICT], ChainProgress(14, 4, 1.0, TOO_LARGE), True),
+        ([ok(5), CONFLICT, None], ChainProgress(11, 1, 0.0), True),
+        ([ok(5), SEEN], ChainProgress(11, 1, 0.0, KNOWN_ROW), True),
+        ([ok(5), CONFLICT, ok(12)], ChainProgress(11, 1, 0.0, CONFLICT), True),
     ],
 )
-def test_a_chain_counts_what_is_stored_and_ends_when_all_is_answered(
-    answers: list[Ack | Refusal | None], expected: Advance | None, begun: bool
+def test_a_chain_counts_stored_rows_and_ends_when_all_replies_are_in(
+    answers: list[Receipt | ErrorReply | None], expected: ChainProgress | None, begun: bool
 ) -> None:
     given = chain(*answers)
     assert given.advance() == expected
     assert given.begun is begun
     if expected is not None and expected.cause is not None:
-        assert not given.flights
+        assert not given.sent_rows
 
 
-def test_a_chain_is_fruitless_if_more_was_sent_in_vain_than_stored() -> None:
+def test_a_chain_is_fruitless_if_it_lost_more_rows_than_it_stored() -> None:
     for between, fruitless in ((), 1), ((ok(8),), 0):
         given = chain(ok(5), *between, CONFLICT)
         assert given.advance() is not None

@@ -1,4 +1,4 @@
-"""A queue that is removed and made again under its name, for another, gets not one row that was meant for the first."""
+"""A queue that is deleted and created again for another owner gets no row of the first owner."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +15,11 @@ from purveyor.jetstream.bulk import (
     outgoing,
     publish_many,
 )
-from purveyor.jetstream.bulk.append.target_state import Course
+from purveyor.jetstream.bulk.append.target_state import TargetState
 from purveyor.jetstream.bulk.append.writer import Appender
 from purveyor.jetstream.config import INCARNATION
-from tests.jetstream.bulk.servers import api, make_stream, state
-from tests.jetstream.bulk.test_append import BATCHED, CHAINED, one, stored, table, write_in
+from tests.support.append import BATCHED, CHAINED, one, stored, table, write_in
+from tests.support.bulk_servers import make_stream, request_api, state
 
 
 @pytest.fixture(params=[CHAINED, BATCHED], autouse=True)
@@ -33,28 +33,28 @@ def make(address: Address, name: str, owner: str, **config: Any) -> Target:
 
 
 def make_again(address: Address, name: str) -> None:
-    """As for another subscription of that name: sequences go on well behind those that there were."""
+    """Create the stream again as for another subscription of that name: its sequences begin well after the old ones."""
     last = state(address, name)["last_seq"]
-    api(address, f"STREAM.DELETE.{name}")
+    request_api(address, f"STREAM.DELETE.{name}")
     make(address, name, "another", first_seq=last + 1000)
 
 
 def before_writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], *, times: int = 1) -> None:
-    """Do something when all was asked and nothing is sent yet."""
-    go_on = Appender._go_on
+    """Act after the last read and before the first write."""
+    schedule_next = Appender._schedule_next
     left = times
 
-    def acting(self: Appender, course: Course) -> None:
+    def acting(self: Appender, state: TargetState) -> None:
         nonlocal left
         if left:
             left -= 1
             act()
-        go_on(self, course)
+        schedule_next(self, state)
 
-    monkeypatch.setattr(Appender, "_go_on", acting)
+    monkeypatch.setattr(Appender, "_schedule_next", acting)
 
 
-def test_the_queue_of_another_is_refused(address: Address, name: str) -> None:
+def test_a_queue_of_another_owner_is_refused(address: Address, name: str) -> None:
     target = make(address, name, "one")
     append_once(address, [(target, table([1, 2]))])
     make_again(address, name)
@@ -64,7 +64,7 @@ def test_the_queue_of_another_is_refused(address: Address, name: str) -> None:
     assert stored(address, name) == []
 
 
-def test_a_queue_that_names_no_owner_is_anybodys(address: Address, name: str) -> None:
+def test_a_queue_without_an_owner_takes_rows(address: Address, name: str) -> None:
     make_stream(address, name, allow_atomic=True)
     append_once(address, [(Target(subject=f"{name}.main", stream=name, owner="one"), table([1, 2]))])
     assert stored(address, name) == [1, 2]
@@ -72,7 +72,7 @@ def test_a_queue_that_names_no_owner_is_anybodys(address: Address, name: str) ->
 
 @pytest.mark.parametrize("there", [0, 2])
 @pytest.mark.parametrize("count", [1, 30, 1500])
-def test_one_that_changes_hands_between_question_and_row_gets_nothing(
+def test_a_queue_that_changes_owner_between_read_and_write_gets_nothing(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch, there: int, count: int
 ) -> None:
     target = make(address, name, "one")
@@ -84,7 +84,7 @@ def test_one_that_changes_hands_between_question_and_row_gets_nothing(
     assert stored(address, name) == []
 
 
-def test_one_that_changes_hands_among_the_rows_gets_none_of_the_others(address: Address, name: str) -> None:
+def test_a_queue_that_changes_owner_between_rows_gets_none_of_the_rest(address: Address, name: str) -> None:
     target = make(address, name, "one")
     swapped: list[int] = []
 
@@ -100,7 +100,7 @@ def test_one_that_changes_hands_among_the_rows_gets_none_of_the_others(address: 
     assert stored(address, name) == []
 
 
-def test_others_who_write_to_other_subjects_all_the_time_do_not_keep_it_from_being_written(
+def test_constant_writes_to_other_subjects_do_not_block_a_target(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make(address, name, "one")

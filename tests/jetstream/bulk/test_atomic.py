@@ -1,4 +1,4 @@
-"""Atomic publishing: a batch is stored whole or not at all, and never before the batch ahead of it."""
+"""Atomic publishing: a batch is stored as a whole or not at all, and never before the batch before it."""
 
 import pytest
 
@@ -11,8 +11,8 @@ from purveyor.jetstream.bulk import (
     publish_many,
 )
 from purveyor.model.errors import PublishRefused
-from tests.jetstream.bulk.servers import make_stream, state
-from tests.jetstream.bulk.test_publish import numbered, rows
+from tests.support.bulk_messages import numbered, rows
+from tests.support.bulk_servers import make_stream, state
 
 ATOMIC = PublishOptions(mode=PublishMode.ATOMIC)
 
@@ -40,7 +40,7 @@ def test_an_id_twice_in_a_batch_is_stored_once(address: Address, name: str) -> N
     assert publish_many(address, outgoing(given), ATOMIC) == PublishReport(10, 10, {name: 10})
 
 
-def test_all_again_is_all_duplicates(address: Address, name: str) -> None:
+def test_a_repeated_publish_is_all_duplicates(address: Address, name: str) -> None:
     make_stream(address, name, allow_atomic=True)
     for expected in (PublishReport(2500, 0, {name: 2500}), PublishReport(0, 2500, {name: 2500})):
         assert publish_many(address, outgoing(numbered(f"{name}.a", 2500, "i")), ATOMIC) == expected
@@ -54,7 +54,7 @@ def test_a_stream_that_does_not_allow_it_refuses_with_the_fix(address: Address, 
     assert state(address, name)["messages"] == 0
 
 
-def test_what_is_stored_of_a_failed_publish_is_a_beginning_of_whole_batches(address: Address, name: str) -> None:
+def test_a_failed_publish_stores_a_prefix_of_whole_batches(address: Address, name: str) -> None:
     make_stream(address, name, allow_atomic=True, max_msg_size=400)
     given = numbered(f"{name}.a", 5000, "i")
     given[2500] = (f"{name}.a", bytes(500), None, "large")
@@ -74,7 +74,7 @@ def test_a_batch_for_two_streams_is_refused_whole(address: Address, name: str) -
 
 
 def test_rows_read_from_one_stream_can_be_published_to_another(address: Address, name: str) -> None:
-    """They carry the headers of their own batch, which must not be taken for ours."""
+    """They carry the headers of their first batch, which must not count for the new one."""
     make_stream(address, name, [f"{name}.>"], allow_atomic=True)
     publish_many(address, outgoing([(f"{name}.a", b"%d" % n, {"K": "v"}, f"i{n}") for n in range(10)]), ATOMIC)
     make_stream(address, f"{name}-copy", [f"copy.{name}"], allow_atomic=True)

@@ -1,4 +1,4 @@
-"""Connections that break in the middle: nothing lost, nothing twice, order kept, and the caller only waits."""
+"""Broken connections: nothing is lost or stored twice, order is kept, and the caller only waits."""
 
 import threading
 from pathlib import Path
@@ -17,30 +17,24 @@ from purveyor.jetstream.bulk import (
 )
 from purveyor.jetstream.bulk.net.pool import close_idle
 from purveyor.model.errors import OutcomeUnknown, ServerUnavailable
-from tests.jetstream.bulk.servers import Proxy, Server, linked, make_stream, serving, state
-from tests.jetstream.bulk.test_publish import numbered, rows
-from tests.waiting import wait_until
+from tests.support.bulk_messages import come_back, numbered, rows
+from tests.support.bulk_servers import Proxy, Server, connected, make_stream, serving, state
+from tests.support.waiting import wait_until
 
 MODES = pytest.mark.parametrize("mode", list(PublishMode))
 COUNT = 12_000
 
 
 @pytest.fixture(autouse=True)
-def _no_idle_links() -> None:
+def _no_idle_connections() -> None:
     close_idle()
-
-
-def come_back(proxy: Proxy) -> None:
-    """Up again after some attempts in vain."""
-    wait_until(lambda: proxy.refused >= 3)
-    proxy.down = False
 
 
 @MODES
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("part", [0.02, 0.5, 0.97])
 def test_a_cut_while_publishing(server: Server, name: str, mode: PublishMode, way: str, part: float) -> None:
-    """Up, a frame is cut in the middle; down, acknowledgements are lost of messages that were stored."""
+    """Upstream, a frame is cut; downstream, acknowledgements of stored messages are lost."""
     make_stream(server.address, name, allow_atomic=True)
     with Proxy(server.port) as proxy:
         # About what a message takes on the wire, and its answer (in batches: an answer for each thousand).
@@ -72,7 +66,7 @@ def test_an_outage_while_publishing_is_waited_for(server: Server, name: str, mod
 
 
 @MODES
-def test_an_outage_beyond_the_patience_tells_what_is_stored(server: Server, name: str, mode: PublishMode) -> None:
+def test_an_outage_beyond_the_timeout_reports_what_is_stored(server: Server, name: str, mode: PublishMode) -> None:
     make_stream(server.address, name, allow_atomic=True)
     acknowledged: list[int] = []
     options = PublishOptions(mode=mode, window=500, patience_seconds=2, on_progress=acknowledged.append)
@@ -93,7 +87,7 @@ def test_an_outage_longer_than_duplicates_are_recognised_is_an_unknown_outcome(
         proxy.cut_after_down = 2000 if mode is PublishMode.PIPELINED else 950
 
         def back() -> None:
-            """Up again when the server has surely forgotten."""
+            """Open the proxy again after the server has forgotten the ids."""
             wait_until(lambda: proxy.cuts and proxy.refused >= 5)
             proxy.down = False
 
@@ -169,7 +163,7 @@ def test_the_next_server_of_the_list_is_taken(server: Server, name: str) -> None
 
 
 def test_a_server_that_pings_often_is_answered(tmp_path: Path) -> None:
-    """PONGs go between frames, also in the middle of much data; an idle link answers when it is next used."""
+    """PONGs go between frames, also during large writes; an idle connection replies at its next use."""
     with serving(tmp_path, 'ping_interval: "100ms"\nping_max: 30\n') as server:
         make_stream(server.address, "S")
         body = bytes(300_000)
@@ -178,8 +172,8 @@ def test_a_server_that_pings_often_is_answered(tmp_path: Path) -> None:
         assert state(server.address, "S")["messages"] == 400
 
 
-def test_a_reader_that_rests_goes_on(tmp_path: Path) -> None:
-    """The server closes the connection of one that does not take its data; the reader goes on behind its last row."""
+def test_a_paused_reader_continues(tmp_path: Path) -> None:
+    """The server closes the connection of a reader that does not read; the reader continues after its last row."""
     with serving(tmp_path, 'write_deadline: "200ms"\nmax_pending: 8MB\n') as server:
         make_stream(server.address, "S")
         publish_many(server.address, outgoing(("S.a", bytes(5000), None, None) for _ in range(20_000)))
@@ -191,12 +185,14 @@ def test_a_reader_that_rests_goes_on(tmp_path: Path) -> None:
         assert seen == list(range(1, 20_001))
 
 
-def test_a_listener_that_never_answers_is_given_up(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A live connection (its PINGs are answered) is not enough: without acknowledgements there is no progress."""
+def test_a_subscriber_that_never_replies_is_given_up(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live connection (the server answers PINGs) does not count as progress without acknowledgements."""
     monkeypatch.setattr("purveyor.jetstream.bulk.publish.pipelined.SILENCE_SECONDS", 0.3)
-    monkeypatch.setattr("purveyor.jetstream.bulk.publish.pipelined._TURN_SECONDS", 0.05)
-    monkeypatch.setattr("purveyor.jetstream.bulk.net.connection._QUIET_SECONDS", 0.1)
-    with linked(server.address) as listener:
+    monkeypatch.setattr("purveyor.jetstream.bulk.publish.pipelined._PUMP_SECONDS", 0.05)
+    monkeypatch.setattr("purveyor.jetstream.bulk.net.connection._PING_AFTER_SECONDS", 0.1)
+    with connected(server.address) as listener:
         listener.subscribe(name)
         listener.request("$JS.API.INFO")
         with pytest.raises(ServerUnavailable, match=r"no message was acknowledged.*; 0 messages are stored"):

@@ -1,4 +1,4 @@
-"""Connecting: TLS, every kind of credentials, what is refused at once, and that no secret ever shows."""
+"""Bulk connections: TLS, every kind of credentials, permanent errors at once, and no secret in an error."""
 
 import base64
 import hashlib
@@ -18,12 +18,12 @@ import pytest
 
 from purveyor.jetstream.address import Address, Tls
 from purveyor.jetstream.bulk import close_idle, outgoing, publish_many, read_range
-from purveyor.jetstream.bulk.net.auth import parse_key_file
-from purveyor.jetstream.bulk.net.pool import Patience, connect, give_back
+from purveyor.jetstream.bulk.net.connect import parse_key_file
+from purveyor.jetstream.bulk.net.pool import RetryDeadline, connect, release
 from purveyor.model.errors import AuthenticationFailed, NoAnswer, ServerTooOld, SetupError, UnknownStream
-from tests.certificates import Authority
-from tests.jetstream.bulk.servers import Server, api, linked, make_stream, serving
-from tests.jetstream.bulk.test_publish import numbered
+from tests.support.bulk_messages import numbered
+from tests.support.bulk_servers import Server, connected, make_stream, request_api, serving
+from tests.support.certificates import Authority
 
 SECRET = "s3cret-w0rd"
 
@@ -67,7 +67,7 @@ def test_nkey_seed_file(tmp_path: Path) -> None:
 
 
 def jwt(claims: dict[str, Any], signer: Any) -> str:
-    """A token of the NATS kind: ed25519 over header and claims, the id a hash of the claims."""
+    """Return a NATS JWT: ed25519 over header and claims, with a hash of the claims as its id."""
 
     def encode(data: bytes) -> str:
         return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
@@ -120,7 +120,7 @@ def test_creds_file_with_jwt(tmp_path: Path) -> None:
             publish_many(replace(server.address, credentials=creds), outgoing(numbered("S.a", 1)))
 
 
-def test_a_damaged_credentials_file_is_told_without_its_content(tmp_path: Path) -> None:
+def test_a_damaged_credentials_file_is_reported_without_its_content(tmp_path: Path) -> None:
     seed = make_key(nkeys.PREFIX_BYTE_USER).seed
     damaged = seed[:-3] + (b"AAA" if seed[-3:] != b"AAA" else b"BBB")
     for content in (b"", b"nonsense", seed[:20], damaged, make_key(nkeys.PREFIX_BYTE_ACCOUNT).seed):
@@ -137,7 +137,7 @@ def test_a_damaged_credentials_file_is_told_without_its_content(tmp_path: Path) 
 
 
 def tls_config(directory: Path, more: str = "") -> str:
-    """Of a server, with certificates for it and for its clients from one authority."""
+    """Return a server configuration with certificates for server and clients from one authority."""
     authority = Authority(directory)
     authority.issue("server")
     authority.issue("client")
@@ -180,7 +180,7 @@ def test_tls_is_never_given_up_for_plain_text(server: Server) -> None:
 
 @contextmanager
 def greeting(line: bytes) -> Iterator[Address]:
-    """Something that says a line to whoever connects."""
+    """Serve one line to every client that connects."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -195,7 +195,7 @@ def greeting(line: bytes) -> Iterator[Address]:
         thread.join()
 
 
-def test_a_server_too_old_is_told_at_once() -> None:
+def test_a_server_too_old_is_reported_at_once() -> None:
     with (
         greeting(b'INFO {"server_id":"x","version":"2.10.4","max_payload":1048576}\r\n') as address,
         pytest.raises(ServerTooOld, match=r"2\.10\.4.*2\.14"),
@@ -203,44 +203,44 @@ def test_a_server_too_old_is_told_at_once() -> None:
         publish_many(address, outgoing(numbered("a", 1)))
 
 
-def test_something_else_on_the_port_is_told_at_once() -> None:
-    with greeting(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address, pytest.raises(SetupError, match="no NATS server"):
+def test_another_service_on_the_port_is_reported_at_once() -> None:
+    with greeting(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address, pytest.raises(SetupError, match="not a NATS server"):
         publish_many(address, outgoing(numbered("a", 1)))
 
 
-def test_requests_are_answered_or_say_why_not(server: Server) -> None:
-    with linked(server.address) as link:
+def test_a_request_returns_a_reply_or_a_reason(server: Server) -> None:
+    with connected(server.address) as connection:
         with pytest.raises(UnknownStream, match="nothing-here"):
-            link.api("STREAM.INFO.nothing-here")
-        assert link.request("nobody.listens").status == 503
-        link.subscribe("silence")
+            connection.request_api("STREAM.INFO.nothing-here")
+        assert connection.request("nobody.listens").status == 503
+        connection.subscribe("silence")
         with pytest.raises(NoAnswer, match="silence"):
-            link.request("silence", timeout=0.1)
-        assert link.api("INFO")["streams"] >= 0
+            connection.request("silence", timeout=0.1)
+        assert connection.request_api("INFO")["streams"] >= 0
 
 
-def test_idle_links_are_used_again_and_dead_ones_are_not(tmp_path: Path) -> None:
+def test_idle_connections_are_reused_and_dead_ones_are_not(tmp_path: Path) -> None:
     close_idle()
     with serving(tmp_path) as server:
-        first = connect(server.address, Patience(60))
-        give_back(server.address, first)
-        again = connect(server.address, Patience(60))
+        first = connect(server.address, RetryDeadline(60))
+        release(server.address, first)
+        again = connect(server.address, RetryDeadline(60))
         assert again is first
-        other = connect(server.address, Patience(60))
+        other = connect(server.address, RetryDeadline(60))
         assert other is not first
-        give_back(server.address, again)
-        give_back(server.address, other)
+        release(server.address, again)
+        release(server.address, other)
         server.stop()
         server.start()
-        fresh = connect(server.address, Patience(60))
+        fresh = connect(server.address, RetryDeadline(60))
         assert fresh not in (first, other)
-        assert fresh.api("INFO")["streams"] == 0
+        assert fresh.request_api("INFO")["streams"] == 0
         fresh.close()
 
 
-def test_jetstream_that_is_off_is_told(tmp_path: Path) -> None:
+def test_disabled_jetstream_is_reported(tmp_path: Path) -> None:
     accounts = (
         "accounts { A: { users: [{ user: a, password: a }] }, B: { jetstream: on, users: [{ user: b, password: b }] } }"
     )
     with serving(tmp_path, accounts) as server, pytest.raises(SetupError, match="JetStream"):
-        api(server.address.with_password("a", "a"), "INFO")
+        request_api(server.address.with_password("a", "a"), "INFO")

@@ -1,4 +1,4 @@
-"""What goes out is exactly the frames of the protocol, and what cannot go out is refused by index."""
+"""Publish frames follow the protocol exactly; an invalid message is refused by its index."""
 
 import re
 
@@ -9,22 +9,30 @@ from hypothesis import strategies as st
 
 from purveyor.jetstream.bulk import outgoing
 from purveyor.jetstream.bulk.header_columns import join
-from purveyor.jetstream.bulk.publish.frame_builder import Envelope, Rows, frames, indices, prepare
-from purveyor.jetstream.bulk.publish.pipelined import as_bytes, portions
-from purveyor.jetstream.bulk.read.subject_filters import keep, without_covered
+from purveyor.jetstream.bulk.publish.frame_builder import (
+    FrameOptions,
+    PreparedRows,
+    build_frames,
+    index_digits,
+    prepare,
+)
+from purveyor.jetstream.bulk.publish.pipelined import as_bytes, split_rows
+from purveyor.jetstream.bulk.read.cursor import filter_batch, remove_covered
 from purveyor.model.errors import InvalidHeader, InvalidInput, InvalidSubject, PublishRefused
 
-ENVELOPE = Envelope(b"made.", None, 1 << 20)
+OPTIONS = FrameOptions(b"made.", None, 1 << 20)
 FRAME = re.compile(rb"HPUB (\S+) (\S+) (\d+) (\d+)\r\n")
 
 
-def rows_of(*messages: tuple[str, bytes, dict[str, str] | None, str | None], envelope: Envelope = ENVELOPE) -> Rows:
+def rows_of(
+    *messages: tuple[str, bytes, dict[str, str] | None, str | None], frame_options: FrameOptions = OPTIONS
+) -> PreparedRows:
     (batch,) = outgoing(messages)
-    return prepare(batch, 7, envelope)
+    return prepare(batch, 7, frame_options)
 
 
 def parse(data: bytes) -> list[tuple[bytes, bytes, bytes, bytes]]:
-    """Subject, reply, headers and payload of each frame, read strictly by lengths."""
+    """Return subject, reply, headers and payload of each frame, parsed strictly by lengths."""
     found, at = [], 0
     while at < len(data):
         match = FRAME.match(data, at)
@@ -44,7 +52,7 @@ IDS = st.one_of(st.none(), st.text("abc:/ é", min_size=1, max_size=6))
 @given(st.lists(st.tuples(SUBJECTS, st.binary(max_size=40), st.none(), IDS), min_size=1, max_size=12))
 def test_frames_carry_each_message_as_it_is(messages: list[tuple[str, bytes, None, str | None]]) -> None:
     rows = rows_of(*messages)
-    built = frames(rows, replies=join(b" inbox.", indices(rows)))
+    built = build_frames(rows, replies=join(b" inbox.", index_digits(rows)))
     expected = [
         (
             subject.encode(),
@@ -62,7 +70,7 @@ def test_a_message_has_one_id_and_its_expected_stream() -> None:
         ("a", b"", {"Nats-Msg-Id": "h"}, "column"),
         ("a", b"", {"Nats-Msg-Id": "h"}, None),
         ("a", b"", {"X": "y"}, ""),
-        envelope=Envelope(b"made.", "S", 1 << 20),
+        frame_options=FrameOptions(b"made.", "S", 1 << 20),
     )
     assert rows.header_lines.to_pylist() == [
         b"Nats-Msg-Id: column\r\nNats-Expected-Stream: S\r\n",
@@ -85,10 +93,10 @@ def test_an_id_with_a_line_break_is_refused_by_index() -> None:
 def test_a_message_over_the_limit_is_refused_by_index_and_one_at_the_limit_is_not() -> None:
     limit = 100
     header = len(b"NATS/1.0\r\nNats-Msg-Id: i\r\n\r\n")
-    envelope = Envelope(b"made.", None, limit)
-    rows_of(("a", bytes(limit - header), None, "i"), envelope=envelope)
+    frame_options = FrameOptions(b"made.", None, limit)
+    rows_of(("a", bytes(limit - header), None, "i"), frame_options=frame_options)
     with pytest.raises(PublishRefused, match=r"message 8 has 101 bytes .* takes 100") as refused:
-        rows_of(("a", b"", None, "i"), ("a", bytes(limit - header + 1), None, "i"), envelope=envelope)
+        rows_of(("a", b"", None, "i"), ("a", bytes(limit - header + 1), None, "i"), frame_options=frame_options)
     assert refused.value.index == 8
 
 
@@ -100,9 +108,9 @@ def test_a_message_over_the_limit_is_refused_by_index_and_one_at_the_limit_is_no
         ({"subject": ["a"], "data": [1.5]}, "column 'data'"),
     ],
 )
-def test_wrong_columns_are_told(columns: dict[str, list[object]], said: str) -> None:
+def test_wrong_columns_are_refused(columns: dict[str, list[object]], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        prepare(pa.record_batch(columns), 7, ENVELOPE)
+        prepare(pa.record_batch(columns), 7, OPTIONS)
 
 
 def test_other_arrow_types_of_the_same_meaning_are_taken() -> None:
@@ -114,29 +122,29 @@ def test_other_arrow_types_of_the_same_meaning_are_taken() -> None:
             "headers": pa.array([{"A": ["b"]}, None], pa.map_(pa.large_string(), pa.large_list(pa.string()))),
         }
     )
-    rows = prepare(batch, 0, ENVELOPE)
+    rows = prepare(batch, 0, OPTIONS)
     assert rows.payloads.to_pylist() == [b"x", b"y"]
     assert rows.header_lines.to_pylist() == [b"Nats-Msg-Id: 1\r\nA: b\r\n", b"Nats-Msg-Id: made.1\r\n"]
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.integers(1, 10), st.integers(1, 2000))
-def test_portions_are_bounded_and_complete(sizes: list[int], most_rows: int, most_bytes: int) -> None:
+def test_split_rows_is_bounded_and_complete(sizes: list[int], max_rows: int, max_bytes: int) -> None:
     rows = rows_of(*(("a", bytes(size), None, "i") for size in sizes))
-    parts = list(portions(rows, most_rows, most_bytes))
+    parts = list(split_rows(rows, max_rows, max_bytes))
     assert [size for part in parts for size in (len(p) for p in part.payloads.to_pylist())] == sizes
     assert [part.first_index for part in parts] == [7 + sum(len(p) for p in parts[:k]) for k in range(len(parts))]
-    assert all(len(part) <= most_rows and (len(part) == 1 or part.sizes().sum() <= most_bytes) for part in parts)
+    assert all(len(part) <= max_rows and (len(part) == 1 or part.sizes().sum() <= max_bytes) for part in parts)
 
 
-def test_tuples_that_are_no_messages_are_told() -> None:
+def test_invalid_tuples_are_refused() -> None:
     with pytest.raises(InvalidInput):
         list(outgoing([("a", "text, not bytes", {"A": 5}, None)]))  # type: ignore[list-item, dict-item]
 
 
-def test_filters_keep_what_the_server_would() -> None:
-    assert without_covered(("a.>", "a.b", "a.*.c", "b", "b")) == ("a.>", "b")
-    assert without_covered(("a.*", "a.>")) == ("a.>",)
-    assert without_covered((">", "a")) == ()
+def test_filters_match_like_the_server() -> None:
+    assert remove_covered(("a.>", "a.b", "a.*.c", "b", "b")) == ("a.>", "b")
+    assert remove_covered(("a.*", "a.>")) == ("a.>",)
+    assert remove_covered((">", "a")) == ()
     batch = pa.record_batch({"subject": ["a.b", "a.b.c", "a", "b", "axb", "b.c"]})
-    assert keep(batch, ("a.*", "b")).column(0).to_pylist() == ["a.b", "b"]
-    assert keep(batch, ("a.>", "*.c")).column(0).to_pylist() == ["a.b", "a.b.c", "b.c"]
+    assert filter_batch(batch, ("a.*", "b")).column(0).to_pylist() == ["a.b", "b"]
+    assert filter_batch(batch, ("a.>", "*.c")).column(0).to_pylist() == ["a.b", "a.b.c", "b.c"]

@@ -1,34 +1,24 @@
-"""Frames are cut by their lengths, whatever payloads look like and wherever a buffer ends."""
+"""Frames are parsed by their lengths, whatever payloads contain and wherever a buffer ends."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purveyor.jetstream.bulk.arrow_bytes import Bytes, fixed_numbers
-from purveyor.jetstream.bulk.net.frame_parser import BrokenFrames, Frames, cut, split_lines
-from purveyor.jetstream.bulk.net.receive_buffer import ReceiveBuffer
+from purveyor.jetstream.bulk.arrow_bytes import parse_fixed_width
+from purveyor.jetstream.bulk.net.frame_parser import (
+    Frames,
+    MalformedFrames,
+    ReceiveBuffer,
+    parse_frames,
+    parse_message_lines,
+)
 from purveyor.jetstream.bulk.options import SCHEMA
 from purveyor.jetstream.bulk.read.row_decoder import from_consumer
-
-Message = tuple[bytes, int, bytes, bytes, bytes]  # subject, sid, reply, headers, payload
-
-
-def array(data: bytes) -> Bytes:
-    return np.frombuffer(data, np.uint8)
-
-
-def frame(message: Message) -> bytes:
-    subject, sid, reply, headers, payload = message
-    words = [b"HMSG" if headers else b"MSG", subject, b"%d" % sid]
-    words += [reply] if reply else []
-    words += [b"%d" % len(headers)] if headers else []
-    words += [b"%d" % (len(headers) + len(payload))]
-    return b" ".join(words) + b"\r\n" + headers + payload + b"\r\n"
+from tests.support.bulk_messages import Message, array, frame
 
 
 def messages_of(frames: Frames) -> list[Message]:
-    lines = split_lines(frames)
+    lines = parse_message_lines(frames)
     text = lines.text.tobytes()
     whole = frames.data.tobytes()
     return [
@@ -64,9 +54,9 @@ CONTROLS = st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'Stale 
 
 
 @given(st.lists(st.one_of(MESSAGES, CONTROLS), max_size=12))
-def test_a_buffer_of_whole_frames_is_cut_into_exactly_those(parts: list[Message | bytes]) -> None:
+def test_a_buffer_of_complete_frames_is_parsed_into_exactly_those(parts: list[Message | bytes]) -> None:
     data = b"".join(part if isinstance(part, bytes) else frame(part) for part in parts)
-    found = cut(array(data))
+    found = parse_frames(array(data))
     assert found.consumed == len(data)
     assert messages_of(found.frames) == [part for part in parts if not isinstance(part, bytes)]
     assert [line + b"\r\n" for line in found.controls] == [part for part in parts if isinstance(part, bytes)]
@@ -78,11 +68,11 @@ def test_a_buffer_may_end_at_any_byte(parts: list[Message | bytes]) -> None:
     data = b"".join(pieces)
     boundaries = [sum(map(len, pieces[:count])) for count in range(len(pieces) + 1)]
     for end in range(len(data) + 1):
-        found = cut(array(data[:end]))
+        found = parse_frames(array(data[:end]))
         assert found.consumed == max(at for at in boundaries if at <= end)
-        rest = cut(array(data[found.consumed :]))
+        rest = parse_frames(array(data[found.consumed :]))
         assert messages_of(found.frames) + messages_of(rest.frames) == [p for p in parts if not isinstance(p, bytes)]
-        assert found.wanted == 0 or found.consumed + found.wanted in boundaries
+        assert found.needed_bytes == 0 or found.consumed + found.needed_bytes in boundaries
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=20))
@@ -92,14 +82,14 @@ def test_a_receive_buffer_gives_every_frame_once_however_the_bytes_arrive(
     data = b"".join(map(frame, parts))
     buffer = ReceiveBuffer(size=64)
     got: list[Message] = []
-    at, turn, wanted = 0, 0, 0
+    at, turn, needed_bytes = 0, 0, 0
     while at < len(data):
         piece = data[at : at + sizes[turn % len(sizes)]]
         at, turn = at + len(piece), turn + 1
-        buffer.room(wanted)[: len(piece)] = piece
-        buffer.received(len(piece))
-        found = cut(buffer.filled())
-        wanted = found.wanted
+        buffer.writable(needed_bytes)[: len(piece)] = piece
+        buffer.mark_received(len(piece))
+        found = parse_frames(buffer.filled())
+        needed_bytes = found.needed_bytes
         got += messages_of(found.frames)
         buffer.drop(found.consumed)
     assert got == parts
@@ -115,35 +105,35 @@ def test_a_payload_of_whole_frames_is_one_payload() -> None:
         (b"real", 2, b"r", b"", inner + b"\r\n"),
         (b"z", 2, b"", b"", b""),
     ]
-    assert messages_of(cut(array(b"".join(map(frame, real)))).frames) == real
+    assert messages_of(parse_frames(array(b"".join(map(frame, real)))).frames) == real
 
 
-def test_a_large_frame_says_how_much_it_wants() -> None:
+def test_an_incomplete_frame_reports_the_bytes_it_needs() -> None:
     data = frame((b"a", 1, b"", b"", bytes(8 << 20)))
-    found = cut(array(data[:1000]))
+    found = parse_frames(array(data[:1000]))
     assert found.consumed == 0
-    assert found.wanted == len(data)
+    assert found.needed_bytes == len(data)
 
 
 @pytest.mark.parametrize(
     "garbage", [b"HTTP/1.1 400 Bad Request\r\n", b"MSG a 1 3\r\nxyz__MSG a 1 0\r\n\r\n", b"\r\n\r\n"]
 )
-def test_what_is_no_protocol_is_refused(garbage: bytes) -> None:
-    with pytest.raises(BrokenFrames):
-        cut(array(garbage))
+def test_invalid_protocol_bytes_are_refused(garbage: bytes) -> None:
+    with pytest.raises(MalformedFrames):
+        parse_frames(array(garbage))
 
 
 @given(st.integers(1, 18).flatmap(lambda width: st.lists(st.integers(0, 10**width - 1).map(lambda n: f"{n:0{width}}"))))
 def test_numbers_of_equal_length_are_read_as_numbers(numbers: list[str]) -> None:
     width = len(numbers[0]) if numbers else 1
-    found = fixed_numbers(array("".join(numbers).encode()).reshape(len(numbers), width))
+    found = parse_fixed_width(array("".join(numbers).encode()).reshape(len(numbers), width))
     assert found is not None
     assert found.tolist() == [int(number) for number in numbers]
 
 
 @pytest.mark.parametrize("other", [b"1.3", b"-13", b"1:3", b" 13", b"13\n"])
-def test_what_is_no_number_is_none(other: bytes) -> None:
-    assert fixed_numbers(array(b"123" + other).reshape(2, 3)) is None
+def test_anything_but_digits_is_none(other: bytes) -> None:
+    assert parse_fixed_width(array(b"123" + other).reshape(2, 3)) is None
 
 
 _DELIVERIES = st.lists(
@@ -159,10 +149,10 @@ _DELIVERIES = st.lists(
 
 
 @given(_DELIVERIES, st.sampled_from([b"S.c", b"hub.ACC.S.c"]), st.sampled_from([b"", b".x1f"]))
-def test_deliveries_are_rows_whether_alike_or_not(
+def test_deliveries_of_any_layout_are_decoded(
     deliveries: list[tuple[bytes, int, int, bytes]], place: bytes, token: bytes
 ) -> None:
-    """Numbers grow by a digit in the middle of a buffer, subjects differ in length, some messages have headers."""
+    """Numbers get one more digit within a buffer, subjects differ in length, some messages have headers."""
     token = token if b"hub" in place else b""
     frames = [
         (
@@ -174,8 +164,8 @@ def test_deliveries_are_rows_whether_alike_or_not(
         )
         for subject, number, time, block in deliveries
     ]
-    found = cut(array(b"".join(map(frame, frames)))).frames
-    delivery = from_consumer(found, split_lines(found), SCHEMA)
+    found = parse_frames(array(b"".join(map(frame, frames)))).frames
+    delivery = from_consumer(found, parse_message_lines(found), SCHEMA)
     assert [
         (row["subject"].encode(), row["sequence"], int(row["timestamp"].timestamp() * 1e6), len(row["headers"]))
         for row in delivery.batch.to_pylist()

@@ -1,4 +1,4 @@
-"""Headers survive the way out and back: names in their order, values in theirs."""
+"""Headers survive a round trip: names and values keep their order."""
 
 import numpy as np
 import pyarrow as pa
@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purveyor.jetstream.bulk.arrow_bytes import contents
+from purveyor.jetstream.bulk.arrow_bytes import bytes_and_offsets
 from purveyor.jetstream.bulk.header_columns import (
     BATCH_HEADERS,
-    TYPE,
+    HEADERS_TYPE,
     find_lines,
     to_lines,
     to_map,
-    to_map_alike,
+    to_map_uniform,
 )
 from purveyor.model.errors import InvalidHeader
 
@@ -34,22 +34,22 @@ def blocks(maps: pa.Array) -> list[bytes]:
 
 
 def read_back(written: list[bytes]) -> list[Headers]:
-    data, offsets = contents(pa.array([*written, b"x"], pa.binary()))
+    data, offsets = bytes_and_offsets(pa.array([*written, b"x"], pa.binary()))
     maps: list[Headers] = to_map(find_lines(data, offsets[:-2], offsets[1:-1])).to_pylist()
-    alike = to_map_alike(data, offsets[:-2], offsets[1:-1])
+    alike = to_map_uniform(data, offsets[:-2], offsets[1:-1])
     assert alike is None or alike.to_pylist() == maps, "the short way finds the same"
     return maps
 
 
-def taken_for_alike(written: list[bytes]) -> bool:
+def is_read_as_table(written: list[bytes]) -> bool:
     read_back(written)
-    data, offsets = contents(pa.array([*written, b"x"], pa.binary()))
-    return to_map_alike(data, offsets[:-2], offsets[1:-1]) is not None
+    data, offsets = bytes_and_offsets(pa.array([*written, b"x"], pa.binary()))
+    return to_map_uniform(data, offsets[:-2], offsets[1:-1]) is not None
 
 
 @given(st.lists(MAPS, max_size=8), st.integers(0, 3))
 def test_headers_round_trip(maps: list[Headers], skipped: int) -> None:
-    built = pa.array([[("skipped", ["x"])]] * skipped + maps, TYPE).slice(skipped)
+    built = pa.array([[("skipped", ["x"])]] * skipped + maps, HEADERS_TYPE).slice(skipped)
     assert read_back(blocks(built)) == maps
 
 
@@ -59,9 +59,9 @@ def test_messages_of_one_publisher_are_read_as_a_table(data: st.DataObject, shap
     row = st.tuples(*(st.text(ascii_text, min_size=width, max_size=width) for _, width in shape))
     rows = data.draw(st.lists(row, min_size=1, max_size=5))
     maps = [[(name, [value]) for (name, _), value in zip(shape, values, strict=True)] for values in rows]
-    written = blocks(pa.array(maps, TYPE))
+    written = blocks(pa.array(maps, HEADERS_TYPE))
     assert read_back(written) == maps
-    assert taken_for_alike(written)
+    assert is_read_as_table(written)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_messages_of_one_publisher_are_read_as_a_table(data: st.DataObject, shap
     ],
 )
 def test_a_message_of_another_kind_is_not_read_as_part_of_the_table(other: bytes) -> None:
-    assert taken_for_alike([b"NATS/1.0\r\nA: 1234\r\n\r\n"] * 2)
-    assert not taken_for_alike([b"NATS/1.0\r\nA: 1234\r\n\r\n", other])
+    assert is_read_as_table([b"NATS/1.0\r\nA: 1234\r\n\r\n"] * 2)
+    assert not is_read_as_table([b"NATS/1.0\r\nA: 1234\r\n\r\n", other])
 
 
-def test_a_name_that_comes_again_is_one_list() -> None:
+def test_a_repeated_name_is_one_list() -> None:
     block = b"NATS/1.0\r\nA: 1\r\nB: x\r\nA: 2\r\nA:\r\n\r\n"
     assert read_back([block, b"", block]) == [
         [("A", ["1", "2", ""]), ("B", ["x"])],
@@ -98,22 +98,22 @@ def test_status_and_junk_lines_are_no_headers() -> None:
     ]
 
 
-def test_what_is_not_utf8_is_shown_with_replacements() -> None:
+def test_invalid_utf8_becomes_replacement_characters() -> None:
     assert read_back([b"NATS/1.0\r\nA: \xff\r\n\r\n"]) == [[("A", ["�"])]]
 
 
 def test_only_one_space_after_the_colon_belongs_to_the_protocol() -> None:
     maps: list[Headers] = [[("A", ["  padded  ", " "])]]
-    assert read_back(blocks(pa.array(maps, TYPE))) == maps
+    assert read_back(blocks(pa.array(maps, HEADERS_TYPE))) == maps
 
 
 def test_null_maps_are_no_headers() -> None:
-    assert blocks(pa.array([None, [("A", ["1"])], []], TYPE)) == [b"", b"NATS/1.0\r\nA: 1\r\n\r\n", b""]
+    assert blocks(pa.array([None, [("A", ["1"])], []], HEADERS_TYPE)) == [b"", b"NATS/1.0\r\nA: 1\r\n\r\n", b""]
 
 
-def test_another_id_and_batch_headers_of_an_earlier_publishing_are_left_out() -> None:
+def test_another_id_and_batch_headers_of_an_earlier_publish_are_dropped() -> None:
     maps = pa.array(
-        [[("Nats-Msg-Id", ["old"]), ("A", ["1"]), ("Nats-Batch-Id", ["b"])], [("Nats-Msg-Id", ["mine"])]], TYPE
+        [[("Nats-Msg-Id", ["old"]), ("A", ["1"]), ("Nats-Batch-Id", ["b"])], [("Nats-Msg-Id", ["mine"])]], HEADERS_TYPE
     )
     written = to_lines(maps, first_index=0, has_other_id=np.array([True, False]))
     assert written.lines.to_pylist() == [b"A: 1\r\n", b"Nats-Msg-Id: mine\r\n"]
@@ -123,7 +123,7 @@ def test_another_id_and_batch_headers_of_an_earlier_publishing_are_left_out() ->
 @pytest.mark.parametrize(
     "bad", [("A", ["x\r\ny"]), ("A", ["\0"]), ("a b", ["x"]), ("", ["x"]), ("é", ["x"]), ("A:", ["x"]), ("A", [None])]
 )
-def test_what_no_header_can_carry_is_refused_by_index(bad: tuple[str, list[str]]) -> None:
-    maps = pa.array([[("ok", ["1"])], [], [("ok", ["2"]), bad]], TYPE)
+def test_an_invalid_header_is_refused_by_index(bad: tuple[str, list[str]]) -> None:
+    maps = pa.array([[("ok", ["1"])], [], [("ok", ["2"]), bad]], HEADERS_TYPE)
     with pytest.raises(InvalidHeader, match="message 102"):
         to_lines(maps, first_index=100, has_other_id=np.zeros(3, np.bool_))

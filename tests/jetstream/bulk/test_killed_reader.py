@@ -1,4 +1,4 @@
-"""kill -9 of a process that reads what a durable keeps: its passing consumer goes by itself, and then what it kept."""
+"""kill -9 of a process that reads a range kept by a durable: the server deletes its temporary consumer."""
 
 import multiprocessing
 import time
@@ -8,12 +8,12 @@ import pytest
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import ReadOptions, outgoing, publish_many, read_range
-from tests.jetstream.bulk.servers import api, make_stream, state
-from tests.jetstream.bulk.test_publish import numbered
-from tests.waiting import wait_until
+from tests.support.bulk_messages import numbered
+from tests.support.bulk_servers import make_stream, request_api, state
+from tests.support.waiting import wait_until
 
 COUNT = 80_000
-OURS = ReadOptions(kept_for_us=True, batch_rows=500, batch_bytes=20_000)
+OURS = ReadOptions(retained_by_durable=True, batch_rows=500, batch_bytes=20_000)
 
 
 def begin_to_read(address: Address, stream: str, began: Connection) -> None:
@@ -23,10 +23,10 @@ def begin_to_read(address: Address, stream: str, began: Connection) -> None:
 
 
 def killed_while_reading(address: Address, stream: str) -> None:
-    """An interest stream, its reader killed, and its durable already behind the end."""
+    """Create an interest stream whose reader was killed and whose durable is at the end."""
     make_stream(address, stream, retention="interest")
     durable = {"durable_name": "d", "ack_policy": "explicit"}
-    api(address, f"CONSUMER.DURABLE.CREATE.{stream}.d", {"stream_name": stream, "config": durable})
+    request_api(address, f"CONSUMER.DURABLE.CREATE.{stream}.d", {"stream_name": stream, "config": durable})
     publish_many(address, outgoing(numbered(f"{stream}.a", COUNT)))
     process = multiprocessing.get_context("spawn")
     ours, theirs = process.Pipe()
@@ -35,20 +35,20 @@ def killed_while_reading(address: Address, stream: str) -> None:
     assert ours.recv() > 0
     reader.kill()
     reader.join()
-    api(address, f"CONSUMER.RESET.{stream}.d", {"seq": COUNT + 1})
+    request_api(address, f"CONSUMER.RESET.{stream}.d", {"seq": COUNT + 1})
 
 
-def test_the_server_is_told_to_remove_what_a_killed_reader_leaves(address: Address, name: str) -> None:
+def test_the_consumer_of_a_killed_reader_has_an_inactive_threshold(address: Address, name: str) -> None:
     killed_while_reading(address, name)
-    left = [each for each in api(address, f"CONSUMER.LIST.{name}")["consumers"] if each["name"] != "d"]
+    left = [each for each in request_api(address, f"CONSUMER.LIST.{name}")["consumers"] if each["name"] != "d"]
     assert [each["config"]["inactive_threshold"] for each in left] == [30 * 10**9]
-    assert api(address, f"STREAM.INFO.{name}")["state"]["messages"] > 0  # what the reader was not sent
+    assert request_api(address, f"STREAM.INFO.{name}")["state"]["messages"] > 0  # what the reader was not sent
 
 
 @pytest.mark.long
 @pytest.mark.chaos
-def test_what_a_killed_reader_kept_is_freed_with_its_consumer(address: Address, name: str) -> None:
-    """Its last requests run out after half a minute, and the consumer half a minute later."""
+def test_messages_kept_by_a_killed_reader_are_deleted_with_its_consumer(address: Address, name: str) -> None:
+    """Its last requests expire after half a minute, and the consumer half a minute later."""
     killed_while_reading(address, name)
     wait_until(lambda: state(address, name)["messages"] == 0)
     left = state(address, name)

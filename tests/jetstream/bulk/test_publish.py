@@ -1,9 +1,8 @@
-"""publish_many: every message answered for, in order, and every refusal told by index with its reason."""
+"""publish_many: every message is acknowledged in order; every refusal names index and reason."""
 
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,15 +18,8 @@ from purveyor.jetstream.bulk import (
     read_range,
 )
 from purveyor.model.errors import InvalidSubject, PermissionDenied, PublishRefused, ServerUnavailable, UnknownStream
-from tests.jetstream.bulk.servers import api, linked, make_stream, serving, state
-
-
-def rows(address: Address, stream: str) -> list[dict[str, Any]]:
-    return [row for batch in read_range(address, stream, 1, 1 << 40) for row in batch.to_pylist()]
-
-
-def numbered(subject: str, count: int, ids: str | None = None) -> list[Outgoing]:
-    return [(subject, b"%d" % n, None, f"{ids}-{n}" if ids else None) for n in range(count)]
+from tests.support.bulk_messages import numbered, rows
+from tests.support.bulk_servers import connected, make_stream, request_api, serving, state
 
 
 def test_messages_are_stored_as_given(address: Address, name: str) -> None:
@@ -48,7 +40,7 @@ def test_messages_are_stored_as_given(address: Address, name: str) -> None:
     ]
 
 
-def test_a_message_without_an_id_gets_one_of_its_own(address: Address, name: str) -> None:
+def test_a_message_without_an_id_gets_one(address: Address, name: str) -> None:
     make_stream(address, name)
     for _ in range(2):
         assert publish_many(address, outgoing(numbered(f"{name}.a", 10))).stored == 10
@@ -142,8 +134,8 @@ def test_a_message_too_large_for_its_stream_is_refused_and_what_is_under_way_is_
 
 def test_a_sealed_stream_refuses(address: Address, name: str) -> None:
     make_stream(address, name)
-    config = api(address, f"STREAM.INFO.{name}")["config"]
-    api(address, f"STREAM.UPDATE.{name}", {**config, "sealed": True})
+    config = request_api(address, f"STREAM.INFO.{name}")["config"]
+    request_api(address, f"STREAM.UPDATE.{name}", {**config, "sealed": True})
     with pytest.raises(PublishRefused, match="sealed") as refused:
         publish_many(address, outgoing(numbered(f"{name}.a", 2)))
     assert (refused.value.err_code, refused.value.index, refused.value.stored) == (10109, 0, 0)
@@ -164,7 +156,7 @@ def test_a_subject_that_no_stream_takes_is_an_unknown_stream(address: Address, n
         publish_many(address, outgoing(numbered(f"{name}.a", 3)), PublishOptions(mode=mode))
 
 
-def test_an_unknown_stream_in_the_middle_is_told_with_what_is_stored(address: Address, name: str) -> None:
+def test_an_unknown_stream_in_the_middle_is_reported_with_what_is_stored(address: Address, name: str) -> None:
     make_stream(address, name)
     given = [*numbered(f"{name}.a", 5), *numbered("nowhere.to.be.found", 1), *numbered(f"{name}.a", 5)]
     with pytest.raises(UnknownStream, match=r"message 5 on subject 'nowhere.to.be.found'; 10 others are stored"):
@@ -176,16 +168,16 @@ def test_a_stream_that_is_deleted_meanwhile_is_an_unknown_stream(address: Addres
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from outgoing(numbered(f"{name}.a", 10))
-        api(address, f"STREAM.DELETE.{name}")
+        request_api(address, f"STREAM.DELETE.{name}")
         yield from outgoing(numbered(f"{name}.a", 10))
 
     with pytest.raises(UnknownStream):
         publish_many(address, batches())
 
 
-def test_something_else_on_the_subject_is_no_acknowledgement(address: Address, name: str) -> None:
-    """A service that answers is not a stream."""
-    with linked(address) as service:
+def test_a_reply_of_another_service_is_not_an_acknowledgement(address: Address, name: str) -> None:
+    """A service that replies is not a stream."""
+    with connected(address) as service:
         service.subscribe(name)
         service.flush()
         ready = service.request("$JS.API.INFO")
@@ -203,7 +195,7 @@ def test_something_else_on_the_subject_is_no_acknowledgement(address: Address, n
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            with pytest.raises(PublishRefused, match="something else listens"):
+            with pytest.raises(PublishRefused, match="another service listens"):
                 publish_many(address, outgoing(numbered(name, 1)))
         finally:
             stop.set()
@@ -221,7 +213,7 @@ def test_a_failing_source_leaves_nothing_open(address: Address, name: str) -> No
         publish_many(address, batches())
 
 
-def test_a_server_that_is_not_there_is_waited_for_and_then_told(tmp_path: Path) -> None:
+def test_a_missing_server_is_waited_for_and_then_reported(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         pass
     with pytest.raises(ServerUnavailable, match=r"gave up after 0\.3 s"):

@@ -1,4 +1,4 @@
-"""read_range: each message of the range once, in order, and the end found at once whatever is missing."""
+"""read_range: each message of the range once, in order; the end is found at once despite missing messages."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,9 +21,9 @@ from purveyor.jetstream.bulk import (
 from purveyor.jetstream.bulk.header_columns import read_blocks
 from purveyor.jetstream.bulk.read.read_range import choose_route
 from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName, InvalidSubject, PurveyorError, UnknownStream
-from tests.jetstream.bulk.servers import api, linked, make_stream, serving
-from tests.jetstream.bulk.test_publish import numbered
-from tests.waiting import wait_until
+from tests.support.bulk_messages import numbered
+from tests.support.bulk_servers import connected, make_stream, request_api, serving
+from tests.support.waiting import wait_until
 
 ROUTES = pytest.mark.parametrize("route", [Route.DIRECT, Route.CONSUMER])
 
@@ -35,7 +35,7 @@ def sequences(address: Address, stream: str, first: int, last: int, **options: A
 
 
 def consumers(address: Address, stream: str) -> int:
-    return int(api(address, f"STREAM.INFO.{stream}")["state"]["consumer_count"])
+    return int(request_api(address, f"STREAM.INFO.{stream}")["state"]["consumer_count"])
 
 
 @ROUTES
@@ -47,10 +47,10 @@ def test_rows_have_all_columns(address: Address, name: str, route: Route) -> Non
         (f"{name}.x", b"", None, "two"),
     ]
     publish_many(address, outgoing(given))
-    with linked(address) as link:
-        link.publish(f"{name}.bare", b"no headers at all")
-        link.flush()
-    wait_until(lambda: api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 3)
+    with connected(address) as connection:
+        connection.publish(f"{name}.bare", b"no headers at all")
+        connection.flush()
+    wait_until(lambda: request_api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 3)
     rows = []
     for batch in read_range(address, name, 1, 3, ReadOptions(route=route)):  # in one piece, as a rule
         assert batch.schema == SCHEMA
@@ -105,7 +105,7 @@ def test_both_ends_of_a_range_are_included(
     address: Address, route: Route, first: int, last: int, expected: Any
 ) -> None:
     name = "ends"
-    if name not in (api(address, "STREAM.NAMES").get("streams") or []):
+    if name not in (request_api(address, "STREAM.NAMES").get("streams") or []):
         make_stream(address, name)
         publish_many(address, outgoing(numbered(f"{name}.a", 10)))
     assert sequences(address, name, first, last, route=route) == list(expected)
@@ -116,7 +116,7 @@ def test_gaps_and_a_deleted_end_are_not_waited_for(address: Address, name: str, 
     make_stream(address, name)
     publish_many(address, outgoing(numbered(f"{name}.a", 20)))
     for deleted in (1, 2, 5, 6, 7, 12, 15, 19, 20):
-        api(address, f"STREAM.MSG.DELETE.{name}", {"seq": deleted})
+        request_api(address, f"STREAM.MSG.DELETE.{name}", {"seq": deleted})
     left = [n for n in range(1, 21) if n not in (1, 2, 5, 6, 7, 12, 15, 19, 20)]
     assert sequences(address, name, 1, 20, route=route) == left
     assert sequences(address, name, 1, 12, route=route) == [n for n in left if n <= 12]
@@ -129,7 +129,7 @@ def test_an_empty_stream_and_a_purged_one(address: Address, name: str, route: Ro
     make_stream(address, name)
     assert sequences(address, name, 1, 100, route=route) == []
     publish_many(address, outgoing(numbered(f"{name}.a", 20)))
-    api(address, f"STREAM.PURGE.{name}")
+    request_api(address, f"STREAM.PURGE.{name}")
     assert sequences(address, name, 1, 100, route=route) == []
 
 
@@ -205,7 +205,7 @@ def test_a_purge_while_reading_ends_it(address: Address, name: str, route: Route
     publish_many(address, outgoing((f"{name}.a", body, None, None) for _ in range(60_000)))
     reading = read_range(address, name, 1, 60_000, ReadOptions(route=route, batch_rows=100))
     seen = next(reading).column("sequence").to_pylist()
-    api(address, f"STREAM.PURGE.{name}")
+    request_api(address, f"STREAM.PURGE.{name}")
     for batch in reading:
         seen += batch.column("sequence").to_pylist()
     assert seen == list(range(1, len(seen) + 1))
@@ -218,26 +218,26 @@ def test_a_stream_deleted_while_reading_is_unknown(address: Address, name: str, 
     publish_many(address, outgoing((f"{name}.a", bytes(1000), None, None) for _ in range(60_000)))
     reading = read_range(address, name, 1, 60_000, ReadOptions(route=route, batch_rows=100))
     next(reading)
-    api(address, f"STREAM.DELETE.{name}")
+    request_api(address, f"STREAM.DELETE.{name}")
     with pytest.raises(UnknownStream, match=name):
         for _ in reading:
             pass
 
 
 @ROUTES
-def test_an_unknown_stream_is_told(address: Address, route: Route) -> None:
+def test_an_unknown_stream_is_reported(address: Address, route: Route) -> None:
     with pytest.raises(UnknownStream, match="nothing-here"):
         list(read_range(address, "nothing-here", 1, 10, ReadOptions(route=route)))
 
 
 @pytest.mark.parametrize("retention", ["interest", "workqueue"])
-def test_queues_are_read_without_a_trace(address: Address, name: str, retention: str) -> None:
+def test_queues_are_read_without_a_consumer(address: Address, name: str, retention: str) -> None:
     make_stream(address, name, retention=retention)
     config = {"durable_name": "d", "ack_policy": "explicit", "max_ack_pending": 1}
-    api(address, f"CONSUMER.DURABLE.CREATE.{name}.d", {"stream_name": name, "config": config})
+    request_api(address, f"CONSUMER.DURABLE.CREATE.{name}.d", {"stream_name": name, "config": config})
     publish_many(address, outgoing(numbered(f"{name}.a", 5000)))
     assert sequences(address, name, 1, 5000) == list(range(1, 5001))
-    assert api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 5000
+    assert request_api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 5000
     assert consumers(address, name) == 1
     with pytest.raises(InvalidConfig, match=retention):
         list(read_range(address, name, 1, 10, ReadOptions(route=Route.CONSUMER)))
@@ -256,7 +256,7 @@ def test_a_stream_without_direct_gets(address: Address, name: str) -> None:
 
 def test_the_route_is_chosen_by_stream_and_length() -> None:
     limits = {"name": "S", "retention": "limits", "allow_direct": True, "num_replicas": 1}
-    interest, any_, kept = {**limits, "retention": "interest"}, ReadOptions(), ReadOptions(kept_for_us=True)
+    interest, any_, kept = {**limits, "retention": "interest"}, ReadOptions(), ReadOptions(retained_by_durable=True)
     assert choose_route(limits, any_, 10) is Route.DIRECT
     assert choose_route(limits, any_, 10**6) is Route.CONSUMER
     assert choose_route({**limits, "allow_direct": False}, any_, 10) is Route.CONSUMER
@@ -268,43 +268,45 @@ def test_the_route_is_chosen_by_stream_and_length() -> None:
 
 
 def keeping(address: Address, name: str, messages: int, **config: Any) -> None:
-    """An interest stream with messages that its durable `d` keeps."""
+    """Create an interest stream with messages that its durable `d` keeps."""
     make_stream(address, name, retention="interest", **config)
     durable = {"durable_name": "d", "ack_policy": "explicit"}
-    api(address, f"CONSUMER.DURABLE.CREATE.{name}.d", {"stream_name": name, "config": durable})
+    request_api(address, f"CONSUMER.DURABLE.CREATE.{name}.d", {"stream_name": name, "config": durable})
     publish_many(address, outgoing(numbered(f"{name}.a", messages)))
 
 
-def test_what_a_durable_of_ours_keeps_is_read_by_a_consumer_that_leaves_no_trace(address: Address, name: str) -> None:
+def test_a_range_kept_by_a_durable_is_read_by_a_temporary_consumer(address: Address, name: str) -> None:
     keeping(address, name, 5000)
-    reading = read_range(address, name, 1, 5000, ReadOptions(kept_for_us=True, batch_rows=1000))
+    reading = read_range(address, name, 1, 5000, ReadOptions(retained_by_durable=True, batch_rows=1000))
     seen = next(reading).column("sequence").to_pylist()
     assert consumers(address, name) == 2
     for batch in reading:
         seen += batch.column("sequence").to_pylist()
     assert seen == list(range(1, 5001))
     assert consumers(address, name) == 1
-    assert api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 5000
+    assert request_api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 5000
 
 
-def test_what_the_durable_passes_during_a_read_is_freed_when_the_read_ends(address: Address, name: str) -> None:
+def test_messages_that_the_durable_passes_during_a_read_are_deleted_when_it_ends(address: Address, name: str) -> None:
     keeping(address, name, 5000)
-    reading = read_range(address, name, 1, 5000, ReadOptions(kept_for_us=True, batch_rows=1000, batch_bytes=20_000))
+    reading = read_range(
+        address, name, 1, 5000, ReadOptions(retained_by_durable=True, batch_rows=1000, batch_bytes=20_000)
+    )
     next(reading)
-    api(address, f"CONSUMER.RESET.{name}.d", {"seq": 5001})
+    request_api(address, f"CONSUMER.RESET.{name}.d", {"seq": 5001})
     reading.close()
-    wait_until(lambda: api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 0)
+    wait_until(lambda: request_api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 0)
     assert consumers(address, name) == 1
 
 
-def test_where_no_consumer_can_be_made_direct_gets_are_used(address: Address, name: str) -> None:
+def test_direct_gets_are_used_if_no_consumer_can_be_created(address: Address, name: str) -> None:
     keeping(address, name, 5000, max_consumers=1)
-    assert sequences(address, name, 1, 5000, kept_for_us=True) == list(range(1, 5001))
+    assert sequences(address, name, 1, 5000, retained_by_durable=True) == list(range(1, 5001))
     with pytest.raises(PurveyorError, match="consumer"):
-        sequences(address, name, 1, 5000, kept_for_us=True, route=Route.CONSUMER)
+        sequences(address, name, 1, 5000, retained_by_durable=True, route=Route.CONSUMER)
 
 
-def test_bad_input_is_told_at_once(address: Address) -> None:
+def test_bad_input_is_refused_at_once(address: Address) -> None:
     with pytest.raises(InvalidName):
         read_range(address, "a.b", 1, 2)
     with pytest.raises(InvalidInput):
@@ -317,19 +319,19 @@ def test_bad_input_is_told_at_once(address: Address) -> None:
 
 @ROUTES
 def test_messages_with_a_status_of_their_own_are_messages(address: Address, name: str, route: Route) -> None:
-    """A stream over inboxes may hold answers such as 'no responders'."""
+    """A stream over inboxes may hold replies such as 'no responders'."""
     make_stream(address, name)
-    with linked(address) as link:
+    with connected(address) as connection:
         for block in (b"NATS/1.0 404 Nope\r\n\r\n", b"NATS/1.0 204 EOB\r\nA: b\r\n\r\n", b"NATS/1.0 503\r\n\r\n"):
-            link.queue(b"HPUB %s.a %d %d\r\n%s\r\n" % (name.encode(), len(block), len(block), block))
-        link.flush()
-    wait_until(lambda: api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 3)
+            connection.queue(b"HPUB %s.a %d %d\r\n%s\r\n" % (name.encode(), len(block), len(block), block))
+        connection.flush()
+    wait_until(lambda: request_api(address, f"STREAM.INFO.{name}")["state"]["messages"] == 3)
     rows = [row for batch in read_range(address, name, 1, 3, ReadOptions(route=route)) for row in batch.to_pylist()]
     assert [(row["sequence"], row["headers"]) for row in rows] == [(1, []), (2, [("A", ["b"])]), (3, [])]
 
 
 def test_whole_seconds_and_short_fractions_are_times(address: Address, name: str) -> None:
-    """The server drops trailing zeros of a time; both routes must agree on each."""
+    """The server drops trailing zeros of a time; both routes must return the same."""
     make_stream(address, name)
     publish_many(address, outgoing(numbered(f"{name}.a", 2000)))
     by_route = [
@@ -344,7 +346,7 @@ def test_whole_seconds_and_short_fractions_are_times(address: Address, name: str
 
 
 def test_a_server_restart_while_reading(tmp_path: Path) -> None:
-    """The consumer lives in memory and is gone: another goes on behind the last row."""
+    """The consumer is in memory and lost: another one continues after the last row."""
     with serving(tmp_path) as server:
         make_stream(server.address, "S")
         publish_many(server.address, outgoing(("S.a", bytes(500), None, None) for _ in range(40_000)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.jetstream.server.processes import Supervisor
-from tests.small_disk import SmallDisk, small_file_system
+from tests.support.small_disk import SmallDisk, small_file_system
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EventKind, ServerEvent
-from tests.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS
 
 _SUPERVISOR = """
 import json, signal, sys

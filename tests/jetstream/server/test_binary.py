@@ -75,7 +75,7 @@ def test_only_an_old_one_is_named_with_its_version(on_path: Path) -> None:
 @pytest.mark.usefixtures("no_wheel")
 def test_one_that_does_not_run_is_named(on_path: Path) -> None:
     program = put(on_path, "exit 1")
-    with pytest.raises(ServerMissing, match="does not tell its version") as caught:
+    with pytest.raises(ServerMissing, match="does not report its version") as caught:
         find_server()
     assert str(program) in caught.value.message
 

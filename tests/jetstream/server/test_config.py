@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.jetstream.server.config import Identity, ServerOptions, check_sync, render, url
+from purveyor.jetstream.server.config import Identity, ServerOptions, check_sync, client_url, render
 from purveyor.model.errors import InvalidConfig
 
 ADA = Identity("purveyor-1", "ada", "s3cret")
@@ -80,6 +80,6 @@ def test_the_password_shows_in_no_repr_and_no_error() -> None:
 
 
 def test_a_wildcard_host_is_reached_by_loopback() -> None:
-    assert url("0.0.0.0", 4222) == "nats://127.0.0.1:4222"
-    assert url("::", 4222) == "nats://[::1]:4222"
-    assert url("localhost", 4222) == "nats://localhost:4222"
+    assert client_url("0.0.0.0", 4222) == "nats://127.0.0.1:4222"
+    assert client_url("::", 4222) == "nats://[::1]:4222"
+    assert client_url("localhost", 4222) == "nats://localhost:4222"

@@ -6,11 +6,11 @@ import pytest
 
 from purveyor.jetstream.config import StreamConfig
 from purveyor.jetstream.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
-from purveyor.jetstream.server.disk_limit import Limit, Look, Space, Verdict, judge, size_of
+from purveyor.jetstream.server.disk_limit import DiskCheck, DiskStatus, Limit, Space, check_disk, size_of
 from purveyor.model.errors import PurveyorError
 from purveyor.queues import connect
-from tests.small_disk import SmallDisk
-from tests.waiting import until
+from tests.support.small_disk import SmallDisk
+from tests.support.waiting import until
 
 MIB = 1024 * 1024
 ROOMY = Space(total_bytes=1000 * MIB, free_bytes=500 * MIB)
@@ -24,27 +24,27 @@ def test_a_limit_counts_what_is_stored_already() -> None:
 
 
 def test_a_disk_with_room_is_fine() -> None:
-    assert judge(ROOMY, 100 * MIB, LIMIT, disk_was_full=False) == Look(Verdict.FINE)
-    assert judge(ROOMY, None, LIMIT, disk_was_full=False) == Look(Verdict.FINE)
+    assert check_disk(ROOMY, 100 * MIB, LIMIT, disk_was_full=False) == DiskCheck(DiskStatus.FINE)
+    assert check_disk(ROOMY, None, LIMIT, disk_was_full=False) == DiskCheck(DiskStatus.FINE)
 
 
 def test_after_a_full_disk_the_server_restarts_once_there_is_enough_room() -> None:
-    full = judge(Space(1000 * MIB, MIB), 100 * MIB, LIMIT, disk_was_full=False)
-    assert full.verdict is Verdict.FULL
+    full = check_disk(Space(1000 * MIB, MIB), 100 * MIB, LIMIT, disk_was_full=False)
+    assert full.status is DiskStatus.FULL
     assert full.disk_was_full
-    scarce = judge(Space(1000 * MIB, 60 * MIB), 100 * MIB, LIMIT, disk_was_full=True)
-    assert scarce.verdict is Verdict.FULL
+    scarce = check_disk(Space(1000 * MIB, 60 * MIB), 100 * MIB, LIMIT, disk_was_full=True)
+    assert scarce.status is DiskStatus.FULL
     assert scarce.disk_was_full
-    again = judge(ROOMY, 100 * MIB, LIMIT, disk_was_full=True)
-    assert again.verdict is Verdict.ROOM_AGAIN
+    again = check_disk(ROOMY, 100 * MIB, LIMIT, disk_was_full=True)
+    assert again.status is DiskStatus.ROOM_AGAIN
     assert not again.disk_was_full
 
 
 def test_a_store_at_its_limit_gets_a_larger_one_where_there_is_room() -> None:
-    assert judge(ROOMY, 390 * MIB, LIMIT, disk_was_full=False).verdict is Verdict.ROOM_AGAIN
-    assert judge(ROOMY, 390 * MIB, Limit(400 * MIB, chosen=True), disk_was_full=False).verdict is Verdict.FULL
+    assert check_disk(ROOMY, 390 * MIB, LIMIT, disk_was_full=False).status is DiskStatus.ROOM_AGAIN
+    assert check_disk(ROOMY, 390 * MIB, Limit(400 * MIB, chosen=True), disk_was_full=False).status is DiskStatus.FULL
     scarce = Space(1000 * MIB, 60 * MIB)
-    assert judge(scarce, 390 * MIB, LIMIT, disk_was_full=False).verdict is Verdict.FULL
+    assert check_disk(scarce, 390 * MIB, LIMIT, disk_was_full=False).status is DiskStatus.FULL
 
 
 def test_the_size_of_a_directory_is_that_of_its_files(tmp_path: Path) -> None:

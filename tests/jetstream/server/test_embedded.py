@@ -19,16 +19,16 @@ from purveyor.jetstream.server import (
     RestartPolicy,
     ServerEvent,
     ServerOptions,
-    running,
+    find_running_server,
     supervisor,
 )
+from purveyor.jetstream.server.config import Permissions
 from purveyor.jetstream.server.readiness import free_port
-from purveyor.jetstream.server.users import Permissions
 from purveyor.model.errors import ServerFailed, ServerMissing, SetupError, StoreInUse
-from tests.conftest import FAST, OwnServer
 from tests.jetstream.server.processes import Events, jetstream_of, kill, store_one, stored
-from tests.killing import alive
-from tests.waiting import wait_until
+from tests.support.killing import alive
+from tests.support.nats_servers import FAST, OwnServer
+from tests.support.waiting import wait_until
 
 TWO_DEATHS = ServerOptions(sync="2m", restart=RestartPolicy(max_deaths=2))
 
@@ -61,7 +61,7 @@ async def test_killed_it_comes_back_on_the_same_port_with_its_data(own_server: O
     assert events.next(EventKind.RESTARTED).pid == server.pid != killed
     assert (server.address, server.restarts, server.failure) == (address, 1, None)
     assert await stored(address, "S") == [b"one"]
-    found = running(server.directory)
+    found = find_running_server(server.directory)
     assert found == address
     assert (server.directory / "nats.pid").read_text() == f"{server.pid}\n"
 
@@ -78,9 +78,9 @@ def test_it_gives_up_after_repeated_deaths_and_can_be_started_again(own_server: 
     assert "died 2 times" in events.next(EventKind.FAILED).detail
     assert isinstance(server.failure, ServerFailed)
     assert server.pid is None
-    assert running(server.directory) is None
+    assert find_running_server(server.directory) is None
     server.start()
-    assert running(server.directory) == server.address
+    assert find_running_server(server.directory) == server.address
     assert "failed" not in repr(server)
 
 
@@ -151,7 +151,7 @@ def test_a_listener_that_fails_is_logged_and_harms_nothing(
         raise RuntimeError("no")
 
     server = own_server(on_event=listen)
-    assert running(server.directory) == server.address
+    assert find_running_server(server.directory) == server.address
     assert "a listener failed" in caplog.text
 
 
@@ -162,7 +162,7 @@ def test_a_second_start_names_the_owner(own_server: OwnServer) -> None:
             other.start()
         assert f"process {os.getpid()}" in caught.value.message
         assert str(server.address) in caught.value.message
-    assert running(server.directory) == server.address, "the first is not disturbed"
+    assert find_running_server(server.directory) == server.address, "the first is not disturbed"
 
 
 def test_files_are_for_the_owner_only(own_server: OwnServer) -> None:
@@ -201,7 +201,7 @@ def test_a_port_taken_just_before_the_server_listens_gives_way_to_another(
         monkeypatch.setattr(supervisor, "free_port", lambda host: next(ports, None) or free_port(host))
         server = own_server()
     assert server.address.hosts()[0][1] != stolen
-    assert running(server.directory) == server.address
+    assert find_running_server(server.directory) == server.address
 
 
 def test_a_wanted_port_that_is_taken_is_told(own_server: OwnServer) -> None:
@@ -220,7 +220,7 @@ def test_a_host_that_is_not_ours_is_told(own_server: OwnServer) -> None:
 def test_odd_directory_names_work(own_server: OwnServer, tmp_path: Path, name: str) -> None:
     server = own_server(directory=tmp_path / name)
     assert (tmp_path / name / "jetstream").is_dir()
-    assert running(tmp_path / name) == server.address
+    assert find_running_server(tmp_path / name) == server.address
 
 
 def test_places_that_cannot_be_a_store_are_told(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_the_password_is_in_no_repr(own_server: OwnServer) -> None:
     server = own_server()
     password = (server.directory / "password").read_text().strip()
     assert password == server.address.password
-    assert password not in repr(server) + repr(server.address) + repr(vars(server)) + repr(vars(server._run))
+    assert password not in repr(server) + repr(server.address) + repr(vars(server)) + repr(vars(server._supervisor))
 
 
 async def test_what_was_acknowledged_survives_being_killed(own_server: OwnServer) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.jetstream.server import running
+from purveyor.jetstream.server import find_running_server
 from purveyor.jetstream.server.files import Files
-from purveyor.jetstream.server.store_lock import claim
+from purveyor.jetstream.server.store_lock import lock_store
 from purveyor.model.errors import StoreInUse
-from tests.conftest import OwnServer
 from tests.jetstream.server.processes import Supervisor, kill, store_one, stored
-from tests.killing import alive
-from tests.waiting import wait_until
+from tests.support.killing import alive
+from tests.support.nats_servers import OwnServer
+from tests.support.waiting import wait_until
 
 Supervise = Callable[..., Supervisor]
 
@@ -28,7 +28,7 @@ async def test_a_killed_parent_takes_its_server_along(
 ) -> None:
     other = supervise(tmp_path / "nats")
     server = int(other.answer()["server"])
-    address = running(tmp_path / "nats")
+    address = find_running_server(tmp_path / "nats")
     assert address is not None
     await store_one(address, "S", b"one")
     kill(other.pid)
@@ -49,7 +49,7 @@ def test_the_store_is_owned_until_the_server_is_gone_too(
     kill(other.pid)
     other.process.wait()
     with pytest.raises(StoreInUse, match=f"its server, process {server}, still holds the store"):
-        claim(Files(tmp_path / "nats"), patience_seconds=0.1)
+        lock_store(Files(tmp_path / "nats"), wait_seconds=0.1)
     kill(server, signal.SIGCONT)
     own_server(directory=tmp_path / "nats")
     assert not alive(server)
@@ -64,7 +64,7 @@ def test_a_parent_that_ends_by_any_signal_takes_its_server_along(
     server = int(other.answer()["server"])
     kill(other.pid, how)
     wait_until(lambda: not alive(server))
-    wait_until(lambda: running(tmp_path / "nats") is None)
+    wait_until(lambda: find_running_server(tmp_path / "nats") is None)
 
 
 def test_a_parent_that_forgets_to_stop_takes_its_server_along(supervise: Supervise, tmp_path: Path) -> None:
@@ -135,4 +135,4 @@ def test_a_fork_of_the_parent_can_neither_stop_the_server_nor_keep_the_store(
         server.stop()
         os._exit(0)
     os.waitpid(child, 0)
-    assert running(tmp_path / "nats") == server.address
+    assert find_running_server(tmp_path / "nats") == server.address

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.proxy import TcpProxy
+from tests.support.proxy import TcpProxy
 
 
 def connect(proxy: TcpProxy) -> socket.socket:

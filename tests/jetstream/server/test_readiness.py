@@ -9,7 +9,7 @@ import pytest
 
 from purveyor.jetstream.server import EmbeddedServer
 from purveyor.jetstream.server.config import Identity
-from purveyor.jetstream.server.readiness import free_port, not_ready, port_is_free
+from purveyor.jetstream.server.readiness import free_port, is_port_free, why_not_ready
 from purveyor.model.errors import SetupError
 
 ADA = Identity("purveyor-1", "ada", "s3cret")
@@ -30,7 +30,7 @@ def ask_a_stranger(greeting: bytes) -> tuple[str | None, bytes]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=listen, args=(server,))
         thread.start()
-        verdict = not_ready("127.0.0.1", server.getsockname()[1], ADA)
+        verdict = why_not_ready("127.0.0.1", server.getsockname()[1], ADA)
         thread.join()
     return verdict, bytes(heard)
 
@@ -62,16 +62,16 @@ def test_ready_means_that_jetstream_answers(answer: bytes) -> None:
 
 def test_the_server_itself_is_ready_for_the_right_password_only(nats_server: EmbeddedServer) -> None:
     host, port = nats_server.address.hosts()[0]
-    run = nats_server._run
+    run = nats_server._supervisor
     assert run is not None
-    assert not_ready(host, port, run._identity) is None
-    assert "Authorization" in str(not_ready(host, port, replace(run._identity, password="wrong")))
+    assert why_not_ready(host, port, run._identity) is None
+    assert "Authorization" in str(why_not_ready(host, port, replace(run._identity, password="wrong")))
 
 
 def test_ports_that_are_taken_are_not_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert not port_is_free("127.0.0.1", port)
+        assert not is_port_free("127.0.0.1", port)
         assert free_port("127.0.0.1") != port
 
 
@@ -85,7 +85,7 @@ def test_a_connection_with_itself_is_let_go_at_once(monkeypatch: pytest.MonkeyPa
     itself.connect(itself.getsockname())
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: itself)
     port = itself.getsockname()[1]
-    assert not_ready("127.0.0.1", port, ADA) == f"nobody listens on 127.0.0.1:{port}"
+    assert why_not_ready("127.0.0.1", port, ADA) == f"no server listens on 127.0.0.1:{port}"
     assert itself.fileno() == -1
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.jetstream.server import running
+from purveyor.jetstream.server import find_running_server
 from purveyor.jetstream.server.files import LOG_LIMIT_BYTES, Files, PortFile
-from purveyor.jetstream.server.store_lock import Claim, Owner, claim
+from purveyor.jetstream.server.store_lock import StoreLock, lock_store
 from purveyor.model.errors import SetupError, StoreInUse
+from purveyor.model.file_lock import LockOwner
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def files(tmp_path: Path) -> Files:
     return files
 
 
-def ports_of(held: Claim, port: int = 4333) -> PortFile:
+def ports_of(held: StoreLock, port: int = 4333) -> PortFile:
     return PortFile(f"nats://127.0.0.1:{port}", port, 4242, held.owner.pid, "purveyor", held.owner.started_at)
 
 
@@ -29,10 +30,10 @@ def mode(path: Path) -> int:
 
 
 def test_a_second_claim_names_the_owner_its_start_and_its_address(files: Files) -> None:
-    held = claim(files)
+    held = lock_store(files)
     files.write_ports(ports_of(held))
     with pytest.raises(StoreInUse) as caught:
-        claim(files)
+        lock_store(files)
     held.release()
     for part in (str(files.directory), str(os.getpid()), held.owner.started_at, "nats://127.0.0.1:4333"):
         assert part in caught.value.message
@@ -41,50 +42,50 @@ def test_a_second_claim_names_the_owner_its_start_and_its_address(files: Files) 
 
 def test_a_released_store_is_free_at_once(files: Files) -> None:
     for _ in range(3):
-        claim(files, patience_seconds=0).release()
+        lock_store(files, wait_seconds=0).release()
 
 
 def test_a_released_store_names_nobody(files: Files) -> None:
-    held = claim(files)
+    held = lock_store(files)
     assert str(os.getpid()) in files.lock.read_text()
     held.release()
     assert files.lock.read_text() == ""
 
 
 def test_releasing_twice_does_not_touch_a_later_owner(files: Files) -> None:
-    first = claim(files)
+    first = lock_store(files)
     first.release()
-    second = claim(files)
+    second = lock_store(files)
     first.release()
     with pytest.raises(StoreInUse):
-        claim(files)
+        lock_store(files)
     second.release()
 
 
 def test_a_store_whose_owner_is_gone_but_not_its_server_is_explained(files: Files) -> None:
-    held = claim(files)
-    gone = Owner(held.owner.pid, "1", held.owner.started_at)  # the pid lives, but as another process
+    held = lock_store(files)
+    gone = LockOwner(held.owner.pid, "1", held.owner.started_at)  # the pid lives, but as another process
     os.ftruncate(held.fd, 0)
     os.pwrite(held.fd, json.dumps({"pid": gone.pid, "birth": gone.birth, "started_at": gone.started_at}).encode(), 0)
     files.write_ports(ports_of(held))
-    assert not gone.alive
+    assert not gone.is_alive
     with pytest.raises(StoreInUse, match="process 4242, still holds the store") as caught:
-        claim(files, patience_seconds=0)
+        lock_store(files, wait_seconds=0)
     assert "kill 4242" in str(caught.value.fix)
     held.release()
 
 
 def test_an_owner_that_has_not_said_its_name_yet_is_no_error_of_ours(files: Files) -> None:
-    held = claim(files)
+    held = lock_store(files)
     os.ftruncate(held.fd, 0)
-    with pytest.raises(StoreInUse, match="does not say who it is"):
-        claim(files, patience_seconds=0)
+    with pytest.raises(StoreInUse, match="left no note"):
+        lock_store(files, wait_seconds=0)
     held.release()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_does_not_keep_the_store(files: Files) -> None:
-    held = claim(files)
+    held = lock_store(files)
     asks, says = os.pipe()
     hears, tells = os.pipe()
     child = os.fork()
@@ -95,47 +96,47 @@ def test_a_fork_does_not_keep_the_store(files: Files) -> None:
         os._exit(0)
     os.read(hears, 1)
     held.release()
-    claim(files, patience_seconds=0).release()
+    lock_store(files, wait_seconds=0).release()
     for end in (says, asks, hears, tells):
         os.close(end)
     os.waitpid(child, 0)
 
 
 def test_running_goes_by_the_lock_and_not_by_what_the_files_say(files: Files) -> None:
-    assert running(files.directory) is None
+    assert find_running_server(files.directory) is None
     password = files.ensure_password()
-    held = claim(files)
-    assert running(files.directory) is None, "owned, but not started yet"
+    held = lock_store(files)
+    assert find_running_server(files.directory) is None, "owned, but not started yet"
     files.write_ports(ports_of(held))
-    found = running(files.directory)
+    found = find_running_server(files.directory)
     assert found is not None
     assert (found.urls, found.user, found.password) == (("nats://127.0.0.1:4333",), "purveyor", password)
     assert password not in repr(found)
     held.release()
     assert files.port.exists()
-    assert running(files.directory) is None, "the pid lives on, the lock does not"
+    assert find_running_server(files.directory) is None, "the pid lives on, the lock does not"
 
 
 def test_running_ignores_the_port_file_of_the_run_before(files: Files) -> None:
     files.ensure_password()
-    first = claim(files)
+    first = lock_store(files)
     files.write_ports(PortFile("nats://127.0.0.1:4333", 4333, 1, 1, "purveyor", "2020-01-01"))
-    assert running(files.directory) is None
+    assert find_running_server(files.directory) is None
     first.release()
 
 
 @pytest.mark.parametrize("where", ["nothing", "file", "file/below"])
 def test_running_on_a_place_that_is_no_store_is_none(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").touch()
-    assert running(tmp_path / where) is None
+    assert find_running_server(tmp_path / where) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"url": 1}', "\udcff", '"x"'])
 def test_a_damaged_port_file_is_told_to_readers_and_ignored_by_the_next_start(files: Files, text: str) -> None:
-    held = claim(files)
+    held = lock_store(files)
     files.port.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(SetupError, match=r"nats\.json is damaged"):
-        running(files.directory)
+        find_running_server(files.directory)
     assert files.last_port() is None
     held.release()
 
@@ -176,7 +177,7 @@ def test_a_directory_that_everybody_may_write_to_is_refused(tmp_path: Path) -> N
     common.mkdir()
     (common / "thesis.txt").touch()
     common.chmod(0o1777)
-    with pytest.raises(SetupError, match="everybody may write"):
+    with pytest.raises(SetupError, match="every user may write"):
         Files(common).prepare()
 
 

@@ -11,12 +11,12 @@ import pytest
 from purveyor.jetstream import ServerOptions, outgoing, publish_many
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import StreamConfig
-from purveyor.jetstream.server import ServerTls, running
-from purveyor.jetstream.server.users import Permissions
+from purveyor.jetstream.server import ServerTls, find_running_server
+from purveyor.jetstream.server.config import Permissions
 from purveyor.model.errors import InvalidConfig, SetupError
 from purveyor.queues.client import connect
-from tests.certificates import Authority, self_signed
-from tests.conftest import FAST, OwnServer
+from tests.support.certificates import Authority, self_signed
+from tests.support.nats_servers import FAST, OwnServer
 
 
 async def both_work(address: Address, stream: str) -> None:
@@ -32,7 +32,7 @@ READER = Permissions(user="reader", purpose="reads a stream", publish=("$JS.API.
 async def test_everyone_speaks_tls_with_it(tmp_path: Path, own_server: OwnServer) -> None:
     cert, key = self_signed(tmp_path, "nats")
     server = own_server(ServerOptions(sync=FAST.sync, tls=ServerTls(certificate=cert, key=key)))
-    found = running(server.directory)
+    found = find_running_server(server.directory)
     assert found == server.address
     await both_work(server.address, "S")
     plain = dataclasses.replace(server.address, tls=None)
@@ -45,7 +45,7 @@ async def test_a_certificate_for_another_name_needs_that_name(tmp_path: Path, ow
     tls = ServerTls(certificate=cert, key=key, ca=cert, hostname="nats.example")
     server = own_server(ServerOptions(sync=FAST.sync, tls=tls, users=(READER,)))
     await both_work(server.address, "S")
-    of_component = running(server.directory, READER.user)
+    of_component = find_running_server(server.directory, READER.user)
     assert of_component is not None
     assert of_component.tls == server.address.tls
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from purveyor.jetstream import PublishMode, PublishOptions, ServerOptions, outgoing, publish_many
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.jetstream.server import EmbeddedServer, RestartPolicy
-from purveyor.jetstream.server.unfinished_batches import drop_unfinished_batches
-from tests.conftest import OwnServer
-from tests.scale import chance, pick
-from tests.waiting import wait_until
+from purveyor.jetstream.server.process import drop_unfinished_batches
+from tests.support.nats_servers import OwnServer
+from tests.support.scale import chance, pick
+from tests.support.waiting import wait_until
 
 COUNT = 1000
 OFTEN = ServerOptions(sync="always", restart=RestartPolicy(max_deaths=1000, max_pause_seconds=0.2))
@@ -29,16 +29,16 @@ def test_a_batch_whose_commit_was_cut_off_is_stored_whole(own_server: OwnServer,
     for number in range(pick(3, 30)):
         stream = f"S{number}"
         config = {"name": stream, "subjects": [stream], "retention": retention, "allow_atomic": True}
-        ask(server.address, f"STREAM.CREATE.{stream}", config)
+        request_api(server.address, f"STREAM.CREATE.{stream}", config)
         durable = {"durable_name": "d", "ack_policy": "explicit"}
-        ask(server.address, f"CONSUMER.DURABLE.CREATE.{stream}.d", {"stream_name": stream, "config": durable})
+        request_api(server.address, f"CONSUMER.DURABLE.CREATE.{stream}.d", {"stream_name": stream, "config": durable})
         killing = threading.Thread(target=kill_in_commit, args=(server, stream, random.uniform(0, 0.005)))
         killing.start()
         rows = ((stream, bytes(2000), None, f"{stream}-{index}") for index in range(COUNT))
         report = publish_many(server.address, outgoing(rows), PublishOptions(mode=PublishMode.ATOMIC))
         killing.join()
         assert report.stored + report.duplicates == COUNT
-        state = ask(server.address, f"STREAM.INFO.{stream}")["state"]
+        state = request_api(server.address, f"STREAM.INFO.{stream}")["state"]
         assert (state["messages"], state.get("num_deleted", 0)) == (COUNT, 0), report
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from purveyor.jetstream.address import Address
-from purveyor.pipeline.archive.compaction import compact
-from purveyor.pipeline.archive.range_store import Store
+from purveyor.pipeline.archive.maintenance import compact
+from purveyor.pipeline.archive.range_store import RangeStore
 from purveyor.pipeline.archive.reader import ArchiveSource
 from purveyor.pipeline.archive.writer import ArchiveSettings, start_archive
 from purveyor.spark import session
-from tests.spark.copy_job import QUIET
+from tests.support.spark_session import QUIET
 
 
 def main(job: dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ def main(job: dict[str, Any]) -> None:
         ArchiveSettings(source=source, checkpoint=checkpoint, trigger_seconds=0.0, max_offsets=20, hold_seconds=0.0),
     )
     while query.isActive:
-        compact(spark, Store(directory), fan_in=3)
+        compact(spark, RangeStore(directory), fan_in=3)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The archive goes on behind its last range whatever became of its checkpoint, and never over a gap."""
+"""The archive continues behind its last range with any checkpoint, and never over a gap."""
 
 import shutil
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from purveyor.model.errors import DataLost
 from purveyor.pipeline.archive.layout import EVENTS, RANGES
-from tests.pipeline.archive.conftest import Archive, event
-from tests.waiting import wait_until
+from tests.support.archive import Archive, event
+from tests.support.waiting import wait_until
 
 
 def released(archive: Archive) -> None:
@@ -50,7 +50,7 @@ def test_an_older_archive_is_filled_from_the_stream_as_long_as_that_holds_the_ev
     assert archive.positions() == archive.lying() == [1, 2, 3, 4]
 
 
-def test_an_older_archive_whose_events_are_gone_stops_and_says_what_to_restore(archive: Archive) -> None:
+def test_an_older_archive_whose_events_are_gone_stops_and_names_what_to_restore(archive: Archive) -> None:
     archive.publish(event("a"))
     released(archive)
     archive.publish(event("b"), event("c"))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.archive.conftest import Archive, event
-from tests.scale import pick
-from tests.spark.processes import environment
-from tests.waiting import wait_until
+from tests.support.archive import Archive, event
+from tests.support.processes import environment
+from tests.support.scale import pick
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 KILLS, BETWEEN = pick(1, 10), pick(100, 200)
@@ -46,7 +46,7 @@ def run_until(archive: Archive, position: int, directory: Path) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.first
-def test_a_killed_archive_goes_on_and_has_each_position_once(archive: Archive, tmp_path: Path) -> None:
+def test_a_killed_archive_continues_and_has_each_position_once(archive: Archive, tmp_path: Path) -> None:
     count = BETWEEN * (KILLS + 1)
     archive.publish(*(event(str(number)) for number in range(count)))
     for number in range(1, KILLS + 1):

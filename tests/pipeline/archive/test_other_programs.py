@@ -1,13 +1,13 @@
-"""The files of the archive as they lie there, read by programs that know nothing of us."""
+"""Other programs read the files of the archive without Purveyor."""
 
 from pathlib import Path
 
 import duckdb
 import pyarrow.parquet as pq
 
-from purveyor.pipeline.archive.compaction import compact
 from purveyor.pipeline.archive.layout import EVENTS
-from tests.pipeline.archive.conftest import Archive, event
+from purveyor.pipeline.archive.maintenance import compact
+from tests.support.archive import Archive, event
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "archive.md"
 

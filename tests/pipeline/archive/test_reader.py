@@ -1,15 +1,18 @@
-"""A range of positions is read whole, from the archive and from the stream; objects are those of exactly a position."""
+"""A range is read completely, from the archive and from the stream; objects are exact at a position."""
 
 import pytest
 from pyspark.errors import PySparkException
 
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
+from purveyor.model.control_events import CONTROL_SUBJECT
 from purveyor.pipeline.archive import reader as reading
-from purveyor.pipeline.archive.reader import ArchiveSource, events, objects_at
-from purveyor.pipeline.archive.schema import COLUMNS
-from purveyor.pipeline.archive.snapshot import snapshot
-from purveyor.pipeline.error_summary import explain
-from tests.pipeline.archive.conftest import Archive, event
+from purveyor.pipeline.archive.layout import COLUMNS
+from purveyor.pipeline.archive.maintenance import snapshot
+from purveyor.pipeline.archive.reader import ArchiveSource, as_archived, events, objects_at
+from purveyor.pipeline.event_columns import COLUMN_TYPES
+from purveyor.pipeline.event_sources import event_format
+from purveyor.pipeline.job_failures import explain
+from tests.support.archive import Archive, event
 
 
 def objects(archive: Archive, position: int) -> dict[str, int]:
@@ -77,15 +80,15 @@ def test_a_plan_that_the_archive_has_overtaken_fails_rather_than_leave_rows_out(
     archive.broker.purge(archive.stream)
     with pytest.raises(PySparkException, match="1 to 4 of stream") as late:
         planned.count()
-    assert not explain(late.value).permanent  # planned again it is there: whoever tries again gets it
+    assert not explain(late.value).permanent  # another attempt plans again and finds it
     assert archive.positions() == [1, 2, 3, 4]
 
 
-def test_an_archive_that_moves_on_while_we_look_is_looked_at_again(
+def test_an_archive_that_moves_on_during_planning_is_read_again(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive.publish(event("a"), event("b"))
-    real, first_look = ask, [True]
+    real, first_look = request_api, [True]
 
     def overtaken(*args: object, **more: object) -> object:
         if first_look:
@@ -94,7 +97,7 @@ def test_an_archive_that_moves_on_while_we_look_is_looked_at_again(
             archive.broker.purge(archive.stream)
         return real(*args, **more)  # type: ignore[arg-type]  # handed on as it came
 
-    monkeypatch.setattr(reading, "ask", overtaken)
+    monkeypatch.setattr(reading, "request_api", overtaken)
     assert archive.positions() == [1, 2]
 
 
@@ -130,3 +133,43 @@ def test_a_query_for_a_topic_skips_the_row_groups_of_others(archive: Archive) ->
     text = plan._jdf.queryExecution().executedPlan().toString()
     assert "EqualTo(topic,groups/group)" in text
     assert [row.position for row in plan.collect()] == [2]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_each_kind_of_message_has_its_columns(archive: Archive, zone: str) -> None:
+    spark = archive.spark
+    archive.publish(
+        event("k", {"a": 1}, old={"a": 0}, ts="2026-01-31T12:00:00"), b"\xff", event("gone", {}, old={"b": 1})
+    )
+    options = {"servers": archive.broker.url, "stream": archive.stream}
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        read = as_archived(spark.read.format(event_format(spark)).options(**options).load())
+        assert read.columns == list(COLUMNS)
+        wanted = "kind", "realm", "topic", "key", "operation", "publisher_name", "unix_seconds(ts) as ts"
+        rows = [tuple(row) for row in read.orderBy("position").selectExpr(*wanted).collect()]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before or "UTC")
+    assert rows == [
+        ("event", "udm", "users/user", "k", "modify", "test", 1769860800),
+        ("invalid", None, None, None, None, None, None),
+        ("event", "udm", "users/user", "gone", "delete", "test", 1769860800),
+    ]
+
+
+def test_a_control_event_is_none_of_the_events_and_an_id_is_the_one_given(archive: Archive) -> None:
+    frame = archive.spark.createDataFrame(
+        [
+            (1, None, CONTROL_SUBJECT, {"Nats-Msg-Id": ["i"]}, bytearray(b"x")),
+            (2, None, "incoming", {"Nats-Msg-Id": ["event:1a"], "Purveyor-Id": ["mine"]}, bytearray(b"x")),
+            (3, None, "incoming", {}, bytearray(b"x")),
+        ],
+        "sequence bigint, timestamp timestamp, subject string, headers map<string,array<string>>, data binary",
+    ).selectExpr("*", *(f"cast(null as {kind}) as {name}" for name, kind in COLUMN_TYPES.items()))
+    rows = as_archived(frame).orderBy("position").collect()
+    assert [(row.kind, row.realm, row.id) for row in rows] == [
+        ("control", None, "i"),
+        ("invalid", None, "mine"),
+        ("invalid", None, None),
+    ]

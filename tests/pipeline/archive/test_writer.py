@@ -1,4 +1,4 @@
-"""What is published lies in the archive, each position once, whatever is killed, retried, removed or malformed."""
+"""Every published message is archived, each position once, whatever is killed, retried, removed or malformed."""
 
 import asyncio
 import errno
@@ -10,21 +10,23 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import UnreadableRecord
-from purveyor.pipeline.archive import isolation, maintenance, writer
-from purveyor.pipeline.archive.checkpoint_log import committed
+from purveyor.pipeline.archive import maintenance, writer
 from purveyor.pipeline.archive.layout import EVENTS, FORMAT, RANGES
-from purveyor.pipeline.archive.range_store import Store
-from purveyor.pipeline.archive.reader import events
-from purveyor.pipeline.archive.schema import as_archived
-from purveyor.pipeline.parking import park_once
+from purveyor.pipeline.archive.range_store import RangeStore
+from purveyor.pipeline.archive.reader import as_archived, events
+from purveyor.pipeline.job_failures import park_once
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
-from tests.pipeline.archive.conftest import Archive, event
-from tests.waiting import wait_until
+from purveyor.spark.checkpoint_files import committed_offset
+from tests.support.archive import Archive, event
+from tests.support.waiting import wait_until
+
+DUPLICATE_WINDOW_NANOSECONDS = 120_000_000_000
+"""The default of the server."""
 
 
 class Crash(Exception):
@@ -38,7 +40,7 @@ def break_at(archive: Archive, monkeypatch: pytest.MonkeyPatch, step: str, error
         if done == step:
             raise error
 
-    monkeypatch.setattr(writer, "Store", lambda directory: Store(directory, between=fail))
+    monkeypatch.setattr(writer, "RangeStore", lambda directory: RangeStore(directory, on_step=fail))
 
 
 def test_every_message_is_archived_with_its_position_and_bytes(archive: Archive) -> None:
@@ -54,7 +56,7 @@ def test_every_message_is_archived_with_its_position_and_bytes(archive: Archive)
     assert rows[3].realm is None
 
 
-def test_ranges_join_and_other_programs_read_the_directory_as_it_lies(archive: Archive) -> None:
+def test_ranges_join_and_other_programs_read_the_directory(archive: Archive) -> None:
     archive.publish(*(event(str(number)) for number in range(25)))
     archive.catch_up(max_offsets=10)
     assert archive.ranges() == [(1, 10), (11, 20), (21, 25)]
@@ -86,7 +88,7 @@ def test_a_batch_that_breaks_at_any_step_is_archived_once(
     assert archive.ranges() == [(1, 10), (11, 11)]
 
 
-def test_a_full_disk_fails_the_batch_and_the_next_start_goes_on(
+def test_a_full_disk_fails_the_batch_and_the_next_start_continues(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive.publish(event("a"))
@@ -99,7 +101,7 @@ def test_a_full_disk_fails_the_batch_and_the_next_start_goes_on(
     assert archive.lying() == [1]
 
 
-def test_without_its_checkpoint_the_query_goes_on_behind_the_archive(archive: Archive) -> None:
+def test_without_its_checkpoint_the_query_continues_behind_the_archive(archive: Archive) -> None:
     archive.publish(event("a"), event("b"))
     archive.catch_up()
     archive.publish(event("c"))
@@ -148,18 +150,18 @@ def test_nothing_is_released_that_spark_may_run_again(archive: Archive, monkeypa
     with archive.running() as query, pytest.raises(StreamingQueryException):
         query.awaitTermination(60)
     assert archive.until() == 1
-    assert committed(archive.settings.checkpoint) is None
+    assert committed_offset(archive.settings.checkpoint) is None
     assert archive.broker.state(archive.stream)["messages"] == 1
 
 
-def test_housekeeping_that_fails_keeps_nothing_from_being_released(
+def test_a_failed_compaction_does_not_stop_the_release(
     archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("Job aborted\nand a page of its stack trace")
 
     monkeypatch.setattr(maintenance, "compact", fail)
-    monkeypatch.setattr(maintenance, "_HOUSEKEEPING_SECONDS", 0.0)
+    monkeypatch.setattr(maintenance, "_COMPACTION_INTERVAL_SECONDS", 0.0)
     with archive.running():
         wait_until(lambda: "Job aborted" in caplog.text)
         archive.publish(event("a"), event("b"))
@@ -167,7 +169,7 @@ def test_housekeeping_that_fails_keeps_nothing_from_being_released(
     assert "stack trace" not in caplog.text
 
 
-def test_no_trace_of_spark_lies_in_the_archive(archive: Archive) -> None:
+def test_spark_leaves_no_files_in_the_archive(archive: Archive) -> None:
     archive.publish(event("a"))
     archive.catch_up()
     names = {path.name for path in Path(archive.directory / EVENTS).rglob("*")}
@@ -186,7 +188,7 @@ def test_an_archive_of_a_newer_program_is_left_as_it_is(archive: Archive, text: 
     with pytest.raises(UnreadableRecord, match="upgrade"), archive.running():
         pass
     with pytest.raises(UnreadableRecord, match="upgrade"):  # one that was opened before
-        archive.store.tidy(grace_seconds=0.0)
+        archive.store.clean_up(grace_seconds=0.0)
     assert sorted(archive.directory.rglob("*")) == before
     assert (archive.directory / FORMAT).read_text() == text
 
@@ -199,7 +201,7 @@ def test_an_archive_from_before_there_were_versions_is_read_and_gets_one(archive
     archive.add(1, 2, event("a"), event("b"))
     (archive.directory / FORMAT).unlink()
     assert archive.positions() == [1, 2]
-    archive.store.tidy()
+    archive.store.clean_up()
     assert json.loads((archive.directory / FORMAT).read_text()) == {"version": 1}
 
 
@@ -229,7 +231,7 @@ def letters(archive: Archive) -> list[dict[str, list[str]]]:
 
 @pytest.fixture
 def dead_letters(archive: Archive) -> Iterator[None]:
-    """The queue of dead letters is there, empty."""
+    """Provide the queue of dead letters, empty, and restore its configuration: other tests use the same server."""
 
     async def ensure() -> None:
         async with connect(archive.broker.address) as queues:
@@ -238,10 +240,10 @@ def dead_letters(archive: Archive) -> Iterator[None]:
     asyncio.run(ensure())
     archive.broker.purge(DEAD_LETTERS.stream)
     yield
-    archive.broker.update(DEAD_LETTERS.stream, duplicate_window=120_000_000_000)
+    archive.broker.update(DEAD_LETTERS.stream, duplicate_window=DUPLICATE_WINDOW_NANOSECONDS)
 
 
-def test_a_message_that_the_archive_fails_on_is_archived_as_it_came(
+def test_a_message_on_which_the_archive_fails_is_archived_unchanged(
     archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     archive.publish(*(event(str(number)) for number in range(5)))
@@ -251,7 +253,7 @@ def test_a_message_that_the_archive_fails_on_is_archived_as_it_came(
     assert [rows[position].kind for position in range(1, 6)] == ["event", "invalid", "event", "event", "event"]
     assert bytes(rows[2].data) == event("1").encode()
     assert archive.lying() == [1, 2, 3, 4, 5]
-    assert "position 2 is archived as it came" in caplog.text
+    assert "position 2 is archived unchanged" in caplog.text
     assert "cannot be archived at all" not in caplog.text
 
 
@@ -268,7 +270,7 @@ def test_a_message_that_cannot_be_archived_at_all_is_parked_once_and_keeps_back_
         raise Crash("parked, not covered")
 
     with monkeypatch.context() as patch:
-        patch.setattr(isolation, "park_once", park_and_crash)
+        patch.setattr(writer, "park_once", park_and_crash)
         with archive.running() as query, pytest.raises(StreamingQueryException, match="Crash"):
             query.awaitTermination(60)
     assert archive.ranges() == [(1, 1)]

@@ -1,14 +1,15 @@
-"""Who takes part in a batch: nobody's queue is written behind a gap."""
+"""The targets of a batch: no queue is written behind a gap."""
 
 from datetime import UTC, datetime
 
 from purveyor.model.registration import DispatchState, Record, RecordState, Suspension
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.pipeline.dispatch.batch_plan import KEPT_WITHIN, SMALL_GAP, Span, call, note_due
+from purveyor.pipeline.archive.layout import PositionRange
+from purveyor.pipeline.dispatch.batch_plan import NOTE_INTERVAL_POSITIONS, SMALL_GAP, is_note_due, plan_batch
 from purveyor.queues.registry import Registered, Snapshot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-BATCH = Span(100_001, 100_100)
+BATCH = PositionRange(100_001, 100_100)
 
 
 def registered(
@@ -25,10 +26,12 @@ def registered(
     return Registered(record=record, revision=1, dispatch=dispatch)
 
 
-def called(found: Registered, covered: int | None = None) -> tuple[list[int], list[int]]:
+def called(found: Registered, written_up_to: int | None = None) -> tuple[list[int], list[int]]:
     """The floors of those who take part, and of those who are behind."""
-    roster = call(Snapshot(subscriptions={"ox": found}), {} if covered is None else {"i": covered}, BATCH)
-    return [seat.floor for seat in roster.seats], [seat.floor for seat in roster.behind]
+    plan = plan_batch(
+        Snapshot(subscriptions={"ox": found}), {} if written_up_to is None else {"i": written_up_to}, BATCH
+    )
+    return [target.floor for target in plan.targets], [target.floor for target in plan.behind]
 
 
 def test_one_that_was_never_left_out_takes_part() -> None:
@@ -57,19 +60,19 @@ def test_a_small_gap_is_filled_and_a_large_one_left_to_the_catch_up() -> None:
 
 
 def test_what_this_dispatcher_wrote_itself_is_no_gap() -> None:
-    assert called(registered(next_=50), covered=100_000) == ([0], [])
+    assert called(registered(next_=50), written_up_to=100_000) == ([0], [])
 
 
 def test_one_that_this_dispatcher_left_out_is_behind_though_nothing_is_noted() -> None:
-    assert called(registered(), covered=99_000) == ([], [99_000])
+    assert called(registered(), written_up_to=99_000) == ([], [99_000])
 
 
 def test_what_another_group_wrote_further_on_is_not_for_it() -> None:
     assert called(registered(next_=100_051)) == ([100_050], [])
-    assert called(registered(next_=200_000), covered=100_000) == ([199_999], [])
+    assert called(registered(next_=200_000), written_up_to=100_000) == ([199_999], [])
 
 
 def test_the_noted_position_follows_only_for_one_that_has_a_note() -> None:
-    assert not note_due(registered(), 10**9, "mine")
-    assert not note_due(registered(next_=100), 100, "mine")
-    assert note_due(registered(next_=100), 100 + KEPT_WITHIN, "mine")
+    assert not is_note_due(registered(), 10**9, "mine")
+    assert not is_note_due(registered(next_=100), 100, "mine")
+    assert is_note_due(registered(next_=100), 100 + NOTE_INTERVAL_POSITIONS, "mine")

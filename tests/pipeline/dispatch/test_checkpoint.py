@@ -1,4 +1,4 @@
-"""Dispatch goes on whatever became of its checkpoint: nothing is lost, doubled or out of order."""
+"""Dispatch continues with a lost, old or damaged checkpoint: nothing is lost, duplicated or out of order."""
 
 import shutil
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.conftest import OwnServer
-from tests.pipeline.dispatch.world import INCOMING, World
+from tests.support.dispatch_world import INCOMING, World
+from tests.support.nats_servers import OwnServer
 
 
 def free(world: World) -> None:

@@ -1,16 +1,16 @@
-"""Every event reaches the queue of each subscription that asked for it, in order, once."""
+"""Every event reaches the queue of each matching subscription, in order, once."""
 
 import pytest
 
 from purveyor.model.subscription import Filter
 from purveyor.pipeline.dispatch import batch_job, dispatch_query
-from purveyor.pipeline.dispatch.write_task import Task
-from purveyor.spark.map_in_arrow import ArrowTask
-from tests.pipeline.dispatch.world import World, event
+from purveyor.pipeline.dispatch.write_task import WriteTask
+from purveyor.spark.pyspark_internals import ArrowTask
+from tests.support.dispatch_world import World, event
 
 
 def test_events_right_after_the_answer_to_the_adding_are_delivered(world: World) -> None:
-    """The dispatcher runs, and knew nothing of the subscription; nobody noted its beginning either."""
+    """The dispatcher runs without knowing the subscription, and its beginning is not in the registry either."""
     world.add("early")
     world.events(1, 3)
     world.start()
@@ -72,7 +72,7 @@ def test_filters(world: World) -> None:
     assert world.numbers("german") == [2, 4]
 
 
-def test_a_poison_message_is_parked_once_and_blocks_nobody(world: World) -> None:
+def test_a_poison_message_is_parked_once_and_blocks_no_subscription(world: World) -> None:
     """Not delivered again and again, not in the way of what is behind it; a second group finds the same messages."""
     world.make_group("backup")
     world.add("ox")
@@ -92,7 +92,7 @@ def test_a_poison_message_is_parked_once_and_blocks_nobody(world: World) -> None
 
 
 def test_order_and_once_with_two_writers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch_query, "SMALL_BATCH", 50)
+    monkeypatch.setattr(dispatch_query, "SMALL_BATCH_POSITIONS", 50)
     for number in range(5):
         world.add(f"q{number}", "users/user" if number % 2 else ".*")
     world.publish([event(number, "users/user" if number % 3 else "other") for number in range(3000)])
@@ -105,9 +105,9 @@ def test_order_and_once_with_two_writers(world: World, monkeypatch: pytest.Monke
 def test_the_writing_task_is_sent_to_spark_once_while_the_same_take_part(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[Task] = []
+    sent: list[WriteTask] = []
 
-    def send(task: Task, schema: str) -> ArrowTask:
+    def send(task: WriteTask, schema: str) -> ArrowTask:
         sent.append(task)
         return ArrowTask(task, schema)
 
@@ -121,7 +121,7 @@ def test_the_writing_task_is_sent_to_spark_once_while_the_same_take_part(
     world.add("open")
     world.events(301, 350)
     world.wait()
-    assert [len(task.seats) for task in sent[2:]] == [2] * len(sent[2:])
+    assert [len(task.targets) for task in sent[2:]] == [2] * len(sent[2:])
     assert (world.numbers("ox")[-50:], world.numbers("open")) == (list(range(301, 351)),) * 2
 
 

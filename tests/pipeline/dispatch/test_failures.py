@@ -1,4 +1,4 @@
-"""What goes wrong with one queue, one message or the server costs nobody an event, and nobody gets one twice."""
+"""A failure of one queue, one message or the server loses and duplicates no event."""
 
 import json
 from pathlib import Path
@@ -10,15 +10,15 @@ from pyspark.sql import SparkSession
 from purveyor.jetstream.bulk import outgoing, publish_many
 from purveyor.model.registration import Record, RecordState
 from purveyor.pipeline.dispatch import subscription_snapshot
-from purveyor.pipeline.dispatch.batch_job import Deliverer, Report
+from purveyor.pipeline.dispatch.batch_job import BatchJob, BatchReport
 from purveyor.pipeline.dispatch.dispatch_query import Dispatcher
-from tests.conftest import OwnServer
-from tests.killing import kill_server
-from tests.pipeline.dispatch.world import INCOMING, World, event
-from tests.waiting import wait_until
+from tests.support.dispatch_world import INCOMING, World, event
+from tests.support.killing import kill_server
+from tests.support.nats_servers import OwnServer
+from tests.support.waiting import wait_until
 
 
-def test_a_missing_queue_is_made_again_and_holds_up_nobody(world: World) -> None:
+def test_a_missing_queue_is_created_again_and_delays_no_other(world: World) -> None:
     """Nor is anything written twice into the healthy ones."""
     for name in ("ox", "gone", "zoo"):
         world.add(name)
@@ -39,16 +39,16 @@ def test_one_deleted_and_added_again_while_a_batch_is_written_gets_nothing_of_th
     world.add("ox")
     world.add("zoo")
     world.events(1, 20)
-    deliver = Deliverer.deliver
+    run = BatchJob.run
     again: list[Record] = []
 
-    def added_again(self: Deliverer, *args: Any, **more: Any) -> Report:
+    def added_again(self: BatchJob, *args: Any, **more: Any) -> BatchReport:
         if not again:
             world.delete("ox")
             again.append(world.add("ox"))
-        return deliver(self, *args, **more)
+        return run(self, *args, **more)
 
-    monkeypatch.setattr(Deliverer, "deliver", added_again)
+    monkeypatch.setattr(BatchJob, "run", added_again)
     world.start()
     world.wait()
     assert again
@@ -99,7 +99,7 @@ def test_a_resumed_queue_is_caught_up_after_a_restart_too(world: World) -> None:
     assert world.numbers("full") == list(range(1, 9))
 
 
-def test_a_message_too_large_for_a_queue_is_parked_and_the_rest_goes_on(world: World) -> None:
+def test_a_message_too_large_for_a_queue_is_parked_and_the_rest_is_written(world: World) -> None:
     for name in ("ox", "narrow"):
         world.add(name)
     world.broker.update("stream:narrow", max_msg_size=1000)
@@ -203,7 +203,7 @@ def test_a_deletion_that_was_begun_and_left_is_ended(world: World, monkeypatch: 
 def test_a_server_that_is_away_for_seconds_ends_nothing_and_loses_nothing(
     own_server: OwnServer, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """It is a wait, for the dispatcher and for whoever publishes."""
+    """The dispatcher and the publishers wait."""
     server = own_server()
     world = World(server.address, spark, tmp_path)
     world.add("ox")
@@ -226,16 +226,16 @@ def test_a_task_that_fails_in_the_middle_of_a_batch_leaves_no_trace(
     world.add("ox")
     world.add("groups", "groups/.*")
     world.publish([event(number, "groups/group" if number % 2 else "users/user") for number in range(100)])
-    real = Dispatcher._account
+    real = Dispatcher._record_progress
 
     def die(*_: object) -> None:
         raise RuntimeError("died here")
 
     for _ in range(2):
-        monkeypatch.setattr(Dispatcher, "_account", die)
+        monkeypatch.setattr(Dispatcher, "_record_progress", die)
         query = world.start(max_offsets=40)
         wait_until(query.exception)
-    monkeypatch.setattr(Dispatcher, "_account", real)
+    monkeypatch.setattr(Dispatcher, "_record_progress", real)
     world.dispatch(max_offsets=40)
     assert world.numbers("ox") == list(range(0, 100, 2))
     assert world.numbers("groups") == list(range(1, 100, 2))

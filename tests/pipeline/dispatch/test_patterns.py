@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.http.conftest import Consumer, RunningApi, event, subscribe
-from tests.pipeline.dispatch.world import World
+from tests.support.dispatch_world import World
+from tests.support.running_api import Consumer, RunningApi, event, subscribe
 
 PUBLISHERS = 8
 EACH = 25

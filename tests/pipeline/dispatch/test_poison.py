@@ -1,4 +1,4 @@
-"""What cannot be processed costs nobody else: not an expression, not an event, not a batch that never ends."""
+"""An expression, an event or a batch that cannot be processed affects no other subscription."""
 
 import asyncio
 
@@ -10,13 +10,12 @@ from purveyor.jetstream.bulk import outgoing, publish_many
 from purveyor.model.subscription import Filter
 from purveyor.pipeline.audit import audit
 from purveyor.pipeline.dispatch import isolation
-from purveyor.pipeline.faults import blames_data, blames_message, data_fault
-from purveyor.pipeline.parking import park_once
+from purveyor.pipeline.job_failures import data_fault, is_data_at_fault, is_message_at_fault, park_once
 from purveyor.queues.dead_letters.letter import DeadLetter
-from purveyor.queues.dead_letters.store import Fate, LetterBox
-from tests.pipeline.dispatch.poison import KILLED, Poison
-from tests.pipeline.dispatch.world import World, event
-from tests.waiting import wait_until
+from purveyor.queues.dead_letters.store import DeadLetterStore, Resolution
+from tests.support.dispatch_world import World, event
+from tests.support.poison import KILLED, Poison
+from tests.support.waiting import wait_until
 
 LONG = "a/" * 2048 + "user"
 """Java tries a repeated group on it by recursion, until its stack is used up."""
@@ -58,7 +57,7 @@ def test_an_expression_that_never_ends_suspends_its_subscription_at_the_event(wo
     assert not world.letters()
 
 
-def test_what_lies_before_its_beginning_does_not_suspend_a_subscription(world: World) -> None:
+def test_control_events_before_its_beginning_do_not_suspend_a_subscription(world: World) -> None:
     world.add("ox")
     world.publish([event(1), event(2, "a" * 64)])
     world.add("slow", "(a+)+b|users/user")
@@ -116,7 +115,7 @@ def run_again(world: World) -> None:
     query.stop()
 
 
-def test_an_event_that_fails_for_every_subscription_is_parked_once_and_everything_else_goes_on(
+def test_an_event_that_fails_for_every_subscription_is_parked_once_and_all_others_are_dispatched(
     world: World, poison: Poison
 ) -> None:
     world.add("ox")
@@ -185,9 +184,9 @@ def test_a_position_is_parked_once_also_when_its_letter_was_discarded_since(worl
 
     async def discard() -> None:
         async with world.connected() as queues:
-            box = LetterBox(queues)
+            box = DeadLetterStore(queues)
             async for letter in box.scan():
-                await box.settle(letter, Fate.DISCARDED)
+                await box.settle(letter, Resolution.DISCARDED)
                 await box.remove(letter.id)
 
     asyncio.run(discard())
@@ -283,7 +282,7 @@ def test_a_worker_that_is_killed_blames_no_event(world: World, poison: Poison) -
 def test_a_batch_that_never_ends_is_cancelled_and_divided(
     world: World, poison: Poison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "seconds_for", lambda span, _: 1.0 if span.first <= 3 <= span.last else 600.0)
+    monkeypatch.setattr(isolation, "time_limit_seconds", lambda span, _: 1.0 if span.first <= 3 <= span.last else 600.0)
     world.add("ox")
     world.events(1, 3)
     poison.positions = {3: None}
@@ -330,7 +329,7 @@ def test_an_outage_blames_no_event(error: str) -> None:
     assert data_fault(RuntimeError(text)) is None
 
 
-def test_what_is_wrong_in_the_data_is_told_in_a_line() -> None:
+def test_a_data_fault_is_reported_in_one_line() -> None:
     trace = "Job aborted\nTraceback (most recent call last)\n  somewhere\n{}"
     assert data_fault(PySparkException(trace.format("KeyError: 'bad'"))) == "KeyError: 'bad'"
     header = "purveyor.model.errors.InvalidHeader: a header is wrong"
@@ -357,9 +356,9 @@ def test_a_plan_that_cannot_be_made_blames_a_subscription_and_no_event(world: Wo
 
 
 @pytest.mark.parametrize("error", ["MemoryError", "java.lang.OutOfMemoryError: Java heap space"])
-def test_want_of_memory_divides_a_batch_and_blames_no_event(error: str, spark: SparkSession) -> None:
+def test_lack_of_memory_divides_a_batch_and_blames_no_event(error: str, spark: SparkSession) -> None:
     found = PySparkException(f"Traceback (most recent call last)\n  somewhere\n{error}")
     assert data_fault(found) is not None
-    assert not blames_data(spark, found)
-    assert not blames_message(spark, found)
-    assert blames_message(spark, PySparkException("KeyError: 'bad'"))
+    assert not is_data_at_fault(spark, found)
+    assert not is_message_at_fault(spark, found)
+    assert is_message_at_fault(spark, PySparkException("KeyError: 'bad'"))

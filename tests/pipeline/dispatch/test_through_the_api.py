@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from purveyor.pipeline.prefill.worker import PrefillWorker
-from tests.app.http.conftest import Consumer, RunningApi, event, subscribe
-from tests.pipeline.dispatch.world import World
-from tests.waiting import wait_until
+from tests.support.dispatch_world import World
+from tests.support.running_api import Consumer, RunningApi, event, subscribe
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def publish(events: httpx.Client, first: int, last: int) -> None:
     assert events.post("/v1/messages", json=many).status_code == 202
 
 
-def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_told_and_caught_up(
+def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_reported_and_caught_up(
     world: World, api: RunningApi, prefill: None
 ) -> None:
     """Nothing is lost between the 201 and the dispatcher, and a queue has a bound."""

@@ -12,11 +12,12 @@ from purveyor.model.control_events import CONTROL_SUBJECT, CatchUpJob, decode_jo
 from purveyor.model.errors import UnreadableRecord
 from purveyor.model.registration import Record
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.pipeline.dispatch import batch_plan, catch_ups, subscription_snapshot
+from purveyor.pipeline.dispatch import batch_plan, subscription_snapshot, suspensions
 from purveyor.pipeline.dispatch.dispatch_query import Dispatcher
-from purveyor.queues.registry import Unreadable, read_subscriptions, settle_begin
-from tests.pipeline.dispatch.world import World
-from tests.waiting import wait_until
+from purveyor.queues.registry import Unreadable
+from purveyor.queues.sync_client import read_subscriptions, settle_begin
+from tests.support.dispatch_world import World
+from tests.support.waiting import wait_until
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -69,7 +70,7 @@ def test_a_subscription_that_is_not_understood_is_suspended_and_gets_everything_
     assert world.found("ox").suspended is None
 
 
-def test_it_stays_suspended_through_crashes_and_restarts_and_goes_on_where_it_stopped(
+def test_it_stays_suspended_through_crashes_and_restarts_and_continues_where_it_stopped(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.add("ox")
@@ -83,7 +84,7 @@ def test_it_stays_suspended_through_crashes_and_restarts_and_goes_on_where_it_st
         def die(*_: object) -> None:
             raise RuntimeError("died here")
 
-        dying.setattr(Dispatcher, "_account", die)
+        dying.setattr(Dispatcher, "_record_progress", die)
         wait_until(world.start().exception)
     noted = world.raw("ox", "dispatch")
     world.dispatch()
@@ -168,7 +169,7 @@ def test_a_prefill_state_that_is_not_understood_is_no_concern_of_the_dispatcher(
 
 
 @pytest.mark.parametrize("data", [b"no record", b'{"version": 2, "who": 7}'])
-def test_a_record_that_does_not_even_say_whose_it_is_is_suspended_by_the_owner_of_its_queue(
+def test_a_record_without_a_readable_incarnation_is_suspended_by_the_owner_of_its_queue(
     world: World, data: bytes
 ) -> None:
     record = world.add("ox")
@@ -210,7 +211,7 @@ def test_where_a_control_event_is_not_understood_the_subscription_stops_there(wo
     assert world.found("ox").suspended is None
 
 
-def test_another_group_that_understands_the_record_goes_on(world: World) -> None:
+def test_another_group_that_understands_the_record_continues(world: World) -> None:
     """The suspension of the older group stays noted, and what this one wrote is noted beside it."""
     record = world.add("ox")
     world.events(1, 3)
@@ -224,7 +225,7 @@ def test_another_group_that_understands_the_record_goes_on(world: World) -> None
     assert world.raw("ox", "dispatch")["suspended"] == other
 
 
-def test_two_groups_of_which_neither_understands_it_both_go_on_when_they_do(world: World) -> None:
+def test_two_groups_that_do_not_understand_it_both_continue_when_they_do(world: World) -> None:
     world.make_group("second")
     world.add("ox")
     world.events(1, 2)
@@ -269,7 +270,7 @@ def test_a_catch_up_is_asked_for_when_no_event_comes(world: World) -> None:
 
 def test_a_gap_too_large_for_a_batch_is_left_to_a_catch_up_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_plan, "SMALL_GAP", 2)
-    monkeypatch.setattr(catch_ups, "LOOK_SECONDS", 3600.0)  # by the batch, and not by looking
+    monkeypatch.setattr(suspensions, "REGISTRY_POLL_SECONDS", 3600.0)  # by the batch, and not by looking
     world.add("ox")
     world.add("zoo")
     world.events(1, 2)

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer
 from purveyor.queues.client import connect
-from tests.conftest import FAST
-from tests.pipeline.prefill.bench import Bench
+from tests.support.nats_servers import FAST
+from tests.support.prefill_bench import Bench
 
 
 @pytest.fixture(scope="module")

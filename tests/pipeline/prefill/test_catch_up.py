@@ -1,22 +1,13 @@
 import json
-from datetime import UTC, datetime
 
 import pytest
 
 from purveyor.model.control_events import CatchUpJob
-from purveyor.model.registration import DispatchState, Record, Suspension
+from purveyor.model.registration import DispatchState, Record
 from purveyor.pipeline.prefill import catch_up
-from purveyor.pipeline.prefill.job_context import Ending
-from tests.pipeline.dispatch.poison import Poison
-from tests.pipeline.prefill.bench import Bench, ids
-
-
-async def suspend(bench: Bench, record: Record, at: int, group: str | None = None) -> None:
-    """As if the queue had refused the message at a position, or a group of dispatchers had not understood it."""
-    found = await bench.registered(record.name)
-    reason = Suspension(position=at, reason="full", at=datetime.now(UTC), group=group)
-    state = DispatchState(incarnation=record.incarnation, next=at, suspended=reason)
-    await bench.shop.registry.put_dispatch(record.name, state, found.dispatch_revision)
+from purveyor.pipeline.prefill.job_context import JobResult
+from tests.support.poison import Poison
+from tests.support.prefill_bench import Bench, ids, suspend
 
 
 async def suspended(bench: Bench, record: Record, at: int, group: str | None = None) -> CatchUpJob:
@@ -32,14 +23,14 @@ async def suspended(bench: Bench, record: Record, at: int, group: str | None = N
 async def test_what_was_missed_is_written_in_rounds_and_the_dispatcher_takes_over(
     bench: Bench, unique: str, monkeypatch: pytest.MonkeyPatch, group: str | None
 ) -> None:
-    monkeypatch.setattr(catch_up, "ROUND", 40)
+    monkeypatch.setattr(catch_up, "ROUND_POSITIONS", 40)
     monkeypatch.setattr(catch_up, "SMALL_GAP", 10)
     record, _ = await bench.add(unique, "a/x", prefill=False)
     await bench.publish_many("a/x", 100)
     assert record.begin is not None
     job = await suspended(bench, record, record.begin + 1, group)
 
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
 
     written = await bench.stored(unique, "main")
     begin = record.begin + 1
@@ -73,7 +64,7 @@ async def test_a_queue_that_still_refuses_stays_suspended_with_the_new_reason(be
     job = await suspended(bench, record, record.begin + 1)
     await bench.limit(unique, 10)
 
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
 
     written = await bench.stored(unique, "main")
     state = (await bench.registered(unique)).dispatch
@@ -98,7 +89,7 @@ async def test_an_event_that_cannot_be_written_is_parked_and_the_rest_is_caught_
     job = await suspended(bench, record, begin)
     Poison(monkeypatch).positions = {begin + 1: None}
 
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
 
     assert [message.position for message in await bench.stored(unique, "main")] == [begin, begin + 2, begin + 3]
     parked = await bench.messages("stream:dead-letters", "dead-letters.incoming")

@@ -1,24 +1,22 @@
-"""What a subscription must not see is in none of its messages, whichever way they came; all else is as it was."""
+"""Hidden fields are in no message of a subscription, live or filled; all other bytes are unchanged."""
 
 import pyarrow as pa
 
 from purveyor.jetstream.bulk import AppendOptions
-from purveyor.model.delivery_policy import DEFAULT_HIDDEN
-from purveyor.model.redaction import censor
-from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS
+from purveyor.model.redaction import redact
 from purveyor.pipeline.archive.reader import events
-from purveyor.pipeline.dispatch.batch_job import Deliverer
-from purveyor.pipeline.dispatch.batch_plan import Seat
-from purveyor.pipeline.dispatch.planned_rows import archived
-from purveyor.pipeline.redact_columns import censored
-from tests.pipeline.prefill.bench import Bench, Stored
-from tests.scale import chance
+from purveyor.pipeline.dispatch.batch_job import BatchJob, archived_topic_batches
+from purveyor.pipeline.dispatch.batch_plan import PlannedTarget
+from purveyor.pipeline.message_copies import redact_bodies
+from tests.support.prefill_bench import Bench, Stored, definition
+from tests.support.scale import chance
 
 SECRET = "{SSHA}secret"
 
 
 def bodies(realm: str) -> list[bytes]:
-    """Events as somebody else might write them: of two the secret has to be cut, of one nothing."""
+    """Events as other programs might write them: two contain the secret, one does not."""
     about = f'{{"publisher_name": "x", "ts": "2026-01-01T00:00:00Z", "realm": "{realm}", "topic": "a/x", '
     first = f'"new": {{"id": "a", "properties": {{"uid": "a", "userPassword": ["{SECRET}"]}}}}'
     third = f'"old": {{"id": "c", "\\u0070assword": "{SECRET}", "salary": 1}}, "new": {{"id": "c", "salary": 2}}'
@@ -30,11 +28,6 @@ def bodies(realm: str) -> list[bytes]:
     return [f"{about}{text}}}".encode() for text in texts]
 
 
-def definition(bench: Bench, name: str, hidden: tuple[str, ...] = DEFAULT_HIDDEN, *, prefill: bool) -> Subscription:
-    topics = (RealmTopic(bench.realm, "a/x"),)
-    return Subscription(name=name, realms_topics=topics, request_prefill=prefill, hidden_fields=hidden)
-
-
 def data(messages: list[Stored]) -> list[bytes]:
     return [message.data for message in messages]
 
@@ -42,7 +35,7 @@ def data(messages: list[Stored]) -> list[bytes]:
 async def test_prefill_replay_and_live_events_are_without_it(bench: Bench, unique: str) -> None:
     given = bodies(bench.realm)
     positions = [await bench.publish_bytes(body) for body in given]
-    expected = [censor(body, DEFAULT_HIDDEN) for body in given]
+    expected = [redact(body, DEFAULT_HIDDEN_FIELDS) for body in given]
     assert expected[1] == given[1]
     assert not any(SECRET.encode() in body for body in expected)
     record, _ = await bench.subscriptions.add(definition(bench, unique, prefill=True))
@@ -58,21 +51,23 @@ async def test_prefill_replay_and_live_events_are_without_it(bench: Bench, uniqu
     open_, _ = await bench.subscriptions.add(definition(bench, f"{unique}-open", (), prefill=False))
     other, _ = await bench.subscriptions.add(definition(bench, f"{unique}-other", ("new.salary", "id"), prefill=False))
     again = [await bench.publish_bytes(body) for body in given]
-    seats = [Seat(await bench.registered(each.name), again[0] - 1) for each in (record, open_, other)]
+    seats = [PlannedTarget(await bench.registered(each.name), again[0] - 1) for each in (record, open_, other)]
 
     def dispatch() -> None:
-        rows = archived(events(bench.shop.spark, bench.shop.archive, again[0], again[-1]))
-        report = Deliverer(bench.queues.address, AppendOptions()).deliver(rows, seats, writers=1, in_order=False)
+        rows = archived_topic_batches(events(bench.context.spark, bench.context.archive, again[0], again[-1]))
+        report = BatchJob(bench.queues.address, AppendOptions()).run(rows, seats, writers=1, in_order=False)
         assert not report.refusals
 
-    await bench.shop.on_spark(dispatch)
+    await bench.context.run_on_spark(dispatch)
     assert data(await bench.stored(unique, "main")) == expected
     assert data(await bench.stored(open_.name, "main")) == given
     cut = data(await bench.stored(other.name, "main"))
-    assert cut == [censor(body, ("new.salary", "id")) for body in given]
+    assert cut == [redact(body, ("new.salary", "id")) for body in given]
     assert cut[2].endswith(b'"salary": 1}, "new": {}}}')
 
-    kept = await bench.shop.on_spark(lambda: events(bench.shop.spark, bench.shop.archive, 1, again[-1]).collect())
+    kept = await bench.context.run_on_spark(
+        lambda: events(bench.context.spark, bench.context.archive, 1, again[-1]).collect()
+    )
     assert {bytes(row.data) for row in kept} >= set(given)  # the archive has them whole
 
 
@@ -83,14 +78,14 @@ async def test_a_message_that_is_too_large_is_parked_without_it(bench: Bench, un
     found = await bench.registered(unique)
 
     def dispatch() -> None:
-        rows = archived(events(bench.shop.spark, bench.shop.archive, position, position))
-        Deliverer(bench.queues.address, AppendOptions()).deliver(
-            rows, [Seat(found, position - 1)], writers=1, in_order=False
+        rows = archived_topic_batches(events(bench.context.spark, bench.context.archive, position, position))
+        BatchJob(bench.queues.address, AppendOptions()).run(
+            rows, [PlannedTarget(found, position - 1)], writers=1, in_order=False
         )
 
-    await bench.shop.on_spark(dispatch)
+    await bench.context.run_on_spark(dispatch)
     [parked] = await bench.messages("stream:dead-letters", f"dead-letters.{unique}")
-    assert parked.data == censor(bodies(bench.realm)[0], DEFAULT_HIDDEN)
+    assert parked.data == redact(bodies(bench.realm)[0], DEFAULT_HIDDEN_FIELDS)
 
 
 def test_all_rows_at_once_are_censored_as_one_by_one() -> None:
@@ -103,8 +98,8 @@ def test_all_rows_at_once_are_censored_as_one_by_one() -> None:
     hidden = draw.choice([("password",), ("x.password",), ("old.password", "n"), ("größe",)])
     column = pa.array([b"", *rows], pa.binary()).slice(1)
 
-    found = censored(column, hidden)
+    found = redact_bodies(column, hidden)
 
-    assert found.to_pylist() == [censor(row, hidden) for row in rows]
-    assert censored(column, ()) is column
+    assert found.to_pylist() == [redact(row, hidden) for row in rows]
+    assert redact_bodies(column, ()) is column
     assert hidden != ("größe",) or found is column

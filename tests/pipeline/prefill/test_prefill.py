@@ -10,10 +10,10 @@ from purveyor.model.errors import PublishRefused
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import Filter
 from purveyor.pipeline.prefill import archive_queries
-from purveyor.pipeline.prefill.job_context import Ending
-from purveyor.pipeline.prefill.queue_writer import NUMBER, RUN, Filling, write
-from tests.pipeline.prefill.bench import Bench, ids
-from tests.waiting import until
+from purveyor.pipeline.prefill.job_context import JobResult
+from purveyor.pipeline.prefill.queue_writer import NUMBER, NUMBERS_PER_RUN, FillSpec, write_rows
+from tests.support.prefill_bench import Bench, ids
+from tests.support.waiting import until
 
 
 async def begun(bench: Bench, name: str) -> bool:
@@ -33,7 +33,7 @@ async def test_the_queue_holds_each_object_as_it_was_where_the_subscription_begi
     await bench.publish("users/user", "bob", None, {"id": "bob", "n": 2})
     await bench.publish("users/user", "new", {"id": "new"})
 
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
 
     messages = await bench.stored(unique)
     assert [message.position for message in messages] == [created, modified, back]
@@ -74,7 +74,7 @@ async def test_only_what_the_filter_lets_through_as_an_object_without_a_past(ben
     assert [message.body["new"]["id"] for message in await bench.stored(unique)] == ["a", "d"]
 
 
-async def test_a_message_tells_where_it_comes_from_and_keeps_its_bytes(bench: Bench, unique: str) -> None:
+async def test_a_message_carries_its_origin_and_keeps_its_bytes(bench: Bench, unique: str) -> None:
     text = (
         f'{{"publisher_name":"p","ts":"2026-01-01T00:00:00Z","realm":"{bench.realm}","topic":"t","key":"k",'
         '"body":{"old":OLD,"new":{"n":12345678901234567890.123456789, "s":"\\u0041"}}}'
@@ -93,7 +93,7 @@ async def test_a_message_tells_where_it_comes_from_and_keeps_its_bytes(bench: Be
         "Purveyor-Position": str(receipt.sequence),
         "Purveyor-Id": f"id-{unique}",
         "Nats-Msg-Id": "prefill:1:1",
-        NUMBER: str(RUN + 1),
+        NUMBER: str(NUMBERS_PER_RUN + 1),
     }
 
 
@@ -104,7 +104,7 @@ async def test_events_that_come_while_it_runs_change_nothing(bench: Bench, uniqu
     for number in range(1, 200):
         await bench.publish("users/user", str(number), {"id": number, "late": True}, {"id": number})
 
-    assert await running is Ending.DONE
+    assert await running is JobResult.DONE
 
     messages = await bench.stored(unique)
     assert [message.body["new"] for message in messages] == [{"id": number} for number in range(1, 3001)]
@@ -113,7 +113,7 @@ async def test_events_that_come_while_it_runs_change_nothing(bench: Bench, uniqu
 async def test_an_empty_prefill_is_done(bench: Bench, unique: str) -> None:
     _, [job] = await bench.add(unique, "nothing")
 
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
 
     assert await bench.stored(unique) == []
     assert (await bench.state(unique)).status is PrefillStatus.DONE
@@ -123,11 +123,11 @@ async def test_a_job_for_a_subscription_that_is_gone_ends_quietly(bench: Bench, 
     _, [job] = await bench.add(unique, "users/user")
     await bench.subscriptions.delete(unique)
 
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
 
     record, [_] = await bench.add(unique, "users/user")
     assert record.incarnation != job.incarnation
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
     assert (await bench.state(unique)).status is PrefillStatus.PENDING
     assert await bench.stored(unique) == []
 
@@ -139,7 +139,7 @@ async def test_a_subscription_deleted_meanwhile_ends_its_prefill_quietly(bench: 
     await until(lambda: begun(bench, unique))
     await bench.subscriptions.delete(unique)
 
-    assert await running is Ending.DONE
+    assert await running is JobResult.DONE
     assert f"stream:{unique}" not in await bench.queues.streams.names()
 
 
@@ -152,12 +152,12 @@ async def test_after_a_failure_in_the_middle_it_begins_anew_and_nothing_is_doubl
     assert 0 < len(await bench.stored(unique)) <= 1200
     await bench.limit(unique, -1)
 
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
 
     messages = await bench.stored(unique)
     assert [message.body["new"]["id"] for message in messages] == list(range(1, 2501))
     assert ids(messages) == [f"prefill:2:{number}" for number in range(1, 2501)]
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
     assert len(await bench.stored(unique)) == 2500
 
 
@@ -165,23 +165,23 @@ async def test_an_older_run_that_is_still_at_it_can_store_nothing_more(bench: Be
     await bench.publish_many("users/user", 50)
     record, [job] = await bench.add(unique, "users/user")
     assert isinstance(job, PrefillJob)
-    older = Filling(
+    older = FillSpec(
         address=bench.queues.address,
         target=Target(subject=f"{unique}.prefill", stream=f"stream:{unique}", position_header=NUMBER),
         origin=unique,
         run=0,
         id_prefix="prefill:0",
     )
-    rows = archive_queries.objects(bench.shop.spark, bench.shop.archive, record.definition, job.position)
-    await bench.shop.on_spark(lambda: write(rows.where("position % 2 = 0"), older))
-    assert await bench.run(job) is Ending.DONE
+    rows = archive_queries.objects(bench.context.spark, bench.context.archive, record.definition, job.position)
+    await bench.context.run_on_spark(lambda: write_rows(rows.where("position % 2 = 0"), older))
+    assert await bench.run(job) is JobResult.DONE
 
-    await bench.shop.on_spark(lambda: write(rows, older))
+    await bench.context.run_on_spark(lambda: write_rows(rows, older))
 
     assert ids(await bench.stored(unique)) == [f"prefill:1:{number}" for number in range(1, 51)]
 
 
-async def test_an_object_that_is_too_large_for_the_queue_is_parked_and_the_rest_goes_on(
+async def test_an_object_that_is_too_large_for_the_queue_is_parked_and_the_others_are_written(
     bench: Bench, unique: str
 ) -> None:
     for key in ("a", "b"):
@@ -192,7 +192,7 @@ async def test_an_object_that_is_too_large_for_the_queue_is_parked_and_the_rest_
     await bench.publish("t", "c", {"id": "c"})
     _, [job] = await bench.add(unique, "t")
 
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
 
     assert [message.body["new"]["id"] for message in await bench.stored(unique)] == ["a", "b", "c"]
     assert (await bench.state(unique)).total == 3
@@ -201,12 +201,12 @@ async def test_an_object_that_is_too_large_for_the_queue_is_parked_and_the_rest_
     assert "too large" in letter.headers["Purveyor-Reason"]
 
 
-async def test_a_queue_that_is_missing_is_made_again(bench: Bench, unique: str) -> None:
+async def test_a_missing_queue_is_created_again(bench: Bench, unique: str) -> None:
     await bench.publish("users/user", "a", {"id": "a"})
     _, [job] = await bench.add(unique, "users/user")
     await bench.queues.streams.remove(f"stream:{unique}")
 
-    assert await bench.run(job) is Ending.DONE
+    assert await bench.run(job) is JobResult.DONE
 
     assert len(await bench.stored(unique)) == 1
 
@@ -219,13 +219,13 @@ async def test_a_run_that_lost_its_claim_ends_without_an_answer(bench: Bench, un
     found = await bench.registered(unique)
     assert found.prefill is not None
     newer = replace(found.prefill, attempt=found.prefill.attempt + 1, job="newer")
-    await bench.shop.registry.put_prefill(unique, newer, found.prefill_revision)
+    await bench.context.registry.put_prefill(unique, newer, found.prefill_revision)
 
-    assert await running is Ending.LEFT
+    assert await running is JobResult.LEFT
     assert await bench.state(unique) == newer
 
 
-async def test_the_state_tells_how_far_it_is(bench: Bench, unique: str) -> None:
+async def test_the_state_shows_the_progress(bench: Bench, unique: str) -> None:
     await bench.publish_many("users/user", 30)
     _, [job] = await bench.add(unique, "users/user")
 

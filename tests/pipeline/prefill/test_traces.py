@@ -1,4 +1,4 @@
-"""Traces through prefill, replay and catch-up: the job belongs to who asked for it, the messages to their events."""
+"""Traces through prefill, replay and catch-up: jobs belong to their request, messages to their events."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -7,15 +7,13 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from purveyor.app.telemetry.traces import tracing_to
+from purveyor.app.telemetry.traces import export_traces
 from purveyor.model import tracing
 from purveyor.model.event import Event
 from purveyor.pipeline.prefill import PrefillWorker, WorkerOptions
 from purveyor.queues.catalogue import PREFILL
-from tests.pipeline.prefill.bench import Bench
-from tests.pipeline.prefill.test_catch_up import suspend
-from tests.pipeline.prefill.test_hidden import definition
-from tests.waiting import until
+from tests.support.prefill_bench import Bench, definition, suspend
+from tests.support.waiting import until
 
 ASKED = f"00-{'a' * 32}-{'b' * 16}-01"
 QUICK = WorkerOptions(first_pause_seconds=0.05, turn_seconds=0.5, progress_seconds=0.1)
@@ -41,7 +39,7 @@ async def work_off(bench: Bench) -> None:
     async def idle() -> bool:
         return (await bench.queues.streams.info(PREFILL.stream)).state.messages == 0
 
-    worker = PrefillWorker(bench.shop.spark, bench.queues.address, bench.shop.archive, QUICK)
+    worker = PrefillWorker(bench.context.spark, bench.queues.address, bench.context.archive, QUICK)
     worker.start()
     try:
         await until(idle)
@@ -53,14 +51,16 @@ def links(span: ReadableSpan) -> set[int]:
     return {link.context.trace_id for link in span.links}
 
 
-async def test_jobs_are_spans_of_who_asked_linked_to_events_whose_messages_keep_their_traces(
+async def test_jobs_are_spans_of_their_request_and_linked_to_the_traces_of_events(
     bench: Bench, unique: str, spans: InMemorySpanExporter
 ) -> None:
     positions = await publish(bench, "a/x", 3)
-    with tracing.span("ask", {"traceparent": ASKED}):  # nobody listens where it is asked for, and yet it is handed on
+    with tracing.span(
+        "ask", {"traceparent": ASKED}
+    ):  # no exporter where the request is made, and yet the trace is passed on
         await bench.subscriptions.add(definition(bench, unique, prefill=True))
         await bench.subscriptions.replay(unique, positions[1], positions[2])
-    with tracing_to(None, "pipeline", spans):
+    with export_traces(None, "pipeline", spans):
         await work_off(bench)
     told = {span.name: span for span in spans.get_finished_spans()}
     assert set(told) == {"prefill", "replay"}
@@ -83,7 +83,7 @@ async def test_a_catch_up_is_a_span_too_and_many_events_are_not_all_linked(
     await suspend(bench, record, first)
     with tracing.span("ask", {"traceparent": ASKED}):
         await bench.subscriptions.resume(unique)
-    with tracing_to(None, "pipeline", spans):
+    with export_traces(None, "pipeline", spans):
         await work_off(bench)
     (span,) = spans.get_finished_spans()
     assert (span.name, len(span.links)) == ("catch-up", tracing.MOST_LINKS)

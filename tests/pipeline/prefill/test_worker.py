@@ -11,15 +11,15 @@ from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.pipeline.prefill import PrefillWorker, WorkerOptions
 from purveyor.queues.catalogue import PREFILL
 from purveyor.queues.dead_letters.letter import DeadLetter
-from tests.pipeline.prefill.bench import Bench
-from tests.waiting import until
+from tests.support.prefill_bench import Bench
+from tests.support.waiting import until
 
 QUICK = WorkerOptions(first_pause_seconds=0.05, turn_seconds=0.05, upgrade_seconds=0.1, progress_seconds=0.1)
 
 
 @pytest.fixture
 def worker(bench: Bench) -> Iterator[PrefillWorker]:
-    worker = PrefillWorker(bench.shop.spark, bench.queues.address, bench.shop.archive, QUICK)
+    worker = PrefillWorker(bench.context.spark, bench.queues.address, bench.context.archive, QUICK)
     yield worker
     worker.stop()
 
@@ -46,7 +46,7 @@ async def test_jobs_are_taken_from_the_queue_and_answered(bench: Bench, worker: 
     assert await bench.failures() == []
 
 
-async def test_a_job_that_cannot_be_read_is_put_aside_and_the_rest_goes_on(
+async def test_an_unreadable_job_is_set_aside_and_other_jobs_continue(
     bench: Bench, worker: PrefillWorker, unique: str
 ) -> None:
     await bench.publish("a/x", "1", {"id": 1})
@@ -64,7 +64,7 @@ async def test_a_job_that_cannot_be_read_is_put_aside_and_the_rest_goes_on(
     assert (await bench.state(unique)).status is PrefillStatus.DONE
 
 
-async def test_a_prefill_that_fails_too_often_says_so_and_can_be_asked_for_again(
+async def test_a_prefill_that_fails_too_often_has_a_reason_and_can_be_requested_again(
     bench: Bench, worker: PrefillWorker, unique: str
 ) -> None:
     await bench.publish_many("a/x", 20)
@@ -105,7 +105,7 @@ async def test_a_worker_that_is_stopped_gives_its_job_back_at_once(
     await until(begun)
     worker.stop()
 
-    other = PrefillWorker(bench.shop.spark, bench.queues.address, bench.shop.archive, QUICK)
+    other = PrefillWorker(bench.context.spark, bench.queues.address, bench.context.archive, QUICK)
     other.start()
     try:
         await until(lambda: idle(bench))
@@ -116,7 +116,7 @@ async def test_a_worker_that_is_stopped_gives_its_job_back_at_once(
 
 
 @pytest.mark.parametrize("unknown", [{"version": 2}, {"zone": "eu"}], ids=["version", "field"])
-async def test_a_job_of_a_newer_program_waits_for_an_upgrade_and_the_rest_goes_on(
+async def test_a_job_of_a_newer_program_waits_for_an_upgrade_and_other_jobs_continue(
     bench: Bench, worker: PrefillWorker, unique: str, unknown: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.publish_many("a/x", 5)
@@ -209,7 +209,7 @@ async def test_a_replay_that_waits_is_noted_by_the_worker_if_it_is_not(
     worker.start()
 
     async def noted() -> bool:
-        found = await bench.shop.registry.waiting_replays.find(unique)
+        found = await bench.context.registry.waiting_replays.find(unique)
         return found is not None and (found.job, found.sequence) == (job.job, sequence)
 
     await until(noted)
@@ -217,7 +217,7 @@ async def test_a_replay_that_waits_is_noted_by_the_worker_if_it_is_not(
         await bench.subscriptions.replay(unique, 1)
     await bench.queues.publish("prefill", prefill.encode())
     await until(lambda: idle(bench))
-    assert await bench.shop.registry.waiting_replays.find(unique) is None
+    assert await bench.context.registry.waiting_replays.find(unique) is None
 
 
 async def test_a_replay_that_is_given_up_makes_way_for_another(
@@ -226,14 +226,14 @@ async def test_a_replay_that_is_given_up_makes_way_for_another(
     await bench.add(unique, "a/x")
     found = await bench.registered(unique)
     failed = PrefillState(incarnation=found.incarnation, status=PrefillStatus.FAILED, position=1, reason="no archive")
-    await bench.shop.registry.put_prefill(unique, failed, found.prefill_revision)
+    await bench.context.registry.put_prefill(unique, failed, found.prefill_revision)
     job = await bench.subscriptions.replay(unique, 1)
     worker.start()
 
     await until(lambda: idle(bench))
     [failure] = await bench.failures()
     assert json.loads(failure.data)["job"] == job.job
-    assert await bench.shop.registry.waiting_replays.find(unique) is None
+    assert await bench.context.registry.waiting_replays.find(unique) is None
 
 
 async def test_a_replay_of_a_subscription_that_is_gone_leaves_no_record(
@@ -242,13 +242,13 @@ async def test_a_replay_of_a_subscription_that_is_gone_leaves_no_record(
     """It was deleted between the record and the job."""
     await bench.add(unique, "a/x", prefill=False)
     await bench.subscriptions.replay(unique, 1)
-    noted = await bench.shop.registry.waiting_replays.find(unique)
+    noted = await bench.context.registry.waiting_replays.find(unique)
     assert noted is not None
     await bench.subscriptions.delete(unique)
-    await bench.shop.registry.waiting_replays.adopt(unique, noted)
+    await bench.context.registry.waiting_replays.adopt(unique, noted)
     worker.start()
     await until(lambda: idle(bench))
-    assert await bench.shop.registry.waiting_replays.find(unique) is None
+    assert await bench.context.registry.waiting_replays.find(unique) is None
 
 
 @pytest.mark.parametrize("unknown", [{"version": 2}, {"zone": "eu"}], ids=["version", "field"])
@@ -278,4 +278,4 @@ async def test_where_the_record_of_a_waiting_replay_is_not_understood_only_repla
     await bucket.put(f"{one}.replay", understood.value)
     await until(lambda: idle(bench))
     assert len(await bench.stored(one)) == 1
-    assert await bench.shop.registry.waiting_replays.find(one) is None
+    assert await bench.context.registry.waiting_replays.find(one) is None

@@ -13,7 +13,7 @@ from purveyor.jetstream.address import Address
 from purveyor.pipeline.transform import TransformSettings, start_transform
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, incoming
 from purveyor.queues.client import connect
-from tests.spark.broker import Broker
+from tests.support.broker import Broker
 
 INCOMING = incoming()
 
@@ -65,6 +65,6 @@ class Flow:
             self.broker.move(INCOMING.stream, durable, past=last)
 
 
-def told(events: Iterable[dict[str, Any]]) -> list[tuple[str, str | None, str | None]]:
+def summary(events: Iterable[dict[str, Any]]) -> list[tuple[str, str | None, str | None]]:
     """Topic, old dn, new dn of each event."""
     return [(each["topic"], each["body"]["old"].get("dn"), each["body"]["new"].get("dn")) for each in events]

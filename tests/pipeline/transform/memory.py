@@ -1,11 +1,11 @@
-"""Plain stand-ins for what is kept in Spark's state, and short ways to write entries and records."""
+"""In-memory replacements of Spark's state, and short ways to write entries and records."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from purveyor.model import json_fields
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.dn import below_prefix
+from purveyor.pipeline.transform.dn import descendant_prefix
 
 
 class MemoryPages:
@@ -50,7 +50,9 @@ class MemoryStore:
         self.entries.pop(key, None)
 
     def descendants(self, key: str) -> Iterator[tuple[str, Entry]]:
-        return iter([(each, self.entries[each]) for each in sorted(self.entries) if each.startswith(below_prefix(key))])
+        return iter(
+            [(each, self.entries[each]) for each in sorted(self.entries) if each.startswith(descendant_prefix(key))]
+        )
 
 
 def body(dn: str, change: str, **fields: Any) -> bytes:

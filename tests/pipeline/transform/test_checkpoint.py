@@ -1,4 +1,4 @@
-"""The directories of the transform survive a power cut, and it never goes on with directories of another time."""
+"""The directories survive a power cut, and the transform never continues with directories of another time."""
 
 import shutil
 from pathlib import Path
@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 
 from purveyor.model.errors import DataLost
 from purveyor.spark import checkpoint_files
-from tests.conftest import OwnServer
 from tests.pipeline.transform.flow import Flow
 from tests.pipeline.transform.memory import body, modify, person
+from tests.support.nats_servers import OwnServer
 
 ADA = "uid=ada,dc=e"
 
@@ -49,7 +49,7 @@ def test_after_a_power_cut_the_batches_that_were_not_on_the_disk_run_again(
     assert not flow.letters()
 
 
-def test_an_older_checkpoint_goes_on_as_long_as_the_stream_holds_the_messages(flow: Flow, tmp_path: Path) -> None:
+def test_an_older_checkpoint_continues_while_the_stream_holds_the_messages(flow: Flow, tmp_path: Path) -> None:
     flow.send(body(ADA, "content", attributes=person("ada", title=["0"])))
     flow.run()
     shutil.copytree(flow.checkpoint, tmp_path / "older")
@@ -68,7 +68,7 @@ def test_an_older_checkpoint_goes_on_as_long_as_the_stream_holds_the_messages(fl
     assert f"move {flow.checkpoint} away" in str(raised.value.fix)
 
 
-def test_a_lost_checkpoint_begins_with_empty_directories_and_says_so(
+def test_a_lost_checkpoint_begins_with_empty_directories_and_a_warning(
     flow: Flow, caplog: pytest.LogCaptureFixture
 ) -> None:
     flow.send(body(ADA, "content", attributes=person("ada", title=["0"])))

@@ -3,15 +3,15 @@
 import pytest
 
 from purveyor.model.errors import UnreadableRecord
-from purveyor.pipeline.transform.directory_pages import MOST_BYTES, MOST_ENTRIES, PagedDirectory
+from purveyor.pipeline.transform.directory_pages import MAX_PAGE_BYTES, MAX_PAGE_ENTRIES, PagedDirectory
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.dn import name
+from purveyor.pipeline.transform.dn import parse_dn
 from tests.pipeline.transform.memory import MemoryPages
 
 
 def entry(number: int, size: int = 10) -> tuple[str, Entry]:
     dn = f"uid=u{number:05},ou=people,dc=e"
-    return name(dn).key, Entry(dn, f"id-{number}", {"cn": ["x" * size]})
+    return parse_dn(dn).key, Entry(dn, f"id-{number}", {"cn": ["x" * size]})
 
 
 def filled(count: int, size: int = 10) -> MemoryPages:
@@ -25,7 +25,7 @@ def filled(count: int, size: int = 10) -> MemoryPages:
 
 def test_a_batch_reads_and_writes_what_it_touches_only() -> None:
     pages = filled(5000)
-    assert 5000 / MOST_ENTRIES <= len(pages.pages) <= 5000 / MOST_ENTRIES * 3
+    assert 5000 / MAX_PAGE_ENTRIES <= len(pages.pages) <= 5000 / MAX_PAGE_ENTRIES * 3
     pages.reads = pages.writes = 0
     directory = PagedDirectory(pages)
     key, known = entry(777)
@@ -37,18 +37,18 @@ def test_a_batch_reads_and_writes_what_it_touches_only() -> None:
 
 
 def test_large_entries_make_small_pages() -> None:
-    pages = filled(100, size=MOST_BYTES // 4)
-    assert max(map(len, pages.pages.values())) < 2 * MOST_BYTES
+    pages = filled(100, size=MAX_PAGE_BYTES // 4)
+    assert max(map(len, pages.pages.values())) < 2 * MAX_PAGE_BYTES
     directory = PagedDirectory(pages)
-    directory.put(*entry(3, size=10 * MOST_BYTES))
+    directory.put(*entry(3, size=10 * MAX_PAGE_BYTES))
     directory.flush()
-    assert PagedDirectory(pages).get(entry(3)[0]) == entry(3, size=10 * MOST_BYTES)[1]
+    assert PagedDirectory(pages).get(entry(3)[0]) == entry(3, size=10 * MAX_PAGE_BYTES)[1]
 
 
 def test_a_subtree_over_many_pages_is_found_in_order_and_can_go() -> None:
     pages = filled(1000)
-    directory = PagedDirectory(pages, most_held=10_000)
-    people = name("ou=people,dc=e").key
+    directory = PagedDirectory(pages, max_held_bytes=10_000)
+    people = parse_dn("ou=people,dc=e").key
     directory.put(people, Entry("ou=people,dc=e", "p", {}))
     below = list(directory.descendants(people))
     assert below == [entry(number) for number in range(1000)]
@@ -56,13 +56,13 @@ def test_a_subtree_over_many_pages_is_found_in_order_and_can_go() -> None:
         directory.remove(key)
     directory.flush()
     left = PagedDirectory(pages)
-    assert list(left.descendants(name("dc=e").key)) == [(people, Entry("ou=people,dc=e", "p", {}))]
+    assert list(left.descendants(parse_dn("dc=e").key)) == [(people, Entry("ou=people,dc=e", "p", {}))]
     assert len(pages.pages) <= 2
 
 
 def test_memory_is_bounded_by_writing_back_early() -> None:
     pages = filled(2000, size=500)
-    directory = PagedDirectory(pages, most_held=100_000)
+    directory = PagedDirectory(pages, max_held_bytes=100_000)
     for number in range(2000):
         key, known = entry(number)
         directory.put(key, known)

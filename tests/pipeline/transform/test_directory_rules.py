@@ -1,4 +1,4 @@
-"""What each kind of record makes of the directory."""
+"""How each kind of record changes the directory."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purveyor.pipeline.transform.directory_pages import PagedDirectory
-from purveyor.pipeline.transform.directory_rules import Changed, Entry, Store, apply
-from purveyor.pipeline.transform.dn import Unfit, name
+from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, Store, apply_record
+from purveyor.pipeline.transform.dn import InvalidRecord, parse_dn
 from purveyor.pipeline.transform.records import Record, parse_record
 from tests.pipeline.transform.memory import MemoryPages, MemoryStore, body, modify, person
 
@@ -23,9 +23,9 @@ class Book:
         self.store = MemoryStore()
         self.count = 0
 
-    def do(self, data: bytes) -> list[Changed]:
+    def do(self, data: bytes) -> list[EntryChange]:
         self.count += 1
-        return apply(self.store, parse_record(data), f"id-{self.count}")
+        return apply_record(self.store, parse_record(data), f"id-{self.count}")
 
     def add(self, dn: str, **attributes: Any) -> Entry:
         (change,) = self.do(body(dn, "add", attributes=attributes or person("someone")))
@@ -33,13 +33,13 @@ class Book:
         return change.after
 
     def entry(self, dn: str) -> Entry:
-        found = self.store.get(name(dn).key)
+        found = self.store.get(parse_dn(dn).key)
         assert found is not None
         return found
 
     def refused(self, data: bytes) -> str:
         before = dict(self.store.entries)
-        with pytest.raises(Unfit) as caught:
+        with pytest.raises(InvalidRecord) as caught:
             self.do(data)
         assert self.store.entries == before
         return str(caught.value)
@@ -121,7 +121,7 @@ def test_a_modify_without_effect_changes_nothing(book: Book) -> None:
         (body(ADA, "modrdn", new_rdn="uid", delete_old_rdn=True), "no rdn"),
     ],
 )
-def test_what_cannot_be_done_is_told_and_changes_nothing(book: Book, data: bytes, reason: str) -> None:
+def test_an_invalid_record_is_an_error_and_changes_nothing(book: Book, data: bytes, reason: str) -> None:
     book.add(PEOPLE, objectClass=["organizationalUnit"], ou=["people"])
     book.add(ADA)
     book.add("uid=bob,ou=people,dc=e")
@@ -146,14 +146,14 @@ def test_a_rename_keeps_the_identity_and_moves_what_is_below(book: Book) -> None
     done = book.do(body(PEOPLE, "modrdn", new_rdn="ou=staff", delete_old_rdn=True, new_superior="OU=old,dc=e"))
     dns = [change.after.dn for change in done if change.after]
     assert dns == ["ou=staff,OU=old,dc=e", "uid=Ada,ou=staff,OU=old,dc=e"]
-    moved = book.entry("uid=ada,ou=staff,ou=old,dc=e")
-    assert (moved.uuid, moved.attributes) == (ada.uuid, ada.attributes)
+    renamed_dn = book.entry("uid=ada,ou=staff,ou=old,dc=e")
+    assert (renamed_dn.uuid, renamed_dn.attributes) == (ada.uuid, ada.attributes)
     assert book.entry("ou=staff,ou=old,dc=e").attributes == {"ou": ["staff"]}
-    assert book.store.get(name(PEOPLE).key) is None
+    assert book.store.get(parse_dn(PEOPLE).key) is None
 
 
 @pytest.mark.parametrize(("delete", "expected"), [(True, ["a2", "countess"]), (False, ["Ada", "a2", "countess"])])
-def test_the_old_rdn_stays_as_a_value_if_the_record_says_so(book: Book, delete: bool, expected: list[str]) -> None:
+def test_the_record_can_keep_the_old_rdn_as_a_value(book: Book, delete: bool, expected: list[str]) -> None:
     book.add("uid=ada,dc=e", uid=["Ada", "a2"])
     book.do(body("uid=ada,dc=e", "modrdn", new_rdn="uid=countess", delete_old_rdn=delete))
     assert book.entry("uid=countess,dc=e").attributes == {"uid": expected}
@@ -191,11 +191,11 @@ RECORDS = st.one_of(
 )
 
 
-def outcome(store: Store, record: Record, fresh_id: str) -> list[Changed] | str:
+def outcome(store: Store, record: Record, fresh_id: str) -> list[EntryChange] | str:
     """What changed, or why nothing did."""
     try:
-        return apply(store, record, fresh_id)
-    except Unfit as error:
+        return apply_record(store, record, fresh_id)
+    except InvalidRecord as error:
         return str(error)
 
 
@@ -204,7 +204,7 @@ def outcome(store: Store, record: Record, fresh_id: str) -> list[Changed] | str:
 def test_any_sequence_of_changes_keeps_the_books_straight(steps: list[tuple[bytes, bool]]) -> None:
     """Pages give what a dictionary gives; changes tell exactly how the directory moved; identities are never lost."""
     model, pages = MemoryStore(), MemoryPages()
-    paged = PagedDirectory(pages, most_held=300)
+    paged = PagedDirectory(pages, max_held_bytes=300)
     told: dict[str, Entry] = {}
     for number, (data, batch_ends) in enumerate(steps):
         record = parse_record(data)
@@ -224,10 +224,10 @@ def test_any_sequence_of_changes_keeps_the_books_straight(steps: list[tuple[byte
                 told[change.after.dn] = change.after
         assert sorted(told.values(), key=repr) == sorted(model.entries.values(), key=repr)
         for key, entry in model.entries.items():
-            assert name(entry.dn).key == key
+            assert parse_dn(entry.dn).key == key
         if batch_ends:
             paged.flush()
-            paged = PagedDirectory(pages, most_held=300)
+            paged = PagedDirectory(pages, max_held_bytes=300)
     paged.flush()
     kept = PagedDirectory(pages)
     assert {key: kept.get(key) for key in model.entries} == model.entries

@@ -2,7 +2,7 @@
 
 import pytest
 
-from purveyor.pipeline.transform.dn import Unfit, attribute_key, moved, name, rdn_values
+from purveyor.pipeline.transform.dn import InvalidRecord, attribute_key, parse_dn, rdn_values, renamed_dn
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from purveyor.pipeline.transform.dn import Unfit, attribute_key, moved, name, rd
     ],
 )
 def test_case_space_and_escapes_do_not_count(one: str, other: str) -> None:
-    assert name(one).key == name(other).key
+    assert parse_dn(one).key == parse_dn(other).key
 
 
 @pytest.mark.parametrize(
@@ -32,35 +32,35 @@ def test_case_space_and_escapes_do_not_count(one: str, other: str) -> None:
     ],
 )
 def test_different_names_differ(one: str, other: str) -> None:
-    assert name(one).key != name(other).key
+    assert parse_dn(one).key != parse_dn(other).key
 
 
 @pytest.mark.parametrize("text", ["", "  ", "ada", "uid=ada,,dc=e", "=a", "1x=a", "uid=ada,dc"])
 def test_what_is_no_name_is_unfit(text: str) -> None:
-    with pytest.raises(Unfit):
-        name(text)
+    with pytest.raises(InvalidRecord):
+        parse_dn(text)
 
 
 def test_an_entry_is_followed_by_its_descendants_in_sorted_order() -> None:
     texts = ["dc=e", "ou=a,dc=e", "uid=x,ou=a,dc=e", "ou=a b,dc=e", "ou=a-b,dc=e", "dc=e2", "ou=A!,dc=e"]
-    keys = sorted(name(text).key for text in texts)
-    below = [key for key in keys if key.startswith(name("ou=a,dc=e").key + "\0")]
-    assert below == [name("uid=x,ou=a,dc=e").key]
-    at = keys.index(name("ou=a,dc=e").key)
+    keys = sorted(parse_dn(text).key for text in texts)
+    below = [key for key in keys if key.startswith(parse_dn("ou=a,dc=e").key + "\0")]
+    assert below == [parse_dn("uid=x,ou=a,dc=e").key]
+    at = keys.index(parse_dn("ou=a,dc=e").key)
     assert keys[at + 1] == below[0]
-    assert name("uid=x,ou=a,dc=e").below(name("OU=A,dc=e"))
-    assert not name("ou=a b,dc=e").below(name("ou=a,dc=e"))
+    assert parse_dn("uid=x,ou=a,dc=e").below(parse_dn("OU=A,dc=e"))
+    assert not parse_dn("ou=a b,dc=e").below(parse_dn("ou=a,dc=e"))
 
 
 def test_a_rename_keeps_the_spelling_of_what_stays() -> None:
-    assert moved(name("uid=ada,OU=People,dc=e"), "uid=Countess", None).text == "uid=Countess,OU=People,dc=e"
-    assert moved(name("uid=ada,ou=a,dc=e"), "uid=ada", name("ou=B,dc=e")).text == "uid=ada,ou=B,dc=e"
-    with pytest.raises(Unfit, match="not one rdn"):
-        moved(name("uid=ada,dc=e"), "uid=a,ou=b", None)
+    assert renamed_dn(parse_dn("uid=ada,OU=People,dc=e"), "uid=Countess", None).text == "uid=Countess,OU=People,dc=e"
+    assert renamed_dn(parse_dn("uid=ada,ou=a,dc=e"), "uid=ada", parse_dn("ou=B,dc=e")).text == "uid=ada,ou=B,dc=e"
+    with pytest.raises(InvalidRecord, match="not one rdn"):
+        renamed_dn(parse_dn("uid=ada,dc=e"), "uid=a,ou=b", None)
 
 
 def test_the_values_of_an_rdn_are_unescaped() -> None:
-    assert rdn_values(name("cn=a\\,b\\20+UID=x,dc=e")) == (("cn", "a,b "), ("uid", "x"))
+    assert rdn_values(parse_dn("cn=a\\,b\\20+UID=x,dc=e")) == (("cn", "a,b "), ("uid", "x"))
 
 
 def test_binary_is_a_way_of_transfer_and_other_options_are_not() -> None:

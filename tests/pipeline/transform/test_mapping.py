@@ -1,4 +1,4 @@
-"""A mapping says which object an entry is; a wrong one says what is wrong, where, and what to do."""
+"""A mapping gives the object of an entry; an invalid one is an error with the key and the fix."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from purveyor.model.errors import InvalidConfig
 from purveyor.pipeline.transform import Mapping, load_mapping, parse_mapping
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.mapping import Mapped, Unmatched
+from purveyor.pipeline.transform.mapping import MappedObject, Unmatched
 from purveyor.pipeline.transform.records import parse_record
 from tests.pipeline.transform.memory import body
 
@@ -19,9 +19,9 @@ def entry(**attributes: Any) -> Entry:
     return Entry("cn=x,dc=e", "id-1", record.attributes)
 
 
-def mapped(mapping: Mapping, **attributes: Any) -> Mapped:
+def mapped(mapping: Mapping, **attributes: Any) -> MappedObject:
     found = mapping.map(entry(**attributes))
-    assert isinstance(found, Mapped)
+    assert isinstance(found, MappedObject)
     assert found.object["dn"] == "cn=x,dc=e"
     assert found.object["uuid"] == "id-1"
     return found
@@ -45,7 +45,7 @@ def seen(mapping: Mapping, **attributes: Any) -> dict[str, Any]:
         (["device"], "computers/device"),
     ],
 )
-def test_the_default_mapping_knows_the_common_classes(classes: list[str], topic: str) -> None:
+def test_the_default_mapping_covers_the_common_classes(classes: list[str], topic: str) -> None:
     found = mapped(load_mapping(), objectClass=classes)
     assert (found.realm, found.topic) == ("udm", topic)
 
@@ -140,17 +140,17 @@ def test_properties_are_renamed_typed_and_chosen_by_option() -> None:
     german = {"objectClass": ["person", "adult"], "cn;lang-DE": ["Ada", "Auguste"]}
     record = parse_record(body("cn=x", "content", attributes=german))
     found = parse_mapping(RULES).map(Entry("cn=x", "id", record.attributes))
-    assert isinstance(found, Mapped)
+    assert isinstance(found, MappedObject)
     assert found.object["fullNameGerman"] == ["Ada", "Auguste"]
 
 
-def test_secrets_are_kept_only_where_a_rule_says_so() -> None:
+def test_secrets_are_kept_only_by_a_rule() -> None:
     mapping = parse_mapping(RULES)
     assert seen(mapping, objectClass=["person", "vip"], PIN=["1"])["pin"] == ["1"]
     assert "pin" not in seen(mapping, objectClass=["person", "adult"], PIN=["1"])
 
 
-def test_a_value_that_does_not_fit_is_left_out_and_told() -> None:
+def test_a_value_that_does_not_fit_is_left_out_and_reported() -> None:
     values = {"age": ["old"], "active": ["perhaps"], "born": ["20261301000000Z"], "cn": [{"base64": "/w=="}, "Ada"]}
     found = mapped(parse_mapping(RULES), objectClass=["person", "adult"], **values)
     assert set(found.object) == {"dn", "uuid", "objectclass", "fullName"}
@@ -201,7 +201,7 @@ def test_a_wrong_mapping_names_the_file_the_key_and_the_fix(tmp_path: Path, text
     assert caught.value.fix
 
 
-def test_a_mapping_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_mapping_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="No such file"):
         load_mapping(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff")

@@ -9,9 +9,9 @@ from purveyor.model.errors import DataLost, InvalidName, Unavailable
 from purveyor.model.event import Event
 from purveyor.pipeline.transform import directory_rules, load_mapping
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.dn import Name, name
-from purveyor.pipeline.transform.mapping import Mapped, Mapping, Unmatched
-from purveyor.pipeline.transform.record_transform import Message, Output, Rules, transform
+from purveyor.pipeline.transform.dn import DistinguishedName, parse_dn
+from purveyor.pipeline.transform.mapping import MappedObject, Mapping, Unmatched
+from purveyor.pipeline.transform.record_transform import Message, Output, TransformRules, transform
 from purveyor.queues.dead_letters.letter import DeadLetter
 from tests.pipeline.transform.memory import MemoryStore, body, modify, person
 
@@ -24,7 +24,7 @@ class Line:
 
     def __init__(self, max_payload: int = 1 << 20) -> None:
         self.store = MemoryStore()
-        self.rules = Rules(load_mapping(), max_payload)
+        self.rules = TransformRules(load_mapping(), max_payload)
         self.sequence = 0
 
     def outputs(self, data: bytes, headers: dict[str, tuple[str, ...]] | None = None) -> list[Output]:
@@ -49,7 +49,7 @@ def line() -> Line:
     return Line()
 
 
-def test_an_event_tells_old_and_new_key_and_time(line: Line) -> None:
+def test_an_event_has_old_new_key_and_time(line: Line) -> None:
     (created,) = line.events(body(ADA, "content", attributes=person("ada")))
     assert (created.publisher_name, created.ts, created.realm, created.topic) == ("ldif", MOMENT, "udm", "users/user")
     assert created.old == {}
@@ -100,7 +100,7 @@ def test_an_entry_that_no_rule_matches_is_parked_and_known(line: Line) -> None:
     assert line.events(body(ADA, "delete")) == []
 
 
-def test_a_value_that_does_not_fit_is_parked_and_the_rest_goes_on(line: Line) -> None:
+def test_a_value_that_does_not_fit_is_parked_and_the_rest_is_an_event(line: Line) -> None:
     event, letter = line.outputs(body(ADA, "content", attributes=person("ada", uidNumber=["many"])))
     assert "uidNumber" not in Event.decode(event.data).new
     assert letter.headers["Purveyor-Reason"] == ("a value of uidNumber is no int",)
@@ -135,17 +135,17 @@ def test_what_is_no_record_is_parked_as_it_is(line: Line, data: bytes) -> None:
     assert line.letter(data)
 
 
-def test_a_message_that_the_rules_fail_on_is_parked_and_those_behind_it_go_on(
+def test_a_message_on_which_the_rules_fail_is_parked_and_later_ones_continue(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.events(body("ou=a,dc=e", "content", attributes={"objectClass": ["organizationalUnit"], "ou": ["a"]}))
     line.events(body("uid=eve,ou=a,dc=e", "content", attributes=person("eve")))
     before = dict(line.store.entries)
 
-    def fails(text: str) -> Name:
+    def fails(text: str) -> DistinguishedName:
         if "eve" in text:
             raise KeyError("not expected")
-        return name(text)
+        return parse_dn(text)
 
     with monkeypatch.context() as patch:
         patch.setattr(directory_rules, "name", fails)
@@ -165,7 +165,7 @@ def test_a_message_that_the_mapping_fails_on_leaves_the_directory_as_it_was(
     renamed = body("ou=a,dc=e", "modrdn", new_rdn="ou=b", delete_old_rdn=True)
     map_entry = Mapping.map
 
-    def fails(mapping: Mapping, entry: Entry) -> Mapped | Unmatched:
+    def fails(mapping: Mapping, entry: Entry) -> MappedObject | Unmatched:
         if entry.dn.startswith("uid=eve,ou=b"):
             raise InvalidName("not expected")
         return map_entry(mapping, entry)
@@ -183,7 +183,7 @@ def test_a_message_that_the_mapping_fails_on_leaves_the_directory_as_it_was(
 def test_an_outage_in_the_rules_is_no_fault_of_the_message(
     line: Line, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def fails(_: Mapping, __: Entry) -> Mapped:
+    def fails(_: Mapping, __: Entry) -> MappedObject:
         raise error
 
     monkeypatch.setattr(Mapping, "map", fails)
@@ -200,7 +200,7 @@ def test_an_error_of_the_store_is_no_fault_of_the_message(line: Line, monkeypatc
         line.outputs(body(ADA, "content", attributes=person("ada")))
 
 
-def test_a_dead_letter_tells_where_it_came_from(line: Line) -> None:
+def test_a_dead_letter_carries_its_origin(line: Line) -> None:
     (output,) = line.outputs(b"x", {"Nats-Msg-Id": ("abc",)})
     letter = DeadLetter.from_message(output.headers, output.data)
     assert (letter.origin, letter.subject, letter.position) == ("transform", "ldif.people", 1)
@@ -237,7 +237,7 @@ def test_an_event_or_a_letter_too_large_for_a_message_is_parked_cut(line: Line) 
         ("\ud800", "holds half of a surrogate pair"),
     ],
 )
-def test_an_entry_whose_event_is_beyond_the_limits_is_parked_and_others_go_on(
+def test_an_entry_whose_event_exceeds_the_limits_is_parked_and_others_continue(
     line: Line, identity: str, reason: str
 ) -> None:
     assert reason in line.letter(body(ADA, "content", attributes=person("ada", entryUUID=[identity])))

@@ -8,11 +8,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from purveyor.pipeline.transform import transform_query
-from tests.conftest import OwnServer
-from tests.pipeline.transform.flow import Flow, told
+from tests.pipeline.transform.flow import Flow, summary
 from tests.pipeline.transform.memory import body, modify, person
-from tests.spark.failures import failure
-from tests.waiting import wait_until
+from tests.support.nats_servers import OwnServer
+from tests.support.spark_session import failure
+from tests.support.waiting import wait_until
 
 ADA = "uid=ada,ou=people,dc=e"
 OU = {"objectClass": ["organizationalUnit"], "ou": ["people"]}
@@ -36,7 +36,7 @@ def test_records_become_events_with_old_and_new_over_restarts(flow: Flow) -> Non
     flow.run(max_offsets_per_trigger=2)
     events = flow.events()
     new_ada = "uid=ada,ou=staff,dc=e"
-    assert told(events) == [
+    assert summary(events) == [
         ("container/ou", None, "ou=people,dc=e"),
         ("users/user", None, ADA),
         ("users/user", ADA, ADA),
@@ -100,7 +100,7 @@ def test_a_crash_between_writing_and_committing_writes_nothing_twice(
         raise RuntimeError("a crash, as it were")
 
     with monkeypatch.context() as patch:
-        patch.setattr(transform_query, "settle_receipts", crash)
+        patch.setattr(transform_query, "advance_receipts", crash)
         assert "a crash, as it were" in failure(flow.start())
     assert len(flow.rows()) == 5
     flow.consume("dispatcher", "archive")

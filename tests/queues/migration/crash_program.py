@@ -11,19 +11,19 @@ from pathlib import Path
 
 from purveyor.jetstream.config import Retention
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.migration.events import MigrationOptions, Step
 from purveyor.queues.migration.plan import Strategy
-from purveyor.queues.migration.steps import Options, Step
-from tests.queues.migration.conftest import declared, see_through
+from tests.support.migrations import declared, see_through
 
 
-def options(archives: Path, step: str | None = None) -> Options:
+def options(archives: Path, step: str | None = None) -> MigrationOptions:
     """Quick ones; at the step the process dies."""
 
     def reached(now: Step) -> None:
         if now.value == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return Options(archives=archives, lease_seconds=1, grace_seconds=0.02, stuck_seconds=0.2, on_step=reached)
+    return MigrationOptions(archives=archives, lease_seconds=1, grace_seconds=0.02, stuck_seconds=0.2, on_step=reached)
 
 
 async def work(queues: Queues, stream: str, processed: Path) -> None:
@@ -39,7 +39,7 @@ async def main(url: str, name: str, strategy: Strategy, archives: Path, step: st
     async with connect(url, patience_seconds=60) as queues:
         migrations = queues.migrations.with_options(options(archives, step))
         working = asyncio.create_task(work(queues, queue.stream, archives / "processed"))
-        if (await migrations.plan(queue)).migrates:
+        if (await migrations.plan(queue)).needs_migration:
             await migrations.begin(queue, strategy=strategy)
         await see_through(migrations, queue)
         working.cancel()

@@ -12,13 +12,13 @@ from purveyor.jetstream.config import Retention
 from purveyor.model.errors import OutcomeUnknown, Unavailable
 from purveyor.queues.catalogue import Queue
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.migration.events import MigrationOptions, Progress, Step
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import QueueStatus
-from purveyor.queues.migration.steps import Options, Progress, Step
-from tests.queues.migration.cluster import Cluster, cluster
-from tests.queues.migration.conftest import Worker, declared, make_old, publish
-from tests.scale import LONG, chance, pick
-from tests.waiting import until
+from tests.support.cluster import Cluster, cluster
+from tests.support.migrations import Worker, declared, make_old, publish
+from tests.support.scale import LONG, chance, pick
+from tests.support.waiting import until
 
 TO_DISK, FROM_DISK = "to disk", "from disk"
 MOMENTS = [
@@ -79,7 +79,7 @@ async def _migrate(servers: Cluster, name: str, moment: Moment, archives: Path) 
         working = asyncio.create_task(_work(worker, begin))
         if moment.strategy is Strategy.DRAIN:
             begin.set()  # else the backlog is there when the snapshot is taken
-        options = Options(archives=archives, lease_seconds=2, on_step=kill, on_progress=kill_at)
+        options = MigrationOptions(archives=archives, lease_seconds=2, on_step=kill, on_progress=kill_at)
         queues.migrations.options = options  # whoever does the step, the worker too
         try:
             async with asyncio.timeout(180):
@@ -89,7 +89,9 @@ async def _migrate(servers: Cluster, name: str, moment: Moment, archives: Path) 
                 await publishing
                 await until(lambda: len(set(worker.done)) >= ALL or working.done(), seconds=180)
         except (TimeoutError, AssertionError):
-            print(moment, worker.done, await queues.streams.raw_info(stream), await queues.consumers.every(stream))
+            print(
+                moment, worker.done, await queues.streams.raw_info(stream), await queues.consumers.list_complete(stream)
+            )
             raise
         assert not working.done(), working.exception()
         working.cancel()
@@ -130,7 +132,7 @@ async def _make(queues: Queues, name: str) -> str:
     return await until(lambda: make_old(queues, name, num_replicas=3), ignoring=(Exception,))
 
 
-async def _see_through(queues: Queues, queue: Queue, options: Options, strategy: Strategy) -> None:
+async def _see_through(queues: Queues, queue: Queue, options: MigrationOptions, strategy: Strategy) -> None:
     migrations = queues.migrations.with_options(replace(options))
     while True:
         try:

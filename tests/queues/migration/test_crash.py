@@ -14,14 +14,14 @@ from purveyor.jetstream.config import Retention
 from purveyor.jetstream.maintenance import BUCKET
 from purveyor.model.errors import LeaseLost
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.migration.lease import Lease, Leases, make_bucket
-from purveyor.queues.migration.migrator import Migrations
+from purveyor.queues.migration.events import Step
+from purveyor.queues.migration.lease import Lease, Leases, create_bucket
+from purveyor.queues.migration.migrator import Migrator
 from purveyor.queues.migration.plan import Strategy
-from purveyor.queues.migration.steps import Step
-from tests.queues.migration.conftest import declared, make_old, publish, see_through
 from tests.queues.migration.crash_program import options, work
-from tests.scale import LONG, chance
-from tests.waiting import until
+from tests.support.migrations import declared, make_old, publish, see_through
+from tests.support.scale import LONG, chance
+from tests.support.waiting import until
 
 SHARED = (Step.RECORDED, Step.SEALED, Step.DELETED, Step.CREATED, Step.READERS_MADE, Step.CONVERTED, Step.DONE)
 STEPS = {
@@ -119,7 +119,7 @@ async def test_one_that_slept_through_its_lease_deletes_nothing(queues: Queues, 
     """It believes that it holds the lease, and has already looked: the server refuses its deletion."""
     stream = await make_old(queues, unique)
     await queues.streams.seal(stream)
-    await make_bucket(queues.streams._api, 1)
+    await create_bucket(queues.streams._api, 1)
     bucket = await queues.bucket(BUCKET)
     asleep, awake = Leases(bucket, 0.2), Leases(bucket, 0.2)
     old = str((await queues.streams.raw_info(stream))["created"])
@@ -146,7 +146,7 @@ async def _takes_over(leases: Leases, queues: Queues, name: str, created: str) -
 
 
 async def test_exactly_one_of_many_instances_makes_it_anew(
-    address: Address, queues: Queues, unique: str, quick: Migrations
+    address: Address, queues: Queues, unique: str, quick: Migrator
 ) -> None:
     await make_old(queues, unique)
     queue = declared(unique)

@@ -11,10 +11,10 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import ConsumerConfig, Retention, Storage, StreamConfig
 from purveyor.model.errors import MigrationNeeded, QueueMigrating
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.migration.migrator import Migrations
+from purveyor.queues.migration.migrator import Migrator
 from purveyor.queues.migration.record import QueueStatus
-from tests.queues.migration.conftest import Worker, declared, make_old, publish, running, see_through
-from tests.waiting import until
+from tests.support.migrations import Worker, declared, make_old, publish, running, see_through
+from tests.support.waiting import until
 
 
 async def test_the_older_systems_queue_is_taken_over_in_place(
@@ -115,7 +115,7 @@ async def test_two_dispatchers_with_different_durables_drain_one_sealed_work_que
 
 
 async def test_messages_past_their_deliveries_are_parked_so_that_a_drain_ends(
-    queues: Queues, quick: Migrations, unique: str
+    queues: Queues, quick: Migrator, unique: str
 ) -> None:
     stream = await make_old(queues, unique, durable=None)
     await queues.consumers.add(stream, ConsumerConfig(durable_name="reader", max_deliver=2, max_ack_pending=1))
@@ -134,7 +134,7 @@ async def test_messages_past_their_deliveries_are_parked_so_that_a_drain_ends(
 
 
 async def test_what_a_reader_of_before_gave_up_is_brought_back_for_those_of_now(
-    queues: Queues, quick: Migrations, unique: str
+    queues: Queues, quick: Migrator, unique: str
 ) -> None:
     stream = await make_old(queues, unique, durable=None)
     await queues.consumers.add(stream, ConsumerConfig(durable_name="old", max_deliver=1))
@@ -151,7 +151,7 @@ async def test_what_a_reader_of_before_gave_up_is_brought_back_for_those_of_now(
     assert worker.done == [2]
 
 
-async def eventually_removed(queues: Queues, migrations: Migrations, queue: str, stream: str) -> None:
+async def eventually_removed(queues: Queues, migrations: Migrator, queue: str, stream: str) -> None:
     async def removed() -> bool:
         await migrations.advance(queue)
         return all(each.name != "old" for each in await queues.consumers.list(stream))

@@ -14,16 +14,17 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import ConsumerConfig, Retention, StreamConfig
 from purveyor.queues.catalogue import DEAD_LETTERS, Queue, Reader
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.migration.events import MigrationOptions
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import QueueStatus
-from purveyor.queues.migration.steps import Options
-from tests.queues.migration.conftest import publish
-from tests.scale import LONG, chance
-from tests.waiting import until
+from tests.support.migrations import publish
+from tests.support.scale import LONG, chance
+from tests.support.waiting import until
 
 BACKLOG, ALL = 12, 20
 POISON = 3
 ACK_WAIT = timedelta(seconds=5)
+"""Longer than a busy machine takes from the delivery to the ack: no message is processed twice."""
 AT_ONCE = 6
 
 
@@ -78,10 +79,12 @@ class Case:
 
     def __init__(self, cell: Cell, name: str, archives: Path) -> None:
         self.cell = cell
-        self.options = Options(archives=archives / name, lease_seconds=2, grace_seconds=0.05, stuck_seconds=0.3)
+        self.options = MigrationOptions(
+            archives=archives / name, lease_seconds=2, grace_seconds=0.05, stuck_seconds=0.3
+        )
         self.processed: list[int] = []
         deliveries = 2 if cell.holds is Holds.POISON else -1
-        reader = Reader(durable="reader", who="test", ack_wait=ACK_WAIT)
+        reader = Reader(durable="reader", used_by="test", ack_wait=ACK_WAIT)
         self.queue = Queue(
             name=name, purpose="test", subjects=(name,), retention=cell.after, writer="test", readers=(reader,)
         )
@@ -135,8 +138,8 @@ class Case:
         working = asyncio.create_task(self._work(queues))
         try:
             plan = await migrations.plan(self.queue)
-            if plan.migrates:
-                way = self.cell.strategy if plan.hindrance(self.cell.strategy) is None else plan.by(None)
+            if plan.needs_migration:
+                way = self.cell.strategy if plan.obstacle(self.cell.strategy) is None else plan.choose_strategy(None)
                 await migrations.begin(self.queue, strategy=way)
             while True:
                 await migrations.advance(self.queue.name)

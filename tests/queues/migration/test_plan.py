@@ -17,22 +17,21 @@ from purveyor.jetstream.config import (
 )
 from purveyor.model.errors import InvalidInput, UnreadableRecord
 from purveyor.queues.catalogue import DEAD_LETTERS, incoming
-from purveyor.queues.migration.plan import Change, Live, Strategy, plan_queue
-from purveyor.queues.migration.record import Archive, Record, continued
-from purveyor.queues.migration.recreate import first_config, goes_on
-from purveyor.queues.migration.snapshot import lost_in_restore
-from purveyor.queues.migration.target_config import target_config, target_durables
-from tests.queues.migration.conftest import declared
+from purveyor.queues.migration.plan import Change, LiveQueue, Strategy, plan_queue
+from purveyor.queues.migration.record import ArchiveLocation, Record, continue_metadata
+from purveyor.queues.migration.recreate import continues_from, initial_config, target_config, target_durables
+from purveyor.queues.migration.snapshot import find_restore_loss
+from tests.support.migrations import declared
 
 QUEUE = declared("orders")
 
 
-def live(config: StreamConfig, *consumers: ConsumerConfig, messages: int = 5, **raw: object) -> Live:
+def live(config: StreamConfig, *consumers: ConsumerConfig, messages: int = 5, **raw: object) -> LiveQueue:
     infos = tuple(
         ConsumerInfo(stream_name=config.name, name=each.durable_name or "", config=each) for each in consumers
     )
     info = StreamInfo(config=config, state=StreamState(messages=messages, first_seq=1, last_seq=messages))
-    return Live(info, infos, {"name": config.name, "subjects": list(config.subjects), **raw}, "then")
+    return LiveQueue(info, infos, {"name": config.name, "subjects": list(config.subjects), **raw}, "then")
 
 
 def old(**changes: object) -> StreamConfig:
@@ -52,7 +51,7 @@ def test_what_is_missing_is_made_and_what_is_right_is_left_alone() -> None:
 def test_limits_and_interest_change_in_place_and_work_queues_do_not() -> None:
     assert plan_queue(QUEUE, live(old(retention=Retention.LIMITS), READER)).change is Change.UPDATE
     plan = plan_queue(QUEUE, live(old(retention=Retention.WORK_QUEUE), READER))
-    assert (plan.change, plan.by(None), plan.by(Strategy.SNAPSHOT)) == (
+    assert (plan.change, plan.choose_strategy(None), plan.choose_strategy(Strategy.SNAPSHOT)) == (
         Change.DRAIN, Strategy.DRAIN, Strategy.SNAPSHOT
     )  # fmt: skip
     assert plan.why == ("stream retention: workqueue -> interest",)
@@ -69,7 +68,7 @@ def test_what_nobody_would_drain_goes_by_snapshot(queue: object, config: StreamC
     plan = plan_queue(queue, live(config))  # type: ignore[arg-type]
     assert plan.change is Change.SNAPSHOT
     with pytest.raises(InvalidInput, match="cannot be migrated by drain") as refused:
-        plan.by(Strategy.DRAIN)
+        plan.choose_strategy(Strategy.DRAIN)
     assert refused.value.fix == "use --strategy snapshot"
 
 
@@ -87,9 +86,9 @@ def test_a_work_queue_takes_no_two_readers_of_one_subject_over_by_snapshot() -> 
     other = dataclasses.replace(READER, durable_name="other")
     plan = plan_queue(queue, live(old(), READER, other))
     assert plan.change is Change.DRAIN
-    assert "one consumer per subject" in (plan.hindrance(Strategy.SNAPSHOT) or "")
+    assert "one consumer per subject" in (plan.obstacle(Strategy.SNAPSHOT) or "")
     apart = [dataclasses.replace(READER, durable_name=name, filter_subjects=(f"orders.{name}",)) for name in "ab"]
-    assert plan_queue(queue, live(old(), *apart)).hindrance(Strategy.SNAPSHOT) is None
+    assert plan_queue(queue, live(old(), *apart)).obstacle(Strategy.SNAPSHOT) is None
 
 
 def test_a_durable_that_must_become_another_is_drained_or_nothing_can_be_done() -> None:
@@ -99,7 +98,7 @@ def test_a_durable_that_must_become_another_is_drained_or_nothing_can_be_done() 
     blocked = plan_queue(limits, live(old(retention=Retention.LIMITS), wrong))
     assert blocked.change is Change.BLOCKED
     with pytest.raises(InvalidInput, match="never drains"):
-        blocked.by(None)
+        blocked.choose_strategy(None)
 
 
 def test_the_new_stream_keeps_what_an_operator_has_set() -> None:
@@ -130,13 +129,13 @@ def test_a_record_comes_back_as_it_was_and_takes_in_others() -> None:
         created="then",
         target={"retention": "interest", "subjects": ["orders"]},
         durables=({"durable_name": "a"},),
-        archive=Archive(host="here", path="/there"),
+        archive=ArchiveLocation(host="here", path="/there"),
         last_sequence=7,
     )
     assert Record.decode(record.encode()) == record
-    joined = record.joined(({"durable_name": "a", "x": 1}, {"durable_name": "b"}))
+    joined = record.with_durables(({"durable_name": "a", "x": 1}, {"durable_name": "b"}))
     assert joined.durables == ({"durable_name": "a"}, {"durable_name": "b"})
-    assert first_config(record)["retention"] == "limits"
+    assert initial_config(record)["retention"] == "limits"
     for rubbish in (b"", b"[]", b"{}", b'{"strategy": "other"}'):
         with pytest.raises(UnreadableRecord):
             Record.decode(rubbish)
@@ -145,18 +144,18 @@ def test_a_record_comes_back_as_it_was_and_takes_in_others() -> None:
 def test_a_stream_remembers_the_streams_it_goes_on_from() -> None:
     metadata: dict[str, str] = {}
     for number in range(20):
-        metadata = continued(metadata, f"t{number}")
-    assert goes_on({"metadata": metadata}, "t19")
-    assert goes_on({"metadata": metadata}, "t12")
-    assert not goes_on({"metadata": metadata}, "t1")  # a list that grows for ever would not fit
-    assert not goes_on({}, "t19")
+        metadata = continue_metadata(metadata, f"t{number}")
+    assert continues_from({"metadata": metadata}, "t19")
+    assert continues_from({"metadata": metadata}, "t12")
+    assert not continues_from({"metadata": metadata}, "t1")  # a list that grows for ever would not fit
+    assert not continues_from({}, "t19")
 
 
 def test_a_restore_that_lost_something_is_told() -> None:
     was = {"messages": 5, "last_seq": 9}
     interest, work_queue = {"retention": "interest"}, {"retention": "workqueue"}
-    assert lost_in_restore(was, was, interest) is None
-    assert lost_in_restore(was, was | {"messages": 4}, interest) == "it holds 4 messages and not 5"
-    assert lost_in_restore(was, was | {"messages": 4}, work_queue) is None
-    assert lost_in_restore(was, was | {"messages": 4}, interest | {"allow_msg_ttl": True}) is None
-    assert lost_in_restore(was, was | {"last_seq": 8}, work_queue) == "it ends at 8 and not at 9"
+    assert find_restore_loss(was, was, interest) is None
+    assert find_restore_loss(was, was | {"messages": 4}, interest) == "it holds 4 messages and not 5"
+    assert find_restore_loss(was, was | {"messages": 4}, work_queue) is None
+    assert find_restore_loss(was, was | {"messages": 4}, interest | {"allow_msg_ttl": True}) is None
+    assert find_restore_loss(was, was | {"last_seq": 8}, work_queue) == "it ends at 8 and not at 9"

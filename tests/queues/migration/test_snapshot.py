@@ -11,17 +11,17 @@ from purveyor.model.errors import DataLost, MigrationNeeded
 from purveyor.queues.client import Queues
 from purveyor.queues.ensure import Ensurer
 from purveyor.queues.migration import recreate
-from purveyor.queues.migration.migrator import Migrations
+from purveyor.queues.migration.events import Step
+from purveyor.queues.migration.migrator import Migrator
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import QueueStatus
-from purveyor.queues.migration.snapshot import enough_replicas
-from purveyor.queues.migration.steps import Step
-from tests.queues.migration.conftest import Worker, declared, make_old, publish, running, see_through
-from tests.waiting import until
+from purveyor.queues.migration.snapshot import has_enough_replicas
+from tests.support.migrations import Worker, declared, make_old, publish, running, see_through
+from tests.support.waiting import until
 
 
 async def test_messages_positions_and_what_is_in_hand_are_carried_over(
-    queues: Queues, quick: Migrations, unique: str
+    queues: Queues, quick: Migrator, unique: str
 ) -> None:
     """And an acknowledgement that was under way counts after it."""
     stream = await make_old(queues, unique, durable=None)
@@ -57,7 +57,7 @@ class _Row:
     timestamp: datetime
 
 
-async def test_publishers_and_readers_wait_and_go_on(queues: Queues, quick: Migrations, unique: str) -> None:
+async def test_publishers_and_readers_wait_and_go_on(queues: Queues, quick: Migrator, unique: str) -> None:
     stream = await make_old(queues, unique, Retention.LIMITS, storage=Storage.MEMORY)
     await publish(queues, unique, 1, 50)
     worker = Worker(queues, stream)
@@ -74,7 +74,7 @@ async def test_publishers_and_readers_wait_and_go_on(queues: Queues, quick: Migr
     assert (info.config.storage, info.state.messages, info.state.last_seq) == (Storage.FILE, 150, 150)
 
 
-async def test_the_archive_is_kept_until_the_next_success(queues: Queues, quick: Migrations, unique: str) -> None:
+async def test_the_archive_is_kept_until_the_next_success(queues: Queues, quick: Migrator, unique: str) -> None:
     archives = quick.options.archives
     assert archives is not None
     await make_old(queues, unique)
@@ -89,7 +89,7 @@ async def test_the_archive_is_kept_until_the_next_success(queues: Queues, quick:
     assert (await queues.streams.info(f"stream:{unique}")).state.messages == 3
 
 
-async def test_a_damaged_archive_is_never_restored(queues: Queues, quick: Migrations, unique: str) -> None:
+async def test_a_damaged_archive_is_never_restored(queues: Queues, quick: Migrator, unique: str) -> None:
     stream = await make_old(queues, unique)
     await publish(queues, unique, 1, 3)
 
@@ -123,7 +123,7 @@ async def test_a_damaged_archive_is_never_restored(queues: Queues, quick: Migrat
 
 
 async def test_a_restore_that_came_out_empty_is_done_again_and_nobody_could_write_to_it(
-    queues: Queues, quick: Migrations, unique: str
+    queues: Queues, quick: Migrator, unique: str
 ) -> None:
     """What a cluster was seen to leave behind when a node died: the stream, in its place, without its messages."""
     stream = await make_old(queues, unique)
@@ -141,7 +141,7 @@ async def test_a_restore_that_came_out_empty_is_done_again_and_nobody_could_writ
         await crashing.begin(declared(unique), strategy=Strategy.SNAPSHOT)
     record = await quick.record(unique)
     assert record is not None
-    await queues.streams._api.ask(f"STREAM.CREATE.{stream}", recreate.parked_config(record))
+    await queues.streams._api.request(f"STREAM.CREATE.{stream}", recreate.restoring_config(record))
     publishing = asyncio.create_task(publish(queues, unique, 4, 5))
     await see_through(quick, declared(unique))
     await publishing
@@ -151,18 +151,18 @@ async def test_a_restore_that_came_out_empty_is_done_again_and_nobody_could_writ
 
 def test_a_majority_of_replicas_is_enough() -> None:
     good, behind, away = {"current": True}, {"current": False}, {"current": True, "offline": True}
-    assert enough_replicas({})
-    assert enough_replicas({"cluster": {"leader": "a", "replicas": [good, away]}})
-    assert not enough_replicas({"cluster": {"leader": "a", "replicas": [behind, away]}})
+    assert has_enough_replicas({})
+    assert has_enough_replicas({"cluster": {"leader": "a", "replicas": [good, away]}})
+    assert not has_enough_replicas({"cluster": {"leader": "a", "replicas": [behind, away]}})
 
 
 async def test_scheduled_messages_and_those_that_expire_are_carried_over(
-    queues: Queues, quick: Migrations, unique: str
+    queues: Queues, quick: Migrator, unique: str
 ) -> None:
     """In a sealed stream a schedule would never become due, so such a queue is not drained."""
     stream, api = f"stream:{unique}", queues.streams._api
     config = {"name": stream, "subjects": [unique, f"{unique}.>"], "retention": "limits", "storage": "memory"}
-    await api.ask(f"STREAM.CREATE.{stream}", config | {"allow_msg_ttl": True, "allow_msg_schedules": True})
+    await api.request(f"STREAM.CREATE.{stream}", config | {"allow_msg_ttl": True, "allow_msg_schedules": True})
     due = datetime.now(UTC) + timedelta(seconds=5)
     schedule = {"Nats-Schedule": f"@at {due:%Y-%m-%dT%H:%M:%SZ}", "Nats-Schedule-Target": f"{unique}.due"}
     await queues.publish(f"{unique}.plan", b"later", headers=schedule)
@@ -170,7 +170,7 @@ async def test_scheduled_messages_and_those_that_expire_are_carried_over(
     queue = declared(unique, Retention.LIMITS)
     plan = await quick.plan(queue)
     assert plan.strategy is Strategy.SNAPSHOT
-    assert "scheduled" in (plan.hindrance(Strategy.DRAIN) or "")
+    assert "scheduled" in (plan.obstacle(Strategy.DRAIN) or "")
     assert await quick.begin(queue) is QueueStatus.READY
 
     async def due_and_gone() -> bool:
@@ -187,7 +187,7 @@ async def test_a_start_never_takes_a_snapshot_by_itself(queues: Queues, unique: 
     assert not (await queues.streams.info(f"stream:{unique}")).config.sealed
 
 
-async def test_a_drain_that_nobody_does_can_become_a_snapshot(queues: Queues, quick: Migrations, unique: str) -> None:
+async def test_a_drain_that_nobody_does_can_become_a_snapshot(queues: Queues, quick: Migrator, unique: str) -> None:
     stream = await make_old(queues, unique)
     await publish(queues, unique, 1, 5)
     queue = declared(unique)

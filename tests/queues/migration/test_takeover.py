@@ -11,13 +11,13 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.maintenance import BUCKET
 from purveyor.model.errors import MigrationNeeded
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.migration.events import Step
 from purveyor.queues.migration.lease import Leases
-from purveyor.queues.migration.migrator import Migrations
+from purveyor.queues.migration.migrator import Migrator
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import QueueStatus
-from purveyor.queues.migration.steps import Step
-from tests.queues.migration.conftest import Worker, declared, make_old, publish, running, see_through
-from tests.waiting import until
+from tests.support.migrations import Worker, declared, make_old, publish, running, see_through
+from tests.support.waiting import until
 
 HERE, ELSEWHERE = "container-1", "container-2"
 
@@ -26,7 +26,7 @@ class Crash(BaseException):
     """The end of a process."""
 
 
-async def crash_at(step: Step, migrations: Migrations, name: str) -> None:
+async def crash_at(step: Step, migrations: Migrator, name: str) -> None:
     """Begin a migration by snapshot, and end in it."""
 
     def crash(reached: Step) -> None:
@@ -38,12 +38,12 @@ async def crash_at(step: Step, migrations: Migrations, name: str) -> None:
         await _take_part(crashing, name)
 
 
-async def _take_part(migrations: Migrations, name: str) -> None:
+async def _take_part(migrations: Migrator, name: str) -> None:
     await migrations.begin(declared(name), strategy=Strategy.SNAPSHOT)
     await see_through(migrations, declared(name))
 
 
-def elsewhere(migrations: Migrations, archives: Path | None, monkeypatch: pytest.MonkeyPatch) -> Migrations:
+def elsewhere(migrations: Migrator, archives: Path | None, monkeypatch: pytest.MonkeyPatch) -> Migrator:
     """The migrations of another machine."""
     monkeypatch.setattr("socket.gethostname", lambda: ELSEWHERE)
     return migrations.with_options(dataclasses.replace(migrations.options, archives=archives))
@@ -65,13 +65,13 @@ async def check_whole(queues: Queues, name: str, count: int = 5) -> None:
 
 @pytest.mark.parametrize("step", [Step.RECORDED, Step.SEALED, Step.PAUSED, Step.ARCHIVED])
 async def test_before_the_stream_is_deleted_any_machine_takes_over(  # noqa: PLR0917 - fixtures
-    queues: Queues, quick: Migrations, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step
+    queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
     await make_old(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(step, quick, unique)
     other = elsewhere(quick, tmp_path / "other machine", monkeypatch)
-    await asyncio.wait_for(other.finish(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), 60)
     record = await other.record(unique)
     assert record is not None
     assert record.archive is not None
@@ -80,18 +80,18 @@ async def test_before_the_stream_is_deleted_any_machine_takes_over(  # noqa: PLR
 
 
 async def test_a_shared_directory_is_found_by_whoever_mounts_it(
-    queues: Queues, quick: Migrations, unique: str, monkeypatch: pytest.MonkeyPatch
+    queues: Queues, quick: Migrator, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make_old(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.DELETED, quick, unique)
     other = elsewhere(quick, None, monkeypatch)  # a pipeline that starts: it names no directory of its own
-    await asyncio.wait_for(other.finish(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), 60)
     await check_whole(queues, unique)
 
 
 async def test_the_archive_is_found_in_the_directory_of_the_machine_that_goes_on(
-    queues: Queues, quick: Migrations, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mounted in another place, or copied there."""
     await make_old(queues, unique)
@@ -100,24 +100,24 @@ async def test_the_archive_is_found_in_the_directory_of_the_machine_that_goes_on
     assert quick.options.archives is not None
     shutil.move(quick.options.archives, tmp_path / "mounted")
     other = elsewhere(quick, tmp_path / "mounted", monkeypatch)
-    await asyncio.wait_for(other.finish(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), 60)
     await check_whole(queues, unique)
 
 
 async def test_what_is_restored_needs_no_archive_to_be_ended(
-    queues: Queues, quick: Migrations, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make_old(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.CREATED, quick, unique)
     assert quick.options.archives is not None
     shutil.move(quick.options.archives, tmp_path / "away")
-    await asyncio.wait_for(elsewhere(quick, None, monkeypatch).finish(unique), 60)
+    await asyncio.wait_for(elsewhere(quick, None, monkeypatch).wait_until_done(unique), 60)
     await check_whole(queues, unique)
 
 
 async def test_without_the_archive_the_operator_is_told_where_it_is_and_what_to_run(
-    queues: Queues, quick: Migrations, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = await make_old(queues, unique)
     await publish(queues, unique, 1, 5)
@@ -127,32 +127,32 @@ async def test_without_the_archive_the_operator_is_told_where_it_is_and_what_to_
     publishing = asyncio.create_task(publish(queues, unique, 6, 6))
     other = elsewhere(quick, tmp_path / "other machine", monkeypatch)
     with pytest.raises(MigrationNeeded) as told:
-        await asyncio.wait_for(other.finish(unique), 60)
+        await asyncio.wait_for(other.wait_until_done(unique), 60)
     for word in (HERE, str(quick.options.archives), f"purveyor queues apply {unique}", str(tmp_path / "other machine")):
         assert word in str(told.value)
     assert await other.advance(unique) is QueueStatus.SEALED_FOR_MIGRATION  # programs wait, and make nothing anew
     assert stream not in await queues.streams.names()
     shutil.copytree(tmp_path / "away", tmp_path / "other machine")
-    await asyncio.wait_for(other.finish(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), 60)
     await publishing
     await check_whole(queues, unique, 6)
 
 
 async def test_without_a_directory_the_operator_is_told_to_take_over(
-    queues: Queues, quick: Migrations, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make_old(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.SEALED, quick, unique)
     shutil.rmtree(quick.options.archives or "", ignore_errors=True)
     with pytest.raises(MigrationNeeded, match=f"{HERE}.*purveyor queues apply {unique}"):
-        await asyncio.wait_for(elsewhere(quick, None, monkeypatch).finish(unique), 60)
-    await asyncio.wait_for(elsewhere(quick, tmp_path / "other machine", monkeypatch).finish(unique), 60)
+        await asyncio.wait_for(elsewhere(quick, None, monkeypatch).wait_until_done(unique), 60)
+    await asyncio.wait_for(elsewhere(quick, tmp_path / "other machine", monkeypatch).wait_until_done(unique), 60)
     await check_whole(queues, unique)
 
 
 async def test_one_that_another_machine_works_on_is_waited_for(
-    queues: Queues, quick: Migrations, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make_old(queues, unique)
     await publish(queues, unique, 1, 5)
@@ -172,9 +172,9 @@ async def test_one_that_another_machine_works_on_is_waited_for(
     assert isinstance(await asyncio.wait_for(ending, 60), MigrationNeeded)
 
 
-async def _ending(migrations: Migrations, name: str) -> Exception | None:
+async def _ending(migrations: Migrator, name: str) -> Exception | None:
     try:
-        await migrations.finish(name)
+        await migrations.wait_until_done(name)
     except MigrationNeeded as error:
         return error
     return None
@@ -198,7 +198,7 @@ async def _renewed(queues: Queues, name: str, revision: int) -> bool:
 
 
 async def test_an_archive_that_another_machine_has_replaced_is_never_restored(
-    queues: Queues, quick: Migrations, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its readers' positions are out of date: what was acknowledged since would come again."""
     stream = await make_old(queues, unique)
@@ -212,9 +212,9 @@ async def test_an_archive_that_another_machine_has_replaced_is_never_restored(
     shutil.move(tmp_path / "other machine", tmp_path / "away")
     monkeypatch.setattr("socket.gethostname", lambda: HERE)
     with pytest.raises(MigrationNeeded, match=ELSEWHERE):
-        await asyncio.wait_for(quick.finish(unique), 60)
+        await asyncio.wait_for(quick.wait_until_done(unique), 60)
     shutil.move(tmp_path / "away", tmp_path / "other machine")
-    await asyncio.wait_for(other.finish(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), 60)
     worker = Worker(queues, stream)
     async with running(worker):
         await until(lambda: len(worker.done) >= 4)
@@ -222,7 +222,7 @@ async def test_an_archive_that_another_machine_has_replaced_is_never_restored(
 
 
 async def test_programs_that_connect_for_each_look_take_over_too(
-    address: Address, queues: Queues, quick: Migrations, unique: str
+    address: Address, queues: Queues, quick: Migrator, unique: str
 ) -> None:
     """As the pipeline does: what it has seen of the lease of a killed instance outlives the connection."""
     await make_old(queues, unique)

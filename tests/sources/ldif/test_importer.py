@@ -13,21 +13,20 @@ from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues, connect
-from purveyor.sources.ldif.import_ledger import Ledger
-from purveyor.sources.ldif.importer import Importer, Listener
-from purveyor.sources.ldif.inputs import Input, Mark, find_inputs
-from purveyor.sources.ldif.queue_store import QueueStore, Stored
-from purveyor.sources.ldif.record_ids import BLOCK, Block, Chain
-from purveyor.sources.ldif.records import Broken
-from purveyor.sources.ldif.stream_parser import read
-from tests.conftest import OwnServer
-from tests.proxy import TcpProxy
-from tests.scale import pick
-from tests.sources.ldif.ldif_text import people, person
-from tests.sources.ldif.queue import expected, import_file, names, parked, stored
-from tests.waiting import until
+from purveyor.sources.ldif.import_ledger import BLOCK_RECORDS, Block, ImportLedger, RecordIdChain
+from purveyor.sources.ldif.importer import Importer, ImportListener
+from purveyor.sources.ldif.inputs import Input, InputChange, find_inputs
+from purveyor.sources.ldif.ldif_parser import parse_ldif
+from purveyor.sources.ldif.queue_store import BlockResult, QueueStore
+from purveyor.sources.ldif.records import BrokenRecord
+from tests.support.ldif_queue import expected, import_file, names, parked, stored
+from tests.support.ldif_text import people, person
+from tests.support.nats_servers import OwnServer
+from tests.support.proxy import TcpProxy
+from tests.support.scale import pick
+from tests.support.waiting import until
 
-MANY = 2 * BLOCK + BLOCK // 2
+MANY = 2 * BLOCK_RECORDS + BLOCK_RECORDS // 2
 
 
 async def test_a_file_goes_in_once_and_in_order(queues: Queues, address: Address, unique: str, tmp_path: Path) -> None:
@@ -46,7 +45,7 @@ async def test_a_file_that_has_grown_goes_on_where_it_ended(
 ) -> None:
     file = tmp_path / "people.ldif"
     total = 0
-    for more in (3, 1, BLOCK - 4, BLOCK + 7, 0, 5):
+    for more in (3, 1, BLOCK_RECORDS - 4, BLOCK_RECORDS + 7, 0, 5):
         with file.open("ab") as end:
             end.write(people(more, unique, first=total + 1))
         tally = await import_file(queues, file, unique)
@@ -61,10 +60,10 @@ async def test_a_beginning_of_what_was_imported_adds_nothing(
     file = tmp_path / "people.ldif"
     file.write_bytes(people(MANY, unique))
     await import_file(queues, file, unique)
-    for count in (1, BLOCK - 1, BLOCK, BLOCK + 3):
+    for count in (1, BLOCK_RECORDS - 1, BLOCK_RECORDS, BLOCK_RECORDS + 3):
         file.write_bytes(people(count, unique))
         assert (await import_file(queues, file, unique)).added == 0
-    file.write_bytes(people(BLOCK + 3, unique) + person(1, f"{unique}-else"))
+    file.write_bytes(people(BLOCK_RECORDS + 3, unique) + person(1, f"{unique}-else"))
     assert (await import_file(queues, file, unique)).added == 1, "another continuation is another record"
     assert names(address, unique) == [*expected(MANY, unique), f"uid=u1,ou={unique}-else"]
 
@@ -88,7 +87,7 @@ async def test_the_ledger_remembers_for_longer_than_the_server(own_server: OwnSe
         assert (await import_file(queues, file, "people")).added == 5
         assert names(server.address, "people") == expected(25, "people")
 
-        # Stored and not noted, as after a crash between the two: seen from the newest message of the source.
+        # BlockResult and not noted, as after a crash between the two: seen from the newest message of the source.
         await queues.streams.remove("KV_imports")
         tally = await import_file(queues, file, "people")
         assert (tally.added, tally.known) == (0, 25)
@@ -104,26 +103,26 @@ async def test_a_crash_before_the_note_is_repaired_by_the_ids(
         raise Crash
 
     file = tmp_path / "people.ldif"
-    file.write_bytes(people(BLOCK + 10, unique) + b"rubbish\n\n")
+    file.write_bytes(people(BLOCK_RECORDS + 10, unique) + b"rubbish\n\n")
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "note", crash)
+        patch.setattr(ImportLedger, "add", crash)
         with pytest.raises(Crash):
             await import_file(queues, file, unique)
     # Under another source the newest message tells nothing: here it is the server that recognises the ids.
     tally = await Importer(await QueueStore.open(queues)).run(find_inputs(str(file), source=f"{unique}-2"))
-    assert (tally.added, tally.known, tally.broken) == (10, BLOCK, 1)
-    assert names(address, unique) == expected(BLOCK, unique)
-    assert names(address, f"{unique}-2") == expected(10, unique, first=BLOCK + 1)
+    assert (tally.added, tally.known, tally.broken) == (10, BLOCK_RECORDS, 1)
+    assert names(address, unique) == expected(BLOCK_RECORDS, unique)
+    assert names(address, f"{unique}-2") == expected(10, unique, first=BLOCK_RECORDS + 1)
 
 
 async def test_broken_records_are_parked_with_line_and_reason_and_the_rest_goes_on(
     queues: Queues, address: Address, unique: str, tmp_path: Path
 ) -> None:
-    told: list[Broken] = []
+    told: list[BrokenRecord] = []
     file = tmp_path / "people.ldif"
     file.write_bytes(person(1, unique) + b"dn: cn=bad\r\ncn:: !\r\n\r\n" + b"rubbish\xff\0\n\n" * 2 + person(2, unique))
     importer = Importer(
-        await QueueStore.open(queues), listener=Listener(on_broken=lambda _, broken: told.append(broken))
+        await QueueStore.open(queues), listener=ImportListener(on_broken=lambda _, broken: told.append(broken))
     )
     tally = await importer.run(find_inputs(str(file), source=unique))
     assert (tally.added, tally.broken) == (2, 3)
@@ -158,20 +157,20 @@ async def test_a_record_that_no_message_can_hold_is_parked_cut(own_server: OwnSe
 
 async def test_two_imports_of_one_file_at_once(queues: Queues, address: Address, unique: str, tmp_path: Path) -> None:
     file = tmp_path / "people.ldif"
-    file.write_bytes(people(3 * BLOCK, unique))
+    file.write_bytes(people(3 * BLOCK_RECORDS, unique))
     tallies = await asyncio.gather(*(import_file(queues, file, unique) for _ in range(3)))
-    assert sum(tally.added for tally in tallies) == 3 * BLOCK
-    assert names(address, unique) == expected(3 * BLOCK, unique)
+    assert sum(tally.added for tally in tallies) == 3 * BLOCK_RECORDS
+    assert names(address, unique) == expected(3 * BLOCK_RECORDS, unique)
     assert (await import_file(queues, file, unique)).added == 0
 
 
 async def test_notes_made_at_the_same_time_are_all_kept(queues: Queues, unique: str) -> None:
-    ledger = await Ledger.open(queues, replicas=1)
-    chain = Chain()
-    links = [chain.append(item) for item in read([people(10, unique)])]
+    ledger = await ImportLedger.open(queues, replicas=1)
+    chain = RecordIdChain()
+    links = [chain.append(item) for item in parse_ldif([people(10, unique)])]
     ids = [link.id for link in links]
-    await asyncio.gather(*(ledger.note(Block(ids), [link]) for link in links))
-    assert [await ledger.known(Block(ids[:count])) for count in range(1, 11)] == list(range(1, 11))
+    await asyncio.gather(*(ledger.add(Block(ids), [link]) for link in links))
+    assert [await ledger.count_known(Block(ids[:count])) for count in range(1, 11)] == list(range(1, 11))
 
 
 async def test_large_records_do_not_wait_for_a_block_to_fill(
@@ -186,7 +185,7 @@ async def test_large_records_do_not_wait_for_a_block_to_fill(
     waited: list[int] = []
 
     class Counting(QueueStore):
-        async def put(self, block: Block, subject: str) -> Stored:
+        async def put(self, block: Block, subject: str) -> BlockResult:
             waited.append(block.waiting_bytes)
             return await super().put(block, subject)
 
@@ -200,7 +199,7 @@ async def test_large_records_do_not_wait_for_a_block_to_fill(
 
 @pytest.mark.chaos
 async def test_a_server_that_goes_away_is_waited_for(address: Address, unique: str, tmp_path: Path) -> None:
-    count, outage = pick(8, 40) * BLOCK, pick(1.0, 30.0)
+    count, outage = pick(8, 40) * BLOCK_RECORDS, pick(1.0, 30.0)
     file = tmp_path / "people.ldif"
     file.write_bytes(people(count, unique))
     with TcpProxy(*address.hosts()[0]) as proxy:
@@ -222,7 +221,7 @@ async def test_without_patience_a_lost_server_is_an_error_and_the_next_import_go
     address: Address, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "people.ldif"
-    file.write_bytes(people(4 * BLOCK, unique))
+    file.write_bytes(people(4 * BLOCK_RECORDS, unique))
     with TcpProxy(*address.hosts()[0]) as proxy:
         async with connect(proxy.address(address), patience_seconds=2) as queues:
             store = await QueueStore.open(queues)
@@ -238,10 +237,10 @@ async def test_without_patience_a_lost_server_is_an_error_and_the_next_import_go
             importer = Importer(store)
             with pytest.raises(ServerUnavailable):
                 await importer.run(find_inputs(str(file), source=unique))
-            assert importer.tally.added == BLOCK
+            assert importer.counts.added == BLOCK_RECORDS
     async with connect(address) as queues:
-        assert (await import_file(queues, file, unique)).added == 3 * BLOCK
-    assert names(address, unique) == expected(4 * BLOCK, unique)
+        assert (await import_file(queues, file, unique)).added == 3 * BLOCK_RECORDS
+    assert names(address, unique) == expected(4 * BLOCK_RECORDS, unique)
 
 
 @pytest.mark.parametrize("reached", [True, False], ids=["stored", "not stored"])
@@ -306,20 +305,20 @@ async def test_what_is_not_ldif_at_all_is_refused_whole(
 
 
 def _has_added(importer: Importer, count: int) -> bool:
-    return importer.tally.added + importer.tally.known >= count
+    return importer.counts.added + importer.counts.known >= count
 
 
 class Following:
     """An import that follows a file."""
 
     def __init__(self, store: QueueStore, file: Path, source: str) -> None:
-        self.marks: list[Mark] = []
+        self.marks: list[InputChange] = []
         self.file = file
-        listener = Listener(on_mark=self._mark)
+        listener = ImportListener(on_change=self._mark)
         self.importer = Importer(store, follow=True, listener=listener)
         self._running = asyncio.ensure_future(self.importer.run(find_inputs(str(file), source=source)))
 
-    def _mark(self, _given: Input, mark: Mark) -> None:
+    def _mark(self, _given: Input, mark: InputChange) -> None:
         self.marks.append(mark)
 
     def append(self, text: bytes) -> None:
@@ -327,7 +326,7 @@ class Following:
             end.write(text)
 
     async def added(self, count: int) -> None:
-        await until(lambda: self.importer.tally.added + self.importer.tally.broken >= count or self._running.done())
+        await until(lambda: self.importer.counts.added + self.importer.counts.broken >= count or self._running.done())
 
     async def stop(self) -> None:
         self.importer.stop()
@@ -344,13 +343,13 @@ async def test_a_growing_file_is_followed_record_by_record(
     following.append(person(3, unique)[:-1])  # complete but for its empty line: it could still go on
     following.append(b"mail: x\n\n" + person(4, unique)[:30])
     await following.added(3)
-    assert following.importer.tally.added == 3
-    following.append(person(4, unique)[30:] + people(BLOCK, unique, first=5))
-    await following.added(4 + BLOCK)
+    assert following.importer.counts.added == 3
+    following.append(person(4, unique)[30:] + people(BLOCK_RECORDS, unique, first=5))
+    await following.added(4 + BLOCK_RECORDS)
     following.append(person(0, "half")[:-1])
     await following.stop()
     records = stored(address, unique)
-    assert [record["dn"] for record in records] == expected(4 + BLOCK, unique)
+    assert [record["dn"] for record in records] == expected(4 + BLOCK_RECORDS, unique)
     assert records[2]["attributes"]["mail"] == ["x"]
     assert (await import_file(queues, file, unique)).added == 1
 
@@ -366,14 +365,14 @@ async def test_a_followed_file_may_be_rotated_or_cut(
     file.rename(tmp_path / "log.ldif.1")
     file.write_bytes(people(2, unique, first=4))
     await following.added(5)
-    assert following.marks == [Mark.ROTATED]
+    assert following.marks == [InputChange.ROTATED]
     following.append(b"dn: cn=half\n")
     file.write_bytes(b"")
     await until(lambda: len(following.marks) == 2)
     following.append(person(6, unique))
-    before = following.importer.tally.broken
+    before = following.importer.counts.broken
     await following.added(6 + before)
-    assert following.marks == [Mark.ROTATED, Mark.CUT]
+    assert following.marks == [InputChange.ROTATED, InputChange.CUT]
     await following.stop()
     assert names(address, unique) == expected(6, unique)
 
@@ -382,13 +381,13 @@ async def test_stopping_leaves_what_was_not_sent_for_the_next_time(
     queues: Queues, address: Address, unique: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "people.ldif"
-    file.write_bytes(people(6 * BLOCK, unique))
+    file.write_bytes(people(6 * BLOCK_RECORDS, unique))
     importer = Importer(await QueueStore.open(queues))
     running = asyncio.ensure_future(importer.run(find_inputs(str(file), source=unique)))
-    await until(lambda: importer.tally.added > 0)
+    await until(lambda: importer.counts.added > 0)
     importer.stop()
     tally = await running
     assert tally.stopped
-    assert 0 < tally.added < 6 * BLOCK
+    assert 0 < tally.added < 6 * BLOCK_RECORDS
     assert (await import_file(queues, file, unique)).known == tally.added
-    assert names(address, unique) == expected(6 * BLOCK, unique)
+    assert names(address, unique) == expected(6 * BLOCK_RECORDS, unique)

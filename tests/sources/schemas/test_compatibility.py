@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from purveyor.model.errors import InvalidInput
 from purveyor.sources.schemas import avro_compatibility, avro_schema, json_compatibility
 from purveyor.sources.schemas.schema import Compatibility, Encoding, SchemaType
-from purveyor.sources.schemas.validators import compiled, incompatible
-from tests.scale import chance, pick
+from purveyor.sources.schemas.validators import compile_schema, find_incompatibilities
+from tests.support.avro_schemas import avro_fields, avro_record, parse_definition
+from tests.support.scale import chance, pick
 
 EXAMPLES = pick(120, 20_000)
 
@@ -106,10 +107,10 @@ def changed(schema: Any, other: Any, random: Random) -> Any:
 def valid(schema: Any) -> set[int] | None:
     """Which of all values fit; None if the schema is none, or goes in a circle."""
     try:
-        validator = compiled(SchemaType.JSON_SCHEMA, Encoding.JSON, schema)
+        validator = compile_schema(SchemaType.JSON_SCHEMA, Encoding.JSON, schema)
     except InvalidInput:
         return None
-    return {number for number, value in enumerate(UNIVERSE) if not validator.mistakes(value)}
+    return {number for number, value in enumerate(UNIVERSE) if not validator.find_mistakes(value)}
 
 
 @pytest.mark.chaos
@@ -127,72 +128,12 @@ def test_what_is_called_backward_compatible_takes_every_old_object() -> None:
         if before is None or after is None:
             return
         compared += 1
-        if not json_compatibility.narrowed(old, new):
+        if not json_compatibility.find_narrowed(old, new):
             proven += 1
             assert before <= after, (old, new, UNIVERSE[min(before - after)])
 
     check()
     assert proven > compared / 50, (proven, compared)
-
-
-def avro_types(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Types that hold others; named ones get their names later."""
-    fields = st.lists(st.tuples(names, inner, st.booleans()), max_size=3, unique_by=lambda each: each[0])
-    return st.one_of(
-        st.fixed_dictionaries({"type": st.just("array"), "items": inner}),
-        st.fixed_dictionaries({"type": st.just("map"), "values": inner}),
-        st.lists(inner.filter(lambda each: not isinstance(each, list)), min_size=1, max_size=3, unique_by=repr),
-        st.fixed_dictionaries({"type": st.just("record"), "name": st.sampled_from("RS"), "fields": fields}),
-    )
-
-
-leaves = st.sampled_from(["null", "boolean", "int", "long", "float", "double", "bytes", "string"]) | st.one_of(
-    st.fixed_dictionaries({"type": st.just("fixed"), "name": st.just("F"), "size": st.integers(1, 2)}),
-    st.fixed_dictionaries(
-        {"type": st.just("enum"), "name": st.just("E"), "symbols": st.sampled_from([["A"], ["A", "B"], ["B", "C"]])},
-        optional={"default": st.sampled_from(["A", "B"])},
-    ),
-)
-avro_parts = st.recursive(leaves, avro_types, max_leaves=5)
-avro_fields = st.lists(st.tuples(names, avro_parts, st.booleans()), max_size=3, unique_by=lambda each: each[0])
-DEFAULTS = {
-    "null": None,
-    "boolean": True,
-    "int": 1,
-    "long": 2,
-    "float": 1.5,
-    "double": 2.5,
-    "bytes": "x",
-    "string": "y",
-}
-
-
-def avro_record(fields: Any) -> dict[str, Any]:
-    """A definition: the fields with their defaults, and each name defined where it comes first."""
-    known: set[str] = set()
-
-    def settle(given: Any) -> Any:
-        if isinstance(given, list):
-            return [settle(each) for each in given]
-        if not isinstance(given, dict):
-            return given
-        if "name" in given:
-            if given["name"] in known:
-                return given["name"]
-            known.add(given["name"])
-        new = {key: settle(value) if key in ("items", "values") else value for key, value in given.items()}
-        if "fields" in new:
-            new["fields"] = list(map(field, new["fields"]))
-        return new
-
-    def field(given: Any) -> dict[str, Any]:
-        name, kind, has_default = given
-        first = kind[0] if isinstance(kind, list) else kind
-        with_default = has_default and isinstance(first, str)
-        default = {"default": DEFAULTS[first]} if with_default else {}
-        return {"name": name, "type": settle(kind), **default}
-
-    return {"type": "record", "name": "Top", "fields": list(map(field, fields))}
 
 
 def datum(kind: avro_schema.Type, random: Random) -> Any:
@@ -217,15 +158,6 @@ def datum(kind: avro_schema.Type, random: Random) -> Any:
             return (avro_schema.type_name(branch), datum(branch, random))
 
 
-def parsed(definition: dict[str, Any]) -> avro_schema.Record | None:
-    """None: two branches of one name, a default that does not fit, or no safe binary form."""
-    try:
-        compiled(SchemaType.AVRO, Encoding.BINARY, definition)
-    except InvalidInput:
-        return None
-    return avro_schema.parse(definition)
-
-
 @pytest.mark.chaos
 def test_what_is_called_readable_in_avro_is_read_by_fastavro() -> None:
     compared = proven = 0
@@ -238,17 +170,17 @@ def test_what_is_called_readable_in_avro_is_read_by_fastavro() -> None:
         mixed = [random.choice([each, *two]) for each in one]
         two = list({name: (name, kind, default) for name, kind, default in [*mixed, *two[:1]]}.values())
         old, new = avro_record(one), avro_record(two)
-        writer, reader = parsed(old), parsed(new)
+        writer, reader = parse_definition(old), parse_definition(new)
         if writer is None or reader is None:
             return
         compared += 1
         value = datum(writer, random)
         stream = io.BytesIO()
         fastavro.schemaless_writer(stream, copy.deepcopy(old), value)
-        decoder = compiled(SchemaType.AVRO, Encoding.BINARY, old)
+        decoder = compile_schema(SchemaType.AVRO, Encoding.BINARY, old)
         clear = decoder.decode(stream.getvalue())
-        assert decoder.mistakes(clear) == [], "what was decoded is in the JSON form of the same schema"
-        if not avro_compatibility.unreadable(reader, writer):
+        assert decoder.find_mistakes(clear) == [], "what was decoded is in the JSON form of the same schema"
+        if not avro_compatibility.find_unreadable(reader, writer):
             proven += 1
             stream.seek(0)
             read = fastavro.schemaless_reader(stream, copy.deepcopy(old), copy.deepcopy(new))
@@ -274,9 +206,9 @@ def test_what_is_called_readable_in_avro_is_read_by_fastavro() -> None:
     ],
 )
 def test_it_is_told_where_a_revision_takes_less(old: Any, new: Any, word: str) -> None:
-    found = incompatible(SchemaType.JSON_SCHEMA, Compatibility.BACKWARD, old, new)
+    found = find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.BACKWARD, old, new)
     assert any(word in problem for problem in found), found
-    assert incompatible(SchemaType.JSON_SCHEMA, Compatibility.NONE, old, new) == ()
+    assert find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.NONE, old, new) == ()
 
 
 @pytest.mark.parametrize(
@@ -293,8 +225,8 @@ def test_it_is_told_where_a_revision_takes_less(old: Any, new: Any, word: str) -
     ],
 )
 def test_what_takes_more_may_follow(old: Any, new: Any) -> None:
-    assert incompatible(SchemaType.JSON_SCHEMA, Compatibility.BACKWARD, old, new) == ()
-    assert incompatible(SchemaType.JSON_SCHEMA, Compatibility.FORWARD, new, old) == ()
+    assert find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.BACKWARD, old, new) == ()
+    assert find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.FORWARD, new, old) == ()
 
 
 def record(*fields: Any) -> dict[str, Any]:
@@ -316,9 +248,9 @@ def record(*fields: Any) -> dict[str, Any]:
     ],
 )
 def test_it_is_told_where_avro_cannot_be_read(old: Any, new: Any, word: str) -> None:
-    found = incompatible(SchemaType.AVRO, Compatibility.BACKWARD, old, new)
+    found = find_incompatibilities(SchemaType.AVRO, Compatibility.BACKWARD, old, new)
     assert any(word in problem for problem in found), found
-    assert incompatible(SchemaType.AVRO, Compatibility.BACKWARD, old, old) == ()
+    assert find_incompatibilities(SchemaType.AVRO, Compatibility.BACKWARD, old, old) == ()
 
 
 def test_a_field_may_be_added_with_a_default_renamed_by_an_alias_and_widened() -> None:
@@ -327,15 +259,15 @@ def test_a_field_may_be_added_with_a_default_renamed_by_an_alias_and_widened() -
         {"name": "b", "type": ["null", "long"], "aliases": ["a"], "default": None},
         {"name": "c", "type": "string", "default": ""},
     )
-    assert incompatible(SchemaType.AVRO, Compatibility.BACKWARD, old, new) == ()
-    assert incompatible(SchemaType.AVRO, Compatibility.FORWARD, old, new) != ()
+    assert find_incompatibilities(SchemaType.AVRO, Compatibility.BACKWARD, old, new) == ()
+    assert find_incompatibilities(SchemaType.AVRO, Compatibility.FORWARD, old, new) != ()
 
 
 def test_a_list_of_itself_can_be_compared() -> None:
     tree = record({"name": "below", "type": {"type": "array", "items": "Order"}})
     more = record(*tree["fields"], {"name": "n", "type": "int", "default": 0})
-    assert incompatible(SchemaType.AVRO, Compatibility.FULL, tree, more) == ()
-    assert incompatible(SchemaType.AVRO, Compatibility.FULL, tree, record({"name": "n", "type": "int"})) != ()
+    assert find_incompatibilities(SchemaType.AVRO, Compatibility.FULL, tree, more) == ()
+    assert find_incompatibilities(SchemaType.AVRO, Compatibility.FULL, tree, record({"name": "n", "type": "int"})) != ()
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -397,11 +329,11 @@ def shapes(n: int) -> dict[str, tuple[SchemaType, Any, Any]]:
 @pytest.mark.parametrize("shape", sorted(shapes(1).keys() - {"symbols"}))
 def test_twice_the_definition_is_not_four_times_the_work(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each of many parts must be held against each of many others, the comparison is given up in time."""
-    monkeypatch.setattr(json_compatibility, "MOST_WORK", 20_000)
+    monkeypatch.setattr(json_compatibility, "MAX_WORK", 20_000)
 
     def work(size: int) -> int:
         kind, old, new = shapes(size)[shape]
-        return calls_of(lambda: incompatible(kind, Compatibility.FULL, old, new))
+        return calls_of(lambda: find_incompatibilities(kind, Compatibility.FULL, old, new))
 
     work(10)
     small, large = work(400), work(800)
@@ -411,9 +343,9 @@ def test_twice_the_definition_is_not_four_times_the_work(shape: str, monkeypatch
 @pytest.mark.parametrize("shape", shapes(1))
 def test_a_definition_of_the_largest_size_is_compared_or_given_up(shape: str) -> None:
     kind, old, new = shapes(1500)[shape]
-    compiled(kind, Encoding.JSON, old)
-    compiled(kind, Encoding.JSON, new)
-    assert len(incompatible(kind, Compatibility.FULL, old, new)) <= 200
+    compile_schema(kind, Encoding.JSON, old)
+    compile_schema(kind, Encoding.JSON, new)
+    assert len(find_incompatibilities(kind, Compatibility.FULL, old, new)) <= 200
 
 
 def test_a_large_schema_of_the_usual_kind_is_compared() -> None:
@@ -425,7 +357,7 @@ def test_a_large_schema_of_the_usual_kind_is_compared() -> None:
 
     old, new = schema(3), schema(3, title="wider")
     assert 50_000 < len(json.dumps(old)) < 128 << 10
-    assert incompatible(SchemaType.JSON_SCHEMA, Compatibility.FULL, old, new) == ()
+    assert find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.FULL, old, new) == ()
 
 
 def test_a_reference_to_itself_has_an_end() -> None:
@@ -438,4 +370,4 @@ def test_a_reference_to_itself_has_an_end() -> None:
         "definitions": {"a": {"$ref": "#/definitions/b"}, "b": {"$ref": "#"}},
     }
     for old, new in itertools.permutations([loop, circle, {**draft, "type": "object"}], 2):
-        incompatible(SchemaType.JSON_SCHEMA, Compatibility.FULL, old, new)
+        find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.FULL, old, new)

@@ -10,11 +10,11 @@ from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidInput, SchemaMismatch, Unavailable
 from purveyor.model.subscription import RealmTopic
 from purveyor.queues.client import connect
-from purveyor.sources.schemas.cache import Book
-from purveyor.sources.schemas.registry import NewSchema, Schemas
+from purveyor.sources.schemas.cache import SchemaCache
+from purveyor.sources.schemas.registry import NewSchema, SchemaRegistry
 from purveyor.sources.schemas.schema import Compatibility, SchemaType, Topic
-from tests.proxy import TcpProxy
-from tests.waiting import until
+from tests.support.proxy import TcpProxy
+from tests.support.waiting import until
 
 
 def new(name: str, definition: dict[str, Any]) -> NewSchema:
@@ -27,10 +27,10 @@ def new(name: str, definition: dict[str, Any]) -> NewSchema:
     )
 
 
-def fits(book: Book, realm: str, given: dict[str, Any]) -> bool:
+def fits(schema_cache: SchemaCache, realm: str, given: dict[str, Any]) -> bool:
     about = {"publisher_name": "p", "ts": "2026-01-01T00:00:00Z", "realm": realm, "topic": "t"}
     try:
-        book.rules.read({**about, "body": {"new": given}})
+        schema_cache.validator.read({**about, "body": {"new": given}})
     except SchemaMismatch:
         return False
     return True
@@ -38,14 +38,14 @@ def fits(book: Book, realm: str, given: dict[str, Any]) -> bool:
 
 async def test_commits_of_many_at_once_are_one_after_the_other(address: Address, unique: str) -> None:
     async with connect(address) as one, connect(address) as other:
-        await Schemas(one).add(new(unique, {}))
+        await SchemaRegistry(one).add(new(unique, {}))
 
-        async def commit(schemas: Schemas, who: int) -> None:
+        async def commit(schemas: SchemaRegistry, who: int) -> None:
             for number in range(4):
                 await schemas.commit(unique, {"title": f"{who}-{number}"})
 
-        await asyncio.gather(*(commit(Schemas(queues), who) for who, queues in enumerate((one, other, other))))
-        revisions = (await Schemas(one).get(unique)).revisions
+        await asyncio.gather(*(commit(SchemaRegistry(queues), who) for who, queues in enumerate((one, other, other))))
+        revisions = (await SchemaRegistry(one).get(unique)).revisions
     assert [each.number for each in revisions] == list(range(1, 14))
     titles = [each.definition["title"] for each in revisions[1:]]
     assert len(set(titles)) == 12
@@ -56,26 +56,26 @@ async def test_what_changed_while_the_server_was_away_counts_when_it_is_back(
     address: Address, tcp_proxy: TcpProxy, unique: str
 ) -> None:
     async with connect(tcp_proxy.address(address), patience_seconds=30) as away, connect(address) as here:
-        book, schemas = Book(away), Schemas(here)
+        schema_cache, schemas = SchemaCache(away), SchemaRegistry(here)
         with pytest.raises(Unavailable, match="not read yet"):
-            fits(book, unique, {"a": 1})
-        async with book.followed():
-            assert fits(book, unique, {"a": 1})
+            fits(schema_cache, unique, {"a": 1})
+        async with schema_cache.following():
+            assert fits(schema_cache, unique, {"a": 1})
             await schemas.add(new(unique, {"required": ["b"]}))
-            await until(lambda: not fits(book, unique, {"a": 1}))
+            await until(lambda: not fits(schema_cache, unique, {"a": 1}))
             tcp_proxy.refuse()
             await schemas.commit(unique, {"required": ["a"]})
             await (await schemas.bucket()).put(f"schema.{unique}-rubbish", b"\xff")
             tcp_proxy.restore()
-            await until(lambda: fits(book, unique, {"a": 1}))
-            assert not fits(book, unique, {"b": 1})
+            await until(lambda: fits(schema_cache, unique, {"a": 1}))
+            assert not fits(schema_cache, unique, {"b": 1})
             assert f"schema.{unique}-rubbish" in (await schemas.list()).unreadable
             await (await schemas.bucket()).delete(f"schema.{unique}-rubbish")
 
 
 async def test_a_schema_has_an_end_to_its_size(address: Address, unique: str) -> None:
     async with connect(address) as queues:
-        schemas = Schemas(queues)
+        schemas = SchemaRegistry(queues)
         with pytest.raises(InvalidInput, match="bytes"):
             await schemas.add(new(unique, {"title": "x" * (128 << 10)}))
         await schemas.add(new(unique, {}))
@@ -88,8 +88,8 @@ async def test_a_schema_has_an_end_to_its_size(address: Address, unique: str) ->
 
 async def test_a_topic_that_was_seen_keeps_its_beginning_when_it_is_declared(address: Address, unique: str) -> None:
     async with connect(address) as queues:
-        schemas = Schemas(queues)
-        await schemas.see([(unique, "t"), (unique, "t")])
+        schemas = SchemaRegistry(queues)
+        await schemas.add_seen_topics([(unique, "t"), (unique, "t")])
         seen = await schemas.topic(unique, "t")
         declared = dataclasses.replace(seen, since=seen.since.replace(year=2000), declared=True)
         assert await schemas.declare(declared) == (dataclasses.replace(seen, declared=True), True)

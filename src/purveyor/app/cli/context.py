@@ -1,6 +1,7 @@
-"""What every command is given: the settings in force, the form of its output, and a connection while it works."""
+"""The context of a command: the settings in force, the form of its output, and a connection to the server."""
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,21 +12,21 @@ import typer
 
 from purveyor.app.settings import Settings, load
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.server import running
+from purveyor.jetstream.server import find_running_server
 from purveyor.model.errors import InvalidInput, ServerMissing
 from purveyor.queues.client import Queues, connect
 
 T = TypeVar("T")
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")]
 ConsumerName = Annotated[str, typer.Argument(metavar="NAME", help="The consumer.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootOptions:
-    """The options before the command."""
+    """The options that stand before the command."""
 
     flags: dict[str, object]
     config: Path | None = None
@@ -35,28 +36,28 @@ class RootOptions:
 
 @dataclass(frozen=True, slots=True)
 class Cli:
-    """See the module."""
+    """What a command needs from its surroundings."""
 
     root: RootOptions
     json: bool
 
     @classmethod
     def of(cls, ctx: typer.Context, as_json: bool = False) -> "Cli":
-        """For a command: `--json` may stand before or after its name."""
+        """Return the context of a command; `--json` may stand before or after its name."""
         root: RootOptions = ctx.find_root().obj
         return cls(root, as_json or root.json)
 
     def settings(self, **flags: object) -> Settings:
-        """The settings, with the flags of this command added."""
+        """Load the settings; flags of this command override them."""
         return load(self.root.flags | flags, config=self.root.config)
 
     def address(self, component: str | None = None) -> Address:
-        """The server that is set, else the embedded one that runs on the data directory.
+        """Return the address of the server that is set, else of the embedded server on the data directory.
 
-        There a component has a user of its own; None is the one that may do everything.
+        On the embedded server each component has its own NATS user; None is the user without restrictions.
         """
         settings = self.settings()
-        found = settings.nats_address or running(settings.nats_dir, component)
+        found = settings.nats_address or find_running_server(settings.nats_dir, component)
         if found is None:
             raise ServerMissing(
                 f"no NATS server is set, and none runs on {settings.nats_dir}",
@@ -64,8 +65,24 @@ class Cli:
             )
         return found
 
+    def address_finder(self, component: str) -> Callable[[], Address]:
+        """Return a function that finds the server again; raise ServerMissing at once if there is none now.
+
+        An operator may restart the embedded server on another port. While it is away, the function returns the last
+        address.
+        """
+        last = self.address(component)
+
+        def find() -> Address:
+            nonlocal last
+            with contextlib.suppress(ServerMissing):
+                last = self.address(component)
+            return last
+
+        return find
+
     def call(self, work: Callable[[Queues], Awaitable[T]], component: str | None = None) -> T:
-        """Run the work of a command on a connection."""
+        """Run the work of a command with a connection to the server."""
         address = self.address(component)
 
         async def connected() -> T:
@@ -76,15 +93,15 @@ class Cli:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be undone; without a terminal to ask on, `--yes` must be given."""
+    """Ask before a step that cannot be undone; without a terminal, require `--yes`."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidInput(f"not done without a yes: {question}", fix="add --yes")
+        raise InvalidInput(f"there is no terminal to confirm on: {question}", fix="add --yes")
     if not typer.confirm(question, err=True):
         raise typer.Exit(1)
 
 
 def examples(*lines: str) -> str:
-    """The end of a help page; the mark keeps its lines apart."""
+    r"""Return the examples at the end of a help page; \b keeps Typer from joining the lines."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""`purveyor demo`: the whole system on sample data; exit code 0 only if nothing was lost, doubled or out of order."""
+"""`purveyor demo`: run the whole system on sample data; exit code 0 only if every message arrived once and in order."""
 
 import contextlib
 import sys
@@ -11,37 +11,49 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.render import note, table, write, write_json
+from purveyor.app.cli.output import note, write, write_json
+from purveyor.app.cli.render import table
 
 if TYPE_CHECKING:
-    from purveyor.app.demo.delivery_check import Ledger
-    from purveyor.app.demo.scenario import Result, Watch
+    from purveyor.app.demo.scenario import OnProgress, Result
+    from purveyor.app.demo.subscribers import DeliveryCheck
 
 app = typer.Typer(help="Run the whole system on sample data.", rich_markup_mode=None, add_completion=False)
-_COLUMNS: Final = ("SUBSCRIBER", "SERVED BY", "GOT", "OF", "TWICE", "DISORDER", "RETRIED", "PER SECOND", "P50", "P99")
+_COLUMNS: Final = (
+    "SUBSCRIBER",
+    "SERVED BY",
+    "GOT",
+    "OF",
+    "TWICE",
+    "OUT OF ORDER",
+    "RETRIED",
+    "PER SECOND",
+    "P50",
+    "P99",
+)
 _SECONDS_BETWEEN_LINES: Final = 10.0
 
 
 @app.command("demo", epilog=examples("purveyor demo", "purveyor demo --people 5000 --keep ./demo"))
 def demo(
     ctx: typer.Context,
-    people: Annotated[int, typer.Option(min=20, max=200_000, help="How many people the directory has.")] = 2000,
-    keep: Annotated[Path | None, typer.Option(metavar="DIRECTORY", help="Leave the data there.")] = None,
+    people: Annotated[int, typer.Option(min=20, max=200_000, help="Number of people in the directory.")] = 2000,
+    keep: Annotated[Path | None, typer.Option(metavar="DIRECTORY", help="Keep the data in this directory.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Start everything on this machine, import a directory, serve every kind of subscriber, and prove that all arrived.
+    """Start all parts on this machine, import a directory, serve every kind of subscriber, and check all deliveries.
 
-    One pulls in order, one in parallel, one is pushed to and fails at times, one is a transactional stage that fills a
-    table, and one comes late and is given the state of that moment first. While changes stream in, the pipeline is
-    killed once. In the end every queue is audited.
+    One subscriber pulls in order, one in parallel, one is a webhook that fails at times, one is a transactional stage
+    that fills a table, and one is added late with a prefill. While changes stream in, the demo kills the pipeline once.
+    At the end it audits every queue.
     """
     cli = Cli.of(ctx, as_json)
     from purveyor.app.demo.scenario import run  # noqa: PLC0415 - no other command needs it
 
-    with tempfile.TemporaryDirectory(prefix="purveyor-demo-") as scratch, _progress() as watch:
-        result = run(keep.absolute() if keep else Path(scratch), note, watch, people=people)
+    with tempfile.TemporaryDirectory(prefix="purveyor-demo-") as scratch, _progress() as on_progress:
+        result = run(keep.absolute() if keep else Path(scratch), note, on_progress, people=people)
     if cli.json:
-        write_json(_told(result))
+        write_json(_as_json(result))
     else:
         _show(result)
     if result.wrong:
@@ -51,43 +63,51 @@ def demo(
 def _show(result: "Result") -> None:
     rows = [
         (
-            *(each.name, each.way, f"{each.got:,}", f"{each.expected:,}", each.doubled, each.disordered, each.again),
+            *(
+                each.name,
+                each.served_by,
+                f"{each.got:,}",
+                f"{each.expected:,}",
+                each.duplicates,
+                each.out_of_order,
+                each.retried,
+            ),
             *(f"{each.rate:,.0f}", _milliseconds(each.latency(0.5)), _milliseconds(each.latency(0.99))),
         )
-        for each in result.ledgers
+        for each in result.checks
     ]
     write(table(_COLUMNS, rows))
     write(
-        f"\n{result.imported:,} records went in; {result.people:,} people are left, and every subscriber knows them. "
+        f"\nImported {result.imported:,} records; {result.people:,} people are left, and every subscriber has them. "
         f"{result.dead_letters:,} dead letters.\n"
-        f"The pipeline was killed once; {result.recovery_seconds:.0f} s later the next event was delivered.\n"
-        "P50 and P99: from the record in the source to the subscriber, while changes stream in and nothing else\n"
-        "happens. While the pipeline was down and started again, and while the late one was filled: p50 "
-        f"{_in_rough(result, 0.5)}, p99 {_in_rough(result, 0.99)} (the slowest subscriber's)."
+        f"The demo killed the pipeline once; {result.recovery_seconds:.0f} s later the next event was delivered.\n"
+        "P50 and P99: latency from the record in the source to the subscriber, without disturbance.\n"
+        "While the pipeline restarted and the late subscriber was filled, the slowest subscriber had: p50 "
+        f"{_worst_disturbed_latency(result, 0.5)}, p99 {_worst_disturbed_latency(result, 0.99)}."
     )
     for line in result.wrong:
         write(f"WRONG: {line}")
     if not result.wrong:
-        write("Nothing lost, nothing twice, everything in order; the audit is empty.")
+        write("Every message arrived once and in order; the audit found no difference.")
 
 
-def _told(result: "Result") -> dict[str, Any]:
+def _as_json(result: "Result") -> dict[str, Any]:
     received = [
         {
             "name": each.name,
-            "served_by": each.way,
+            "served_by": each.served_by,
             "got": each.got,
             "expected": each.expected,
-            "doubled": each.doubled,
-            "out_of_order": each.disordered,
-            "retried": each.again,
+            "doubled": each.duplicates,
+            "out_of_order": each.out_of_order,
+            "retried": each.retried,
             "per_second": round(each.rate, 1),
             "latency_p50_seconds": each.latency(0.5),
             "latency_p99_seconds": each.latency(0.99),
             "disturbed_p50_seconds": each.latency(0.5, calm=False),
             "disturbed_p99_seconds": each.latency(0.99, calm=False),
         }
-        for each in result.ledgers
+        for each in result.checks
     ]
     return {
         "imported": result.imported,
@@ -100,8 +120,8 @@ def _told(result: "Result") -> dict[str, Any]:
     }
 
 
-def _in_rough(result: "Result", share: float) -> str:
-    found = [seconds for each in result.ledgers if (seconds := each.latency(share, calm=False)) is not None]
+def _worst_disturbed_latency(result: "Result", share: float) -> str:
+    found = [seconds for each in result.checks if (seconds := each.latency(share, calm=False)) is not None]
     return f"{max(found, default=0.0):,.1f} s"
 
 
@@ -110,36 +130,36 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 @contextlib.contextmanager
-def _progress() -> "Iterator[Watch]":
-    """A line that moves on a terminal; elsewhere one for each scene, and now and then how far it is."""
+def _progress() -> "Iterator[OnProgress]":
+    """Show progress: a status line on a terminal, else a line for each phase and at an interval."""
     if not sys.stderr.isatty():
-        yield _Lines()
+        yield _ProgressLines()
         return
     from rich.console import Console  # noqa: PLC0415 - a pipe never needs it
 
     with Console(stderr=True).status("starting", spinner="dots") as status:
 
-        def show(scene: str, ledgers: "Sequence[Ledger]") -> None:
-            status.update(f"{scene}  [dim]{_how_far(ledgers)}[/dim]")
+        def show(phase: str, checks: "Sequence[DeliveryCheck]") -> None:
+            status.update(f"{phase}  [dim]{_progress_text(checks)}[/dim]")
 
         yield show
 
 
-class _Lines:
+class _ProgressLines:
     def __init__(self) -> None:
-        self._scene = ""
-        self._told_at = 0.0
+        self._phase = ""
+        self._written_at = 0.0
 
-    def __call__(self, scene: str, ledgers: "Sequence[Ledger]") -> None:
+    def __call__(self, phase: str, checks: "Sequence[DeliveryCheck]") -> None:
         now = time.monotonic()
-        if scene != self._scene:
-            note(f"== {scene}")
-        elif now - self._told_at < _SECONDS_BETWEEN_LINES or not ledgers:
+        if phase != self._phase:
+            note(f"== {phase}")
+        elif now - self._written_at < _SECONDS_BETWEEN_LINES or not checks:
             return
         else:
-            note(f"   {_how_far(ledgers)}")
-        self._scene, self._told_at = scene, now
+            note(f"   {_progress_text(checks)}")
+        self._phase, self._written_at = phase, now
 
 
-def _how_far(ledgers: "Sequence[Ledger]") -> str:
-    return " · ".join(f"{each.name} {each.got:,}/{each.expected:,}" for each in ledgers)
+def _progress_text(checks: "Sequence[DeliveryCheck]") -> str:
+    return " · ".join(f"{each.name} {each.got:,}/{each.expected:,}" for each in checks)

@@ -1,4 +1,4 @@
-"""`purveyor dlq`: the dead letters of all parts: list and show them, put them back, discard them."""
+"""`purveyor dlq`: list, show, redrive and discard the dead letters of all parts."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -7,41 +7,33 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.progress import progress
-from purveyor.app.cli.render import (
-    block,
-    note,
-    show_payload,
-    show_time,
-    table,
-    write,
-    write_bytes,
-    write_json,
-)
-from purveyor.app.cli.sanitize import safe
+from purveyor.app.cli.output import note, progress, safe, write, write_bytes, write_json
+from purveyor.app.cli.render import block, show_payload, show_time, table
 from purveyor.app.views.dead_letter_view import report_json, summary, whole
-from purveyor.delivery.dead_letters.park import ATTEMPTS_LOG
-from purveyor.delivery.dead_letters.service import Choice, DeadLetters, Page, Report, attempts_of
+from purveyor.delivery.dead_letters.park import ATTEMPTS_LOG, attempts_of
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters, Page, Report, open_dead_letters
 from purveyor.model.errors import InvalidInput
-from purveyor.queues.dead_letters.store import Parked
+from purveyor.queues.client import Queues
+from purveyor.queues.dead_letters.store import ParkedMessage
 
-app = typer.Typer(
-    help="Dead letters: list, show, put back and discard them.", rich_markup_mode=None, add_completion=False
-)
+app = typer.Typer(help="List, show, redrive and discard dead letters.", rich_markup_mode=None, add_completion=False)
 T = TypeVar("T")
-_LONGEST_REASON = 60
-_MOST_FAILURES = 20
+_MAX_REASON_CHARACTERS = 60
+_MAX_PRINTED_FAILURES = 20
 
-Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Dead letters, by their numbers.")]
+Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="The ids of dead letters.")]
 OfSubscription = Annotated[
-    str | None, typer.Option("--subscription", metavar="NAME", help="Only those of this subscription.")
+    str | None, typer.Option("--subscription", metavar="NAME", help="Only dead letters of this subscription.")
 ]
 OfOrigin = Annotated[
-    str | None, typer.Option("--origin", metavar="NAME", help="Only those of this part: transform, stage:orders.0, ...")
+    str | None,
+    typer.Option("--origin", metavar="NAME", help="Only dead letters of this part: transform, stage:orders.0, ..."),
 ]
-OfReason = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Only those with this in their reason.")]
-All = Annotated[bool, typer.Option("--all", help="All that there are.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+OfReason = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Only dead letters whose reason contains this text.")
+]
+All = Annotated[bool, typer.Option("--all", help="All dead letters.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 
 
 @app.command(
@@ -55,34 +47,32 @@ def list_(
     subscription: OfSubscription = None,
     origin: OfOrigin = None,
     reason: OfReason = None,
-    after: Annotated[int, typer.Option("--after", metavar="ID", min=0, help="Only those behind this one.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", metavar="NUMBER", min=1, help="So many at most.")] = 100,
+    after: Annotated[int, typer.Option("--after", metavar="ID", min=0, help="Only dead letters after this id.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", metavar="NUMBER", min=1, help="Print at most this many.")] = 100,
     as_json: JsonFlag = False,
 ) -> None:
     """List dead letters, the oldest first."""
     cli = Cli.of(ctx, as_json)
-    choice = Choice(subscription=subscription, origin=origin, reason=reason)
+    choice = DeadLetterFilter(subscription=subscription, origin=origin, reason=reason)
     page: Page = _call(cli, lambda letters: letters.list(choice, after=after, limit=limit))
     if cli.json:
         write_json({"dead_letters": [summary(each) for each in page.letters], "next": page.next}, indent=2)
         return
     write(table(("ID", "PARKED", "ORIGIN", "SUBJECT", "ATTEMPTS", "REASON"), map(_row, page.letters), wrap=("REASON",)))
     if page.next is not None:
-        note(f"there are more: --after {page.next}")
+        note(f"there are more: continue with --after {page.next}")
 
 
 @app.command("show", epilog=examples("purveyor dlq show 17", "purveyor dlq show 17 --raw > message.json"))
 def show(
     ctx: typer.Context,
     number: Annotated[int, typer.Argument(metavar="ID", help="The dead letter.")],
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Print the bytes of the message as they are, and no more.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the message.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a dead letter: why, from where, after which attempts, and the message as it was."""
+    """Show a dead letter: reason, origin, attempts, and the message."""
     cli = Cli.of(ctx, as_json)
-    parked: Parked = _call(cli, lambda letters: letters.show(number))
+    parked: ParkedMessage = _call(cli, lambda letters: letters.show(number))
     if raw:
         write_bytes(parked.data)
     elif cli.json:
@@ -110,12 +100,15 @@ def retry(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Put dead letters back to where they were given up: each once, however often this is run.
+    """Put dead letters back where they failed. Each is put back once, however often the command runs.
 
-    Those of a subscription are delivered next, the oldest first, before what is newer. Exit code 1 if one stays.
+    A subscription gets its dead letters next, the oldest first, before newer messages. Exit code 1 if one cannot be
+    put back.
     """
-    choice = _choice(Choice(ids=tuple(ids or ()), subscription=subscription, origin=origin, reason=reason), every)
-    _deal(Cli.of(ctx, as_json), DeadLetters.retry, choice, ("Put back", "put back"), dry_run=dry_run, yes=yes)
+    choice = _choice(
+        DeadLetterFilter(ids=tuple(ids or ()), subscription=subscription, origin=origin, reason=reason), every
+    )
+    _settle(Cli.of(ctx, as_json), DeadLetters.retry, choice, ("Put back", "put back"), dry_run=dry_run, yes=yes)
 
 
 @app.command(
@@ -133,50 +126,52 @@ def discard(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Take dead letters out for good. That they were discarded stays noted, for the audit."""
-    choice = _choice(Choice(ids=tuple(ids or ()), subscription=subscription, origin=origin, reason=reason), every)
-    _deal(Cli.of(ctx, as_json), DeadLetters.discard, choice, ("Discard", "discarded"), dry_run=dry_run, yes=yes)
+    """Delete dead letters for good. The audit still knows that they were discarded."""
+    choice = _choice(
+        DeadLetterFilter(ids=tuple(ids or ()), subscription=subscription, origin=origin, reason=reason), every
+    )
+    _settle(Cli.of(ctx, as_json), DeadLetters.discard, choice, ("Discard", "discarded"), dry_run=dry_run, yes=yes)
 
 
-def _choice(choice: Choice, every: bool) -> Choice:
-    if every == (choice != Choice()):
+def _choice(choice: DeadLetterFilter, every: bool) -> DeadLetterFilter:
+    if every == (choice != DeadLetterFilter()):
         raise InvalidInput(
-            "which dead letters?" if not every else "--all and a choice contradict each other",
-            fix="give their numbers, --subscription, --origin or --reason, or --all",
+            "no dead letters are chosen" if not every else "--all and other choices exclude each other",
+            fix="give ids, --subscription, --origin or --reason, or --all",
         )
     return choice
 
 
-def _deal(
+def _settle(
     cli: Cli,
-    deal: Callable[..., Awaitable[Report]],
-    choice: Choice,
+    settle: Callable[..., Awaitable[Report]],
+    choice: DeadLetterFilter,
     words: tuple[str, str],
     *,
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Look how many there are, ask, and do it."""
+    """Count the chosen dead letters, ask for confirmation, and retry or discard them."""
     verb, done = words
-    planned = _call(cli, lambda letters: deal(letters, choice, dry_run=True))
+    planned = _call(cli, lambda letters: settle(letters, choice, dry_run=True))
     ready = planned.chosen - len(planned.failed)
     if not dry_run and ready:
         confirm(f"{verb} {_number(ready)}{_where(planned)}?", yes=yes)
     report = planned
     if not dry_run:
         with progress(f"{verb.lower()} dead letters", planned.chosen, visible=not cli.json) as advance:
-            report = _call(cli, lambda letters: deal(letters, choice, advance=advance))
+            report = _call(cli, lambda letters: settle(letters, choice, advance=advance))
     if cli.json:
         write_json({"dry_run": dry_run, **report_json(report)}, indent=2)
     else:
-        for failure in report.failed[:_MOST_FAILURES]:
+        for failure in report.failed[:_MAX_PRINTED_FAILURES]:
             note(f"{failure.id}: {failure.message}" + (f" ({failure.fix})" if failure.fix else ""))
-        if len(report.failed) > _MOST_FAILURES:
-            note(f"... and {len(report.failed) - _MOST_FAILURES} more")
+        if len(report.failed) > _MAX_PRINTED_FAILURES:
+            note(f"... and {len(report.failed) - _MAX_PRINTED_FAILURES} more")
         if dry_run:
             write(f"Would be {done}: {_number(ready)}{_where(report)}")
         else:
-            gone = f"; {report.gone} were dealt with by others" if report.gone else ""
+            gone = f"; {report.gone} were already handled by another process" if report.gone else ""
             write(f"{done.capitalize()}: {_number(report.done)}{_where(report)}{gone}")
     if report.failed:
         raise typer.Exit(1)
@@ -190,15 +185,15 @@ def _where(report: Report) -> str:
     return f" to {', '.join(sorted(report.targets))}" if report.targets else ""
 
 
-def _row(parked: Parked) -> tuple[object, ...]:
+def _row(parked: ParkedMessage) -> tuple[object, ...]:
     letter = parked.letter
     reason = parked.reason
-    cut = reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}..."
+    cut = reason if len(reason) <= _MAX_REASON_CHARACTERS else f"{reason[: _MAX_REASON_CHARACTERS - 3]}..."
     subject, attempts = (None, None) if letter is None else (letter.subject, letter.attempts)
     return parked.id, parked.at, parked.origin, subject, attempts, cut
 
 
-def _text(parked: Parked) -> str:
+def _text(parked: ParkedMessage) -> str:
     letter = parked.letter
     if letter is None:
         rows: list[tuple[str, object]] = [
@@ -211,8 +206,8 @@ def _text(parked: Parked) -> str:
         rows = [
             ("Reason", letter.reason),
             ("Origin", letter.origin),
-            ("Came on", letter.subject),
-            ("Sequence there", letter.position),
+            ("Original subject", letter.subject),
+            ("Sequence", letter.position),
             ("Attempts", letter.attempts),
             ("Failed first", letter.failed_first),
             ("Failed last", letter.failed_last),
@@ -223,11 +218,11 @@ def _text(parked: Parked) -> str:
     parts = [block(f"Dead letter {parked.id}", rows)]
     attempts = attempts_of(parked)
     if attempts:
-        told = [
+        rows_of_attempts = [
             (None if each.time is None else show_time(each.time), each.status, each.error, each.excerpt)
             for each in attempts
         ]
-        parts.append(table(("ATTEMPT", "STATUS", "ERROR", "ANSWER"), told, wrap=("ERROR", "ANSWER")))
+        parts.append(table(("ATTEMPT", "STATUS", "ERROR", "ANSWER"), rows_of_attempts, wrap=("ERROR", "ANSWER")))
     if headers:
         lines = [f"{name}: {value}" for name, values in headers.items() for value in values]
         parts.append("\n".join(safe(line) for line in lines))
@@ -242,8 +237,8 @@ def _detail(value: object) -> object:
 def _call(cli: Cli, work: Callable[[DeadLetters], Awaitable[T]]) -> T:
     replicas = cli.settings().replicas
 
-    async def opened(letters: DeadLetters) -> T:
-        async with letters:
+    async def run(queues: Queues) -> T:
+        async with open_dead_letters(queues, replicas=replicas) as letters:
             return await work(letters)
 
-    return cli.call(lambda queues: opened(DeadLetters(queues, replicas=replicas)))
+    return cli.call(run)

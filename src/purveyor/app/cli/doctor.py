@@ -1,4 +1,4 @@
-"""`purveyor doctor`: what is wrong with this machine or this deployment, and what to do about it."""
+"""`purveyor doctor`: check this machine and this deployment, and print problems with their fixes."""
 
 import asyncio
 from collections import Counter
@@ -6,30 +6,32 @@ from collections import Counter
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.render import table, write, write_json
+from purveyor.app.cli.output import write, write_json
+from purveyor.app.cli.render import table
+from purveyor.app.doctor.deployment_checks import AskApi, check_pipeline, check_server
 from purveyor.app.doctor.findings import Finding, Weight, is_wrong
-from purveyor.app.doctor.machine_checks import look_at_machine
-from purveyor.app.doctor.pipeline_checks import Ask, look_at_pipeline
-from purveyor.app.doctor.server_checks import look_at_server
+from purveyor.app.doctor.machine_checks import check_machine
 from purveyor.app.settings import Settings
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError
 
-app = typer.Typer(help="Look for what is wrong, and say what to do.", rich_markup_mode=None, add_completion=False)
-_LONGEST_SECONDS = 5.0
+app = typer.Typer(
+    help="Find problems of the installation, with their fixes.", rich_markup_mode=None, add_completion=False
+)
+_MAX_PATIENCE_SECONDS = 5.0
 
 
 @app.command("doctor", epilog=examples("purveyor doctor", "purveyor --data-dir ./data doctor --json"))
 def doctor(ctx: typer.Context, as_json: JsonFlag = False) -> None:
-    """Look at versions, Java, disk, ports, secrets, the NATS server, its clock and limits, and checkpoints.
+    """Check versions, Java, disk, ports, secrets, the NATS server, its clock and limits, and checkpoints.
 
-    Each finding is `ok`, a `note`, a `warning` or `wrong`, with what to do about it. Nothing is changed. The exit code
-    is 1 if something is wrong.
+    Each finding is `ok`, a `note`, a `warning` or `wrong`, with a fix. The command changes nothing. The exit code is 1
+    if a finding is `wrong`.
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings()
-    findings = [*look_at_machine(settings), *asyncio.run(_server(cli, settings))]
-    findings += look_at_pipeline(settings, _asker(cli))
+    findings = [*check_machine(settings), *asyncio.run(_server(cli, settings))]
+    findings += check_pipeline(settings, _api_asker(cli))
     if cli.json:
         write_json({"wrong": is_wrong(findings), "findings": findings}, indent=2)
     else:
@@ -43,30 +45,30 @@ async def _server(cli: Cli, settings: Settings) -> list[Finding]:
     def find(component: str | None) -> Address:
         return cli.address(component)
 
-    return [finding async for finding in look_at_server(settings, find, patience_seconds=_patience(cli))]
+    return [finding async for finding in check_server(settings, find, patience_seconds=_patience(cli))]
 
 
-def _asker(cli: Cli) -> Ask | None:
-    """Return a way to ask the server; None if there is no server to ask."""
-    from purveyor.jetstream.bulk.net.api_request import ask  # noqa: PLC0415 - it brings Arrow
+def _api_asker(cli: Cli) -> AskApi | None:
+    """Return a function that sends requests to the JetStream API; None if there is no server."""
+    from purveyor.jetstream.bulk.net.pool import request_api  # noqa: PLC0415 - it brings Arrow
 
     try:
         address = cli.address()
     except PurveyorError:
         return None
 
-    return lambda question: ask(address, question, patience_seconds=_patience(cli))
+    return lambda request: request_api(address, request, patience_seconds=_patience(cli))
 
 
 def _patience(cli: Cli) -> float:
-    return min(cli.root.timeout_seconds, _LONGEST_SECONDS)
+    return min(cli.root.timeout_seconds, _MAX_PATIENCE_SECONDS)
 
 
 def _text(finding: Finding) -> str:
-    return finding.text if finding.fix is None else f"{finding.text}. To do: {finding.fix}"
+    return finding.text if finding.fix is None else f"{finding.text}. Fix: {finding.fix}"
 
 
 def _summary(findings: list[Finding]) -> str:
     counts = Counter(finding.weight for finding in findings)
-    told = [f"{counts[weight]} {weight.value}" for weight in reversed(Weight) if counts[weight]]
-    return ", ".join(told)
+    parts = [f"{counts[weight]} {weight.value}" for weight in reversed(Weight) if counts[weight]]
+    return ", ".join(parts)

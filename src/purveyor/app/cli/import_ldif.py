@@ -1,4 +1,4 @@
-"""`purveyor import`: LDIF files into the queue `ldif`, each record once."""
+"""`purveyor import`: read LDIF files into the queue `ldif`, each record once."""
 
 import asyncio
 import signal
@@ -9,17 +9,15 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.progress import progress
-from purveyor.app.cli.render import note, write, write_json
-from purveyor.app.cli.sanitize import safe
+from purveyor.app.cli.output import note, progress, safe, write, write_json
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues
-from purveyor.queues.permissions import INTAKE
-from purveyor.sources.ldif.importer import Importer, Listener, Tally
-from purveyor.sources.ldif.inputs import STDIN, Input, Mark, find_inputs
-from purveyor.sources.ldif.queue_store import Checked, QueueStore, Store
-from purveyor.sources.ldif.records import Broken
+from purveyor.queues.permissions import SOURCES
+from purveyor.sources.ldif.importer import ImportCounts, Importer, ImportListener
+from purveyor.sources.ldif.inputs import STDIN, Input, InputChange, find_inputs
+from purveyor.sources.ldif.queue_store import DryRunStore, QueueStore, RecordStore
+from purveyor.sources.ldif.records import BrokenRecord
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 SOME_PARKED = 3
@@ -39,38 +37,41 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def import_(
     ctx: typer.Context,
     target: Annotated[
-        str, typer.Argument(metavar="FILE|DIR|-", help="A file, all *.ldif of a directory by name, or standard input.")
+        str,
+        typer.Argument(
+            metavar="FILE|DIR|-", help="A file, a directory (all *.ldif in order of their names), or standard input."
+        ),
     ],
     follow: Annotated[bool, typer.Option("--follow", help="Keep reading a file that grows, until Ctrl-C.")] = False,
     source: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What the records are from; default: the file's name.")
+        str | None, typer.Option(metavar="NAME", help="The name of the source; default: the name of the file.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check, and send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check the records, and store nothing.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Read LDIF (entries or changes) into the queue ldif, in order, each record once.
 
-    What was imported before is skipped, so an import that was interrupted, or a file that has grown, goes on where it
-    ended. A broken record is parked as a dead letter and told with its line; the rest goes on.
+    The command skips records that were imported before, so an interrupted import, or one of a file that has grown,
+    continues where it ended. It stores an invalid record as a dead letter, reports its line, and imports the rest.
 
-    Exit codes: 0 all went in; 3 some records were broken and parked; 1 an error; 130 ended by Ctrl-C before the end
-    (with --follow Ctrl-C is the end).
+    Exit codes: 0 all records are stored; 3 some records were invalid and became dead letters; 1 an error; 130 ended by
+    Ctrl-C before the end (with --follow, Ctrl-C is the normal end).
     """
     cli = Cli.of(ctx, as_json)
     inputs = find_inputs(target, source=source)
     if follow and (len(inputs) > 1 or inputs[0].size is None):
         raise InvalidInput(
-            "--follow is for one file" + (": standard input is read to its end anyway" if target == STDIN else ""),
-            fix="leave out --follow, or name a file",
+            "--follow needs one file" + (": standard input is always read to its end" if target == STDIN else ""),
+            fix="leave out --follow, or give a file",
         )
     if follow and dry_run:
-        raise InvalidInput("--follow and --dry-run", fix="leave out one of them")
+        raise InvalidInput("--follow and --dry-run exclude each other", fix="leave out one of them")
     replicas = cli.settings().replicas
     begun = time.monotonic()
 
-    async def work(queues: Queues) -> Tally:
+    async def work(queues: Queues) -> ImportCounts:
         store = await QueueStore.open(queues, replicas=replicas, wait_for_ever=follow)
-        queues.connection.on_state = _tell_connection
+        queues.connection.on_state = _note_connection_state
         try:
             tally = await _run(store, inputs, follow=follow)
             if tally.position is None and not tally.stopped:
@@ -79,30 +80,30 @@ def import_(
         finally:
             queues.connection.on_state = None
 
-    tally = asyncio.run(_run(Checked(), inputs, follow=False)) if dry_run else cli.call(work, INTAKE)
-    _tell(cli, tally, safe(target), dry_run=dry_run, seconds=time.monotonic() - begun)
+    tally = asyncio.run(_run(DryRunStore(), inputs, follow=False)) if dry_run else cli.call(work, SOURCES)
+    _print_tally(cli, tally, safe(target), dry_run=dry_run, seconds=time.monotonic() - begun)
     if tally.stopped and not follow:
         raise typer.Exit(_INTERRUPTED)
     if tally.broken:
         raise typer.Exit(SOME_PARKED)
 
 
-async def _run(store: Store, inputs: list[Input], *, follow: bool) -> Tally:
-    """An import that Ctrl-C ends in good order; a second Ctrl-C ends it at once."""
+async def _run(store: RecordStore, inputs: list[Input], *, follow: bool) -> ImportCounts:
+    """Import until the end; Ctrl-C stops after the records that are under way, a second Ctrl-C at once."""
     sizes = [given.size for given in inputs if given.size is not None]
     total = sum(sizes) if len(sizes) == len(inputs) and not follow else None
-    fate = "" if isinstance(store, Checked) else " (parked)"
+    outcome = "" if isinstance(store, DryRunStore) else " (stored as a dead letter)"
     several = len(inputs) > 1
 
-    def on_broken(given: Input, broken: Broken) -> None:
-        note(f"{f'{given.name}: ' if several else ''}line {broken.line}: {broken.reason}{fate}")
+    def on_broken(given: Input, broken: BrokenRecord) -> None:
+        note(f"{f'{given.name}: ' if several else ''}line {broken.line}: {broken.reason}{outcome}")
 
-    def on_mark(given: Input, mark: Mark) -> None:
-        note(f"{given.name} was {mark.value}: it is read again from its beginning")
+    def on_change(given: Input, change: InputChange) -> None:
+        note(f"{given.name} was {change.value}: reading it again from its beginning")
 
     loop = asyncio.get_running_loop()
     with progress("bytes read", total) as advance:
-        listener = Listener(on_bytes=advance, on_broken=on_broken, on_mark=on_mark)
+        listener = ImportListener(on_bytes=advance, on_broken=on_broken, on_change=on_change)
         importer = Importer(store, follow=follow, listener=listener)
 
         def stop() -> None:
@@ -123,11 +124,11 @@ async def _run(store: Store, inputs: list[Input], *, follow: bool) -> Tally:
             release()
 
 
-def _tell_connection(state: str) -> None:
-    note("the server is away: waiting for it" if state == "disconnected" else "the server is back")
+def _note_connection_state(state: str) -> None:
+    note("the server is away: waiting" if state == "disconnected" else "the server is back")
 
 
-def _tell(cli: Cli, tally: Tally, target: str, *, dry_run: bool, seconds: float) -> None:
+def _print_tally(cli: Cli, tally: ImportCounts, target: str, *, dry_run: bool, seconds: float) -> None:
     rate = tally.records / seconds if seconds else 0.0
     if cli.json:
         write_json(
@@ -147,12 +148,12 @@ def _tell(cli: Cli, tally: Tally, target: str, *, dry_run: bool, seconds: float)
         )
         return
     if dry_run:
-        write(f"Checked {target}: {tally.added} good, {tally.broken} broken; nothing was sent")
+        write(f"Checked {target}: {tally.added} valid, {tally.broken} invalid; nothing was stored")
         return
     begin = "Stopped importing" if tally.stopped else "Imported"
     unanswered = f", {tally.unanswered} not answered" if tally.unanswered else ""
     where = f"; position {tally.position} in {LDIF.stream}" if tally.position is not None else ""
     write(
-        f"{begin} {target}: {tally.added} added, {tally.known} skipped, {tally.broken} parked{unanswered}{where}"
+        f"{begin} {target}: {tally.added} added, {tally.known} skipped, {tally.broken} dead letters{unanswered}{where}"
         f" ({rate:,.0f} records/s)"
     )

@@ -1,4 +1,4 @@
-"""Streams and consumers in the words people know from the JetStream documentation. Pure."""
+"""Texts of streams and consumers, in the terms of the JetStream documentation. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ from purveyor.jetstream.config import (
     Storage,
     StreamConfig,
     StreamInfo,
+    overhead,
 )
-from purveyor.jetstream.storage import overhead
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a message of a stream takes on disk, on average. With too many subjects to ask for, theirs is unknown."""
+    """The average disk space of a message of a stream; `subject` is None if there are too many subjects to count."""
 
     message: float
     subject: float | None
 
     @property
     def overhead(self) -> float | None:
-        """What is stored around payload and headers."""
+        """Return the bytes stored in addition to payload and headers."""
         return None if self.subject is None else overhead(0) + self.subject
 
 
 def cost(info: StreamInfo, subjects: Mapping[str, int]) -> Cost | None:
-    """The cost, given how many messages each subject holds; only file storage is made of records that add up."""
+    """Compute the cost from the number of messages of each subject; None for memory storage or an empty stream."""
     if not info.state.messages or info.config.storage is not Storage.FILE:
         return None
     counted = sum(subjects.values())
@@ -41,7 +41,7 @@ def cost(info: StreamInfo, subjects: Mapping[str, int]) -> Cost | None:
 
 
 def cost_json(found: Cost) -> dict[str, float | None]:
-    """The cost as numbers."""
+    """Return the cost for JSON."""
     return {
         "average_message_bytes": found.message,
         "average_subject_bytes": found.subject,
@@ -50,20 +50,20 @@ def cost_json(found: Cost) -> dict[str, float | None]:
 
 
 def cost_rows(found: Cost) -> Rows:
-    """The cost, and what it is made of."""
+    """Return the cost and its parts as rows."""
     rows: list[tuple[str, object]] = [("Average Message", show_size(found.message))]
     if found.subject is not None and found.overhead is not None:
         parts = f"4 length + 8 sequence + 8 time + 2 subject length + {_number(found.subject)} subject + 8 hash"
         content = show_size(max(found.message - found.overhead, 0))
         rows += [
             ("Overhead", f"{show_size(found.overhead)} = {parts}"),
-            ("Content", f"{content} of payload; with headers also those, and 4 for their length"),
+            ("Content", f"{content} of payload and headers (headers add 4 for their length)"),
         ]
     return rows
 
 
 def stream_settings(config: StreamConfig) -> Rows:
-    """How a stream keeps messages."""
+    """Return the settings of a stream as rows."""
     rows: list[tuple[str, object]] = [
         ("Subjects", config.subjects),
         ("Retention", config.retention),
@@ -89,7 +89,7 @@ def stream_settings(config: StreamConfig) -> Rows:
 
 
 def stream_state(info: StreamInfo) -> Rows:
-    """What a stream holds."""
+    """Return the state of a stream as rows."""
     state = info.state
     return [
         ("Messages", state.messages),
@@ -103,7 +103,7 @@ def stream_state(info: StreamInfo) -> Rows:
 
 
 def stream_text(info: StreamInfo, subjects: Mapping[str, int]) -> str:
-    """All about a stream."""
+    """Format a stream: settings, state and cost."""
     parts = [
         f"Stream {show(info.config.name)}{_created(info.created)}",
         block("Settings", stream_settings(info.config)),
@@ -114,7 +114,7 @@ def stream_text(info: StreamInfo, subjects: Mapping[str, int]) -> str:
 
 
 def start_text(config: ConsumerConfig) -> str:
-    """Where a consumer began."""
+    """Describe the start of a consumer."""
     match config.deliver_policy:
         case Deliver.BY_START_SEQUENCE:
             return f"from sequence {config.opt_start_seq}"
@@ -129,7 +129,7 @@ def start_text(config: ConsumerConfig) -> str:
 
 
 def consumer_settings(config: ConsumerConfig) -> Rows:
-    """How a consumer reads."""
+    """Return the settings of a consumer as rows."""
     rows: list[tuple[str, object]] = [
         (
             "Kind",
@@ -155,7 +155,7 @@ def consumer_settings(config: ConsumerConfig) -> Rows:
 
 
 def consumer_state(info: ConsumerInfo) -> Rows:
-    """Where a consumer is."""
+    """Return the state of a consumer as rows."""
     rows: list[tuple[str, object]] = [
         ("Last Delivered Message", _pair(info.delivered)),
         ("Acknowledgment floor", _pair(info.ack_floor)),
@@ -165,14 +165,14 @@ def consumer_state(info: ConsumerInfo) -> Rows:
         ("Unprocessed Messages", info.num_pending),
     ]
     if info.config.deliver_subject:
-        rows.append(("Somebody Listens", info.push_bound))
+        rows.append(("Active Subscriber", info.push_bound))
     if info.paused:
         rows.append(("Paused For", info.pause_remaining))
     return rows
 
 
 def consumer_text(info: ConsumerInfo) -> str:
-    """All about a consumer."""
+    """Format a consumer: settings and state."""
     head = f"Consumer {show(info.name)} of stream {show(info.stream_name)}{_created(info.created)}"
     return "\n\n".join([head, block("Settings", consumer_settings(info.config)), block("State", consumer_state(info))])
 

@@ -1,24 +1,71 @@
-"""The root of the command line: options that stand before the command, and how errors end.
+"""The root of the command line: the table of commands, the options before a command, and the handling of errors.
 
-A mistake or a refusal is one `error:` line, with a `fix:` line where there is a remedy, and exit code 1; wrong
-usage is 2, Ctrl-C 130. A trace is shown only with --debug.
+Modules of commands are imported when a command is called, so that `purveyor --help` is fast. A refusal is one `error:`
+line, with a `fix:` line where there is a remedy, and exit code 1; wrong usage is exit code 2, Ctrl-C 130. Only --debug
+shows a traceback.
 """
 
+import importlib
 import logging
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from purveyor import __version__
-from purveyor.app.cli.lazy_commands import LazyGroup
-from purveyor.app.cli.sanitize import safe
+from purveyor.app.cli.output import safe
 from purveyor.model.errors import PurveyorError
 
-_BEFORE = ("--data-dir", "--nats-url", "--nats-credentials", "--config", "--timeout", "--debug", "--version")
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("purveyor.app.cli.up", "Run all parts on this machine, and keep them running."),
+    "demo": ("purveyor.app.cli.demo", "Run the whole system on sample data, and verify it."),
+    "serve": ("purveyor.app.cli.serve", "Run one part of Purveyor in the foreground."),
+    "stream": ("purveyor.app.cli.stream", "Add, show, edit, purge, seal and remove streams."),
+    "consumer": ("purveyor.app.cli.consumer", "Add, show, read, pause and remove consumers."),
+    "import": ("purveyor.app.cli.import_ldif", "Import LDIF files, each record once."),
+    "publish": ("purveyor.app.cli.publish", "Publish one event or many, and print their positions."),
+    "topic": ("purveyor.app.cli.topic", "Declare and list topics, with the subscriptions to them."),
+    "schema": ("purveyor.app.cli.schema", "Define and check the schemas of topics."),
+    "subscription": ("purveyor.app.cli.subscription", "Add, show, edit, pause, replay and delete subscriptions."),
+    "dlq": ("purveyor.app.cli.dlq", "List, show, redrive and discard dead letters."),
+    "archive": ("purveyor.app.cli.archive", "Query the archive in SQL, make snapshots, compact, audit."),
+    "stages": ("purveyor.app.cli.stages", "Print tables and status of transactional stages."),
+    "pub": ("purveyor.app.cli.pub", "Publish messages, and print where they are stored."),
+    "sub": ("purveyor.app.cli.sub", "Watch a subject, or read a stream."),
+    "queues": ("purveyor.app.cli.queues", "Compare the queue catalogue with the server, and migrate."),
+    "doctor": ("purveyor.app.cli.doctor", "Find problems of the installation, with their fixes."),
+}
+"""For each command the module that defines its `app`, and its line in the overview."""
+
+
+class LazyGroup(TyperGroup):
+    """A group that lists `COMMANDS`, and imports the module of a command only to run it or to print its help."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a placeholder with the help line for the overview."""
+        known = COMMANDS.get(cmd_name)
+        return TyperCommand(name=cmd_name, help=known[1]) if known else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import and return the command."""
+        name, found, rest = super().resolve_command(ctx, args)
+        if found is None or name is None:
+            return name, found, rest
+        module = importlib.import_module(COMMANDS[name][0])
+        command = typer.main.get_command(module.app)
+        command.name = name
+        return name, command, rest
+
+
+_ROOT_OPTIONS = ("--data-dir", "--nats-url", "--nats-credentials", "--config", "--timeout", "--debug", "--version")
 
 app = typer.Typer(
     cls=LazyGroup,
@@ -38,7 +85,7 @@ app = typer.Typer(
 @app.callback()
 def root(
     ctx: typer.Context,
-    data_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where data is kept.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="The data directory.")] = None,
     nats_url: Annotated[
         str | None, typer.Option(metavar="URL", help="A NATS server; default: the embedded one.")
     ] = None,
@@ -46,9 +93,9 @@ def root(
         Path | None, typer.Option(metavar="FILE", help="A .creds or nkey seed file for it.")
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings; default: ./purveyor.toml.")] = None,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for a server.")] = "10s",
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the server.")] = "10s",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Every change, to every subscriber, in order, once."""
@@ -58,7 +105,7 @@ def root(
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit
-    # Here and not at the top: an overview needs neither settings nor a server.
+    # Here and not at the top: the overview needs neither settings nor a server.
     from purveyor.app.cli.context import RootOptions  # noqa: PLC0415
     from purveyor.app.cli.parsers import parse_duration  # noqa: PLC0415
     from purveyor.app.settings import refuse_secret_flag  # noqa: PLC0415
@@ -66,8 +113,8 @@ def root(
     refuse_secret_flag(nats_url)
     logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL, format="%(levelname)s %(name)s %(message)s")
     flags: dict[str, object] = {"data_dir": data_dir, "nats_url": nats_url, "nats_credentials": nats_credentials}
-    patience = parse_duration(timeout).total_seconds()
-    ctx.obj = RootOptions(flags=flags, config=config, json=as_json, timeout_seconds=patience)
+    timeout_seconds = parse_duration(timeout).total_seconds()
+    ctx.obj = RootOptions(flags=flags, config=config, json=as_json, timeout_seconds=timeout_seconds)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -78,20 +125,20 @@ def run(argv: Sequence[str]) -> int:
     except PurveyorError as error:
         return _fail(error.message, error.fix, trace=debug)
     except typer.Abort:
-        return 130  # Ctrl-C or the end of input at a question; Ctrl-C elsewhere, and a closed pipe, Typer has seen to
-    except Exception as error:  # noqa: BLE001 - the last line of defence
+        return 130  # Ctrl-C or the end of input at a question; Typer handles Ctrl-C elsewhere, and a closed pipe
+    except Exception as error:  # noqa: BLE001 - a user sees no traceback of a defect
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # wrong usage, in Typer's own classes
             return _usage(error)
         return _fail(
             f"unexpected {type(error).__name__}: {error}",
-            None if debug else "this is a defect; run again with `purveyor --debug ...` to see where",
+            None if debug else "this is a defect; `purveyor --debug ...` shows the traceback",
             trace=debug,
         )
     return result if isinstance(result, int) else 0
 
 
 def main() -> None:
-    """The entry point of the program."""
+    """Run the program with the arguments of the process."""
     sys.exit(run(sys.argv[1:]))
 
 
@@ -110,6 +157,10 @@ def _usage(error: Exception) -> int:
     where = context.command_path if context is not None else "purveyor"
     line = " ".join(message.split())
     option = getattr(error, "option_name", None)
-    fix = f"{option} stands before the command: purveyor {option} ..." if option in _BEFORE else f"see `{where} --help`"
+    fix = (
+        f"write {option} before the command: purveyor {option} ..."
+        if option in _ROOT_OPTIONS
+        else f"see `{where} --help`"
+    )
     typer.echo(f"error: {safe(line)}\nfix: {fix}", err=True)
     return int(getattr(error, "exit_code", 2))

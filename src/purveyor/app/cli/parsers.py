@@ -1,11 +1,14 @@
-"""What people type, as values: durations, sizes, times, starting positions, headers. Pure."""
+"""Parsers of arguments: durations, sizes, times, positions, headers, topics and filters. Pure."""
 
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from purveyor.jetstream.config import Deliver
+from purveyor.model import json_fields
+from purveyor.model.control_events import ReplayPoint
 from purveyor.model.errors import InvalidHeader, InvalidInput
+from purveyor.model.subscription import RealmTopic, Scalar
 
 _UNITS = {
     "us": timedelta(microseconds=1),
@@ -16,14 +19,14 @@ _UNITS = {
     "d": timedelta(days=1),
     "w": timedelta(weeks=1),
 }
-_PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d|w)")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d|w)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_LONGEST = timedelta(days=100 * 365)
+_MAX_DURATION = timedelta(days=100 * 365)
 
 
 def parse_duration(text: str) -> timedelta:
-    """`500ms`, `2m`, `1h30m`, `7d`; 0 needs no unit.
+    """Parse `500ms`, `2m`, `1h30m`, `7d`; 0 needs no unit.
 
     >>> parse_duration("1h30m")
     datetime.timedelta(seconds=5400)
@@ -31,20 +34,20 @@ def parse_duration(text: str) -> timedelta:
     clean = text.strip()
     if clean == "0":
         return timedelta(0)
-    parts = _PART.findall(clean)
+    parts = _DURATION_PART.findall(clean)
     if not parts or "".join(number + unit for number, unit in parts) != clean:
         raise InvalidInput(f"invalid duration {text!r}", fix="write 500ms, 30s, 2m, 1h30m or 7d")
     try:
         total = sum((float(number) * _UNITS[unit] for number, unit in parts), timedelta(0))
     except OverflowError:
-        total = _LONGEST + timedelta(days=1)
-    if total > _LONGEST:
+        total = _MAX_DURATION + timedelta(days=1)
+    if total > _MAX_DURATION:
         raise InvalidInput(f"the duration {text!r} is longer than a hundred years", fix="leave it out for no limit")
     return total
 
 
 def parse_size(text: str) -> int:
-    """`512`, `10MB` (10,000,000 bytes), `1GiB` (1,073,741,824); `none` or -1 is no limit.
+    """Parse `512`, `10MB` (10,000,000 bytes), `1GiB` (1,073,741,824); `none` or -1 is no limit.
 
     >>> parse_size("10MB"), parse_size("1KiB")
     (10000000, 1024)
@@ -62,7 +65,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_time(text: str) -> datetime:
-    """An ISO 8601 time with its zone, such as 2026-11-15T12:00:00Z."""
+    """Parse an ISO 8601 time with its zone, such as 2026-11-15T12:00:00Z."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -73,20 +76,20 @@ def parse_time(text: str) -> datetime:
 
 
 def parse_moment(text: str, now: datetime) -> datetime:
-    """A time in the future: a duration from now, or an ISO time."""
-    return now + parse_duration(text) if _PART.match(text) and "-" not in text else parse_time(text)
+    """Parse a time in the future: a duration from now, or an ISO time."""
+    return now + parse_duration(text) if _DURATION_PART.match(text) and "-" not in text else parse_time(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a consumer begins."""
+    """The start of a consumer."""
 
     policy: Deliver
     sequence: int | None = None
     time: datetime | None = None
 
 
-_WORDS = {
+_START_NAMES = {
     "all": Deliver.ALL,
     "last": Deliver.LAST,
     "new": Deliver.NEW,
@@ -95,13 +98,13 @@ _WORDS = {
 
 
 def parse_start(text: str, now: datetime) -> Start:
-    """`all`, `last`, `new`, `subject`, a sequence, a duration ago, or an ISO time.
+    """Parse `all`, `last`, `new`, `subject`, a sequence, a duration ago, or an ISO time.
 
     >>> parse_start("10", datetime.now(UTC)).sequence
     10
     """
-    if text in _WORDS:
-        return Start(_WORDS[text])
+    if text in _START_NAMES:
+        return Start(_START_NAMES[text])
     if text.isascii() and text.isdigit():
         if int(text) < 1:
             raise InvalidInput("sequences begin at 1", fix="use --deliver all to begin with the first message")
@@ -111,14 +114,14 @@ def parse_start(text: str, now: datetime) -> Start:
         return Start(Deliver.BY_START_TIME, time=now - ago if ago is not None else parse_time(text))
     except InvalidInput:
         raise InvalidInput(
-            f"invalid starting position {text!r}",
+            f"invalid start {text!r}",
             fix="use all, last, new, subject, a sequence, a duration ago such as 2m, or a time such as "
             "2026-11-15T12:00:00Z",
         ) from None
 
 
 def parse_headers(given: list[str]) -> dict[str, list[str]]:
-    """`name:value` each; a repeated name keeps all its values in order.
+    """Parse headers `name:value`; a repeated name keeps all its values in order.
 
     >>> parse_headers(["Tag: a", "Tag:b"])
     {'Tag': ['a', 'b']}
@@ -133,10 +136,68 @@ def parse_headers(given: list[str]) -> dict[str, list[str]]:
 
 
 def parse_list(given: list[str] | None) -> tuple[str, ...]:
-    """Values of a repeatable option, each possibly several parted by commas; empty ones are dropped."""
+    """Split the values of a repeatable option at commas; drop empty values."""
     return tuple(part.strip() for item in given or [] for part in item.split(",") if part.strip())
 
 
 def utc_now() -> datetime:
-    """The time, with its zone."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
+
+
+def parse_topic(text: str) -> RealmTopic:
+    """Parse `REALM:TOPIC`; the topic may contain colons.
+
+    >>> parse_topic("udm:users/user")
+    RealmTopic(realm='udm', topic='users/user')
+    """
+    realm, colon, topic = text.partition(":")
+    if not colon or not realm or not topic:
+        raise InvalidInput(f"invalid topic {text!r}", fix="write REALM:TOPIC, such as udm:users/user")
+    return RealmTopic(realm, topic)
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """Parse `name=value`; the value may be empty."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidInput(f"invalid filter {text!r}", fix="write NAME=VALUE, such as department=it")
+    return name, value
+
+
+def parse_scalar(text: str) -> Scalar:
+    """Parse a JSON string, number, true or false; anything else is text.
+
+    >>> parse_scalar("3"), parse_scalar("it"), parse_scalar('"3"')
+    (3, 'it', '3')
+    """
+    try:
+        value = json_fields.load(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, str | int | float | bool) else text
+
+
+def parse_place(text: str) -> ReplayPoint:
+    """Parse a position, an ISO time, or a duration ago."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return utc_now() - parse_duration(text) if "-" not in text else parse_time(text)
+    except InvalidInput:
+        raise InvalidInput(
+            f"invalid position or time {text!r}",
+            fix="use a position, a time such as 2026-11-15T12:00:00Z, or 2h for two hours ago",
+        ) from None
+
+
+def parse_label(text: str) -> tuple[str, str]:
+    """Parse `REALM:TOPIC`, both exact.
+
+    >>> parse_label("shop:orders")
+    ('shop', 'orders')
+    """
+    realm, colon, topic = text.partition(":")
+    if not colon or not realm or not topic:
+        raise InvalidInput(f"invalid topic {text!r}", fix="write REALM:TOPIC, such as shop:orders")
+    return realm, topic

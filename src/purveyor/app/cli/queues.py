@@ -1,4 +1,4 @@
-"""`purveyor queues`: the catalogue beside what the server holds."""
+"""`purveyor queues`: the queue catalogue beside what the server holds, and the NATS users of the components."""
 
 import inspect
 from dataclasses import dataclass
@@ -7,26 +7,28 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.progress import progress
-from purveyor.app.cli.queues_migrate import apply, plan
-from purveyor.app.cli.queues_permissions import permissions
-from purveyor.app.cli.render import show, table, write, write_json
+from purveyor.app.cli.output import progress, write, write_json
+from purveyor.app.cli.queues_migrate import apply, plan, subscription_queues
+from purveyor.app.cli.render import show, table
 from purveyor.jetstream.config import StreamInfo
+from purveyor.jetstream.server.config import render_users
 from purveyor.model.errors import InvalidName, NotFound, PurveyorError, Unavailable
-from purveyor.queues.catalogue import Queue, internal_queues, subscription_queue
+from purveyor.queues.catalogue import Queue, internal_queues
 from purveyor.queues.client import Queues
-from purveyor.queues.config_diff import Difference, consumer_differences, stream_differences
 from purveyor.queues.ensure import Ensured, QueueStatus
+from purveyor.queues.migration.plan import Difference, consumer_differences, stream_differences
+from purveyor.queues.permissions import component_users, subscription_user
 
-app = typer.Typer(help="The queue catalogue beside what the server holds.", rich_markup_mode=None, add_completion=False)
-_PREFIX = "stream:"
+app = typer.Typer(
+    help="Compare the queue catalogue with the server, and migrate.", rich_markup_mode=None, add_completion=False
+)
 _MISSING = "missing"
 _OUTDATED = "needs update"
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderState:
-    """A durable of a queue: how many messages it has still to read and to answer; None when it is not there."""
+    """A durable of a queue, with the messages it has yet to read and to answer; None if the durable is missing."""
 
     durable: str
     who: str
@@ -36,7 +38,7 @@ class ReaderState:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """A queue as declared and as it is."""
+    """A queue as declared and as the server has it."""
 
     queue: Queue
     status: str
@@ -44,11 +46,11 @@ class QueueState:
     readers: tuple[ReaderState, ...]
     differences: tuple[Difference, ...]
     migration: str | None = None
-    """How it is being migrated, and where its snapshot is."""
+    """The strategy of the running migration, and the file of its snapshot."""
 
 
 def status_of(info: StreamInfo | None, differences: tuple[Difference, ...], readers: tuple[ReaderState, ...]) -> str:
-    """What `ensure` would find, in a word. Pure."""
+    """Return the status that `ensure` would find."""
     if info is None:
         return _MISSING
     if info.config.sealed:
@@ -60,11 +62,11 @@ def status_of(info: StreamInfo | None, differences: tuple[Difference, ...], read
     return QueueStatus.READY.value
 
 
-async def look(queues: Queues, queue: Queue, info: StreamInfo | None, replicas: int) -> QueueState:
-    """The live state of a queue, whose stream is as `info` says; changes nothing."""
+async def read_state(queues: Queues, queue: Queue, info: StreamInfo | None, replicas: int) -> QueueState:
+    """Read the live state of a queue whose stream has this `info`."""
     migration = await _migration(queues, queue) if info is None or info.config.sealed else None
     if info is None:
-        absent = tuple(ReaderState(reader.durable, reader.who, None, None) for reader in queue.readers)
+        absent = tuple(ReaderState(reader.durable, reader.used_by, None, None) for reader in queue.readers)
         status = _MISSING if migration is None else QueueStatus.SEALED_FOR_MIGRATION.value
         return QueueState(queue, status, None, absent, (), migration)
     differences = stream_differences(info.config, queue.config(replicas=replicas))
@@ -73,17 +75,17 @@ async def look(queues: Queues, queue: Queue, info: StreamInfo | None, replicas: 
         try:
             live = await queues.consumers.info(queue.stream, reader.durable)
         except NotFound:
-            readers.append(ReaderState(reader.durable, reader.who, None, None))
+            readers.append(ReaderState(reader.durable, reader.used_by, None, None))
             continue
         differences += consumer_differences(live.config, reader.consumer())
-        readers.append(ReaderState(reader.durable, reader.who, live.num_pending, live.num_ack_pending))
+        readers.append(ReaderState(reader.durable, reader.used_by, live.num_pending, live.num_ack_pending))
     status = status_of(info, differences, tuple(readers))
     return QueueState(queue, status, info, tuple(readers), differences, migration)
 
 
 async def _migration(queues: Queues, queue: Queue) -> str | None:
     try:
-        record = await queues.migrations.under_way(queue.name)
+        record = await queues.migrations.find_running(queue.name)
     except Unavailable:
         raise
     except PurveyorError as error:  # a record that cannot be read
@@ -93,19 +95,19 @@ async def _migration(queues: Queues, queue: Queue) -> str | None:
     if record.archive is None:
         return f"is being migrated by {record.strategy.value}"
     where = f"{record.archive.path} on machine {record.archive.host}"
-    return f"is being migrated by snapshot ({where}); `purveyor queues apply {queue.name}` goes on with it"
+    return f"is being migrated by snapshot ({where}); `purveyor queues apply {queue.name}` continues it"
 
 
 @app.command("list", epilog=examples("purveyor queues list", "purveyor queues list --json"))
 def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
-    """Show every queue of the catalogue, and those of subscriptions, with their live state. Changes nothing."""
+    """List the queues of the catalogue and of subscriptions, with their live state."""
     cli = Cli.of(ctx, as_json)
     replicas = cli.settings().replicas
 
     async def find(queues: Queues) -> list[QueueState]:
         live = {info.config.name: info for info in await queues.streams.list()}
-        declared = (*internal_queues(), *_subscriptions(list(live)))
-        return [await look(queues, queue, live.get(queue.stream), replicas) for queue in declared]
+        declared = (*internal_queues(), *subscription_queues(list(live)))
+        return [await read_state(queues, queue, live.get(queue.stream), replicas) for queue in declared]
 
     states = cli.call(find)
     if cli.json:
@@ -119,7 +121,7 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
             state.queue.retention,
             state.queue.subjects,
             state.queue.writer,
-            [_reader(reader) for reader in state.readers] or state.queue.people,
+            [_reader(reader) for reader in state.readers] or state.queue.other_readers,
         )
         for state in states
     ]
@@ -135,10 +137,10 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
 @app.command("ensure", epilog=examples("purveyor queues ensure", "purveyor queues ensure incoming"))
 def ensure(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="One queue; default: all.")] = None,
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="Only this queue; default: all.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make the internal queues as declared, or say which need a migration."""
+    """Create or update the internal queues as declared; fail if a queue needs a migration."""
     cli = Cli.of(ctx, as_json)
     replicas = cli.settings().replicas
     known = {item.name: item for item in internal_queues()}
@@ -147,7 +149,7 @@ def ensure(
     wanted = [known[queue]] if queue is not None else list(known.values())
 
     async def work(queues: Queues) -> list[Ensured]:
-        with progress("making queues", len(wanted)) as advance:
+        with progress("creating queues", len(wanted)) as advance:
             done: list[Ensured] = []
             for item in wanted:
                 done.append(await queues.ensure(item, replicas=replicas))
@@ -179,21 +181,6 @@ app.command("plan", epilog=examples("purveyor queues plan", "purveyor queues pla
 _APPLY = examples("purveyor queues apply --yes", "purveyor queues apply incoming --strategy snapshot --yes")
 app.command("apply", epilog=_APPLY)(apply)
 app.command("migrate", epilog=_APPLY, help=f"The same as `apply`. {inspect.getdoc(apply)}")(apply)
-app.command(
-    "permissions",
-    epilog=examples("purveyor queues permissions", "purveyor queues permissions --subscription ox --json"),
-)(permissions)
-
-
-def _subscriptions(names: list[str]) -> list[Queue]:
-    found: list[Queue] = []
-    for name in names:
-        try:
-            if name.startswith(_PREFIX):
-                found.append(subscription_queue(name.removeprefix(_PREFIX)))
-        except InvalidName:
-            continue  # an internal queue, a stage, or somebody else's
-    return found
 
 
 def _reader(reader: ReaderState) -> str:
@@ -218,3 +205,40 @@ def _as_json(state: QueueState) -> dict[str, object]:
         "differences": [str(difference) for difference in state.differences],
         "migration": state.migration,
     }
+
+
+@app.command(
+    "permissions",
+    epilog=examples("purveyor queues permissions", "purveyor queues permissions --subscription ox --json"),
+)
+def permissions(
+    ctx: typer.Context,
+    subscription: Annotated[
+        list[str] | None,
+        typer.Option("--subscription", metavar="NAME", help="Only a user that can read this subscription; repeatable."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the NATS users of the components with their permissions, as configuration of nats-server.
+
+    The embedded server has these users already. For another server, add the text to its configuration and set the
+    passwords in the environment variables that it names. Give each component its user in PURVEYOR_NATS_URL and its
+    inbox in PURVEYOR_NATS_INBOX. The user of a subscription can read and acknowledge that queue and no other.
+    """
+    cli = Cli.of(ctx, as_json)
+    users = [subscription_user(name) for name in subscription] if subscription else list(component_users())
+    if cli.json:
+        write_json([each.to_json() for each in users], indent=2)
+        return
+    passwords = {each.user: f"${password_variable(each.user)}" for each in users}
+    inside = "\n".join(f"    {line}" for line in render_users(users, passwords).splitlines())
+    write(f"authorization {{\n  users: [\n{inside}\n  ]\n}}")
+
+
+def password_variable(user: str) -> str:
+    """Return the name of the environment variable with a user's password.
+
+    >>> password_variable("subscription-ox")
+    'NATS_PASSWORD_SUBSCRIPTION_OX'
+    """
+    return f"NATS_PASSWORD_{user.upper().replace('-', '_')}"

@@ -1,4 +1,4 @@
-"""`purveyor queues plan` and `apply`: what would be done to bring queues to their declaration, and doing it."""
+"""`purveyor queues plan` and `apply`: show and make the changes that bring queues to their declaration."""
 
 import time
 from dataclasses import dataclass
@@ -7,27 +7,28 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm
-from purveyor.app.cli.render import note, show, table, write, write_json
+from purveyor.app.cli.output import note, write, write_json
+from purveyor.app.cli.render import show, table
 from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.model.errors import InvalidName
 from purveyor.queues.catalogue import Queue, internal_queues, subscription_queue
 from purveyor.queues.client import Queues
+from purveyor.queues.migration.events import MigrationOptions, Progress
 from purveyor.queues.migration.plan import Change, Plan, Strategy
 from purveyor.queues.migration.record import QueueStatus
-from purveyor.queues.migration.steps import Options, Progress
 
-_TELL_SECONDS = 2.0
+_NOTE_INTERVAL_SECONDS = 2.0
 
-QueueName = Annotated[str | None, typer.Argument(metavar="QUEUE", help="One queue; default: all.")]
+QueueName = Annotated[str | None, typer.Argument(metavar="QUEUE", help="Only this queue; default: all.")]
 StrategyFlag = Annotated[
     Strategy | None,
-    typer.Option("--strategy", help="How to migrate: let the readers drain it, or carry it over by a snapshot."),
+    typer.Option("--strategy", help="How to migrate: let the readers drain the queue, or copy it through a snapshot."),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What was done to a queue, and how long that took."""
+    """The change that was made to a queue, and its duration."""
 
     plan: Plan
     change: Change
@@ -35,22 +36,18 @@ class Applied:
 
 
 def plan(ctx: typer.Context, queue: QueueName = None, as_json: JsonFlag = False) -> None:
-    """Show for each queue what applying would do, why (what is, and what is wanted) and the risk. Changes nothing."""
+    """Show for each queue the change that `apply` would make, the reasons and the risks. Changes nothing."""
     cli = Cli.of(ctx, as_json)
     plans = cli.call(lambda queues: _plans(queues, cli, queue))
     if cli.json:
         write_json([_as_json(each) for each in plans], indent=2)
         return
-    write(
-        table(
-            ("QUEUE", "APPLYING WOULD", "MESSAGES"), [(each.queue.name, each.change, each.messages) for each in plans]
-        )
-    )
+    write(table(("QUEUE", "CHANGE", "MESSAGES"), [(each.queue.name, each.change, each.messages) for each in plans]))
     for each in plans:
         for why in each.why:
             write(f"{each.queue.name}: {show(why)}")
         for risk in each.risks:
-            write(f"{each.queue.name}: mind that {show(risk)}")
+            write(f"{each.queue.name}: risk: {show(risk)}")
 
 
 def apply(
@@ -60,21 +57,24 @@ def apply(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Bring queues to their declaration: make them, update them in place, or migrate them.
+    """Bring queues to their declaration: create them, update them in place, or migrate them.
 
-    A migration may be interrupted and run again, from several machines at once. Archives of snapshots are kept in
-    migrations/ of the data directory until the next one succeeds.
+    A migration can be interrupted and continued, also from another machine or from several at once. The files of
+    snapshots stay in migrations/ of the data directory until the next snapshot succeeds.
 
-    Any machine can go on with a snapshot that another began. Once the stream is deleted, its archive is needed: under
-    the path that `queues list` shows, or copied into migrations/ of the data directory here.
+    Once the stream is deleted, the machine that continues needs the file of the snapshot: at the path that
+    `queues list` shows, or copied to migrations/ of its own data directory.
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings()
-    options = Options(archives=settings.data_dir / "migrations", on_progress=_Teller().tell)
+    options = MigrationOptions(archives=settings.data_dir / "migrations", on_progress=_ProgressNotes())
     plans = cli.call(lambda queues: _plans(queues, cli, queue))
-    hard = [(each, each.by(strategy)) for each in plans if each.migrates]
-    if hard:
-        confirm("; ".join(f"migrate {each.queue.name} by {way.value}: {_first(each)}" for each, way in hard), yes=yes)
+    migrated = [(each, each.choose_strategy(strategy)) for each in plans if each.needs_migration]
+    if migrated:
+        confirm(
+            "; ".join(f"migrate {each.queue.name} by {way.value}: {_main_risk(each)}" for each, way in migrated),
+            yes=yes,
+        )
 
     async def work(queues: Queues) -> list[Applied]:
         migrations = queues.migrations.with_options(options)
@@ -82,16 +82,16 @@ def apply(
         for each in plans:
             begun = time.monotonic()
             change = each.change
-            if each.migrates:
-                way = each.by(strategy)
+            if each.needs_migration:
+                way = each.choose_strategy(strategy)
                 change = Change.DRAIN if way is Strategy.DRAIN else Change.SNAPSHOT
                 if (
                     await migrations.begin(each.queue, replicas=settings.replicas, strategy=way)
                     is not QueueStatus.READY
                 ):
-                    await migrations.finish(each.queue.name)
-            if await migrations.under_way(each.queue.name) is not None:
-                await migrations.finish(each.queue.name)
+                    await migrations.wait_until_done(each.queue.name)
+            if await migrations.find_running(each.queue.name) is not None:
+                await migrations.wait_until_done(each.queue.name)
             (await queues.ensure(each.queue, replicas=settings.replicas)).require_ready()
             done.append(Applied(each, change, time.monotonic() - begun))
         return done
@@ -111,16 +111,16 @@ def apply(
     write(table(("QUEUE", "STATUS", "DONE", "TIME"), rows))
 
 
-class _Teller:
-    """Says on standard error how far a migration is, when it takes long."""
+class _ProgressNotes:
+    """Writes to standard error how far a migration is, at an interval."""
 
     def __init__(self) -> None:
-        self._told_at = time.monotonic()
+        self._written_at = time.monotonic()
 
-    def tell(self, progress: Progress) -> None:
-        if time.monotonic() - self._told_at < _TELL_SECONDS:
+    def __call__(self, progress: Progress) -> None:
+        if time.monotonic() - self._written_at < _NOTE_INTERVAL_SECONDS:
             return
-        self._told_at = time.monotonic()
+        self._written_at = time.monotonic()
         share = f" {100 * progress.done // progress.total}%" if progress.total else ""
         note(f"{progress.queue}: {progress.what}{share}")
 
@@ -128,7 +128,7 @@ class _Teller:
 async def _plans(queues: Queues, cli: Cli, name: str | None) -> list[Plan]:
     settings = cli.settings()
     known = {queue.name: queue for queue in internal_queues((settings.dispatcher_group,))}
-    for queue in _subscriptions(await queues.streams.names()):
+    for queue in subscription_queues(await queues.streams.names()):
         known[queue.name] = queue
     if name is not None and name not in known:
         raise InvalidName(f"no queue {name!r}", fix=f"the queues are {', '.join(known)}")
@@ -136,18 +136,19 @@ async def _plans(queues: Queues, cli: Cli, name: str | None) -> list[Plan]:
     return [await queues.migrations.plan(queue, replicas=settings.replicas) for queue in wanted]
 
 
-def _subscriptions(names: list[str]) -> list[Queue]:
+def subscription_queues(names: list[str]) -> list[Queue]:
+    """Return the queues of subscriptions among the names of streams."""
     found: list[Queue] = []
     for name in names:
         try:
             if name.startswith(STREAM_PREFIX):
                 found.append(subscription_queue(name.removeprefix(STREAM_PREFIX)))
         except InvalidName:
-            continue  # an internal queue, a stage, or somebody else's
+            continue  # an internal queue, a stage, or a stream of another system
     return found
 
 
-def _first(each: Plan) -> str:
+def _main_risk(each: Plan) -> str:
     return each.risks[0] if each.risks else show(each.why)
 
 

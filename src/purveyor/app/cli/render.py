@@ -1,55 +1,30 @@
-"""How things look: tables and blocks for people, JSON for programs; colours and wrapping only on a terminal."""
+"""Texts for people: tables, blocks, sizes, durations, payloads and received messages. Colours only on a terminal."""
 
 import base64
-import dataclasses
-import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from purveyor.app.cli.sanitize import safe
+from purveyor.app.cli.output import safe, write, write_json
+from purveyor.jetstream.connection import RawMessage
+from purveyor.jetstream.headers import Headers
+from purveyor.jetstream.messages import Message
 
-_WIDE = 100_000
+_PIPE_WIDTH = 100_000
 _DUMP_BYTES = 256
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 Rows = Sequence[tuple[str, object]]
 
 
-def jsonable(value: object) -> object:
-    """Data as JSON has it: enums by value, times in ISO, durations in seconds (their keys say so), None left out."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return jsonable({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
-    if isinstance(value, Mapping):
-        return {
-            f"{key}_seconds" if isinstance(item, timedelta) else str(key): jsonable(item)
-            for key, item in value.items()
-            if item is not None
-        }
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    if isinstance(value, Iterable):
-        return [jsonable(item) for item in value]
-    return value
-
-
 def payload_fields(data: bytes) -> dict[str, str]:
-    """A payload as a field of JSON: text if it is text, else base64 under another name."""
+    """Return a payload as a field for JSON: `data` if it is text, else `data_base64`."""
     try:
         return {"data": data.decode()}
     except UnicodeDecodeError:
@@ -57,7 +32,7 @@ def payload_fields(data: bytes) -> dict[str, str]:
 
 
 def show_payload(data: bytes) -> str:
-    """A payload for people: its text, or the first bytes in hexadecimal when it is not text."""
+    """Format a payload: its text, or the first bytes in hexadecimal if it is not text."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -75,7 +50,7 @@ def show_payload(data: bytes) -> str:
 
 
 def show_line(data: bytes) -> str:
-    """A payload on one line, quoted."""
+    """Format a payload on one line, quoted."""
     try:
         return repr(data.decode())
     except UnicodeDecodeError:
@@ -83,7 +58,7 @@ def show_line(data: bytes) -> str:
 
 
 def show(value: object) -> str:
-    """A value in a table or block."""
+    """Format a value of a table or block."""
     if value is None or value in ("", (), []):
         return "-"
     if isinstance(value, bool):
@@ -100,12 +75,12 @@ def show(value: object) -> str:
 
 
 def show_time(moment: datetime) -> str:
-    """A time, in UTC, to the second."""
+    """Format a time in UTC, to the second."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def show_duration(duration: timedelta) -> str:
-    """A duration in its units.
+    """Format a duration with its units.
 
     >>> show_duration(timedelta(seconds=5400)), show_duration(timedelta(milliseconds=500))
     ('1h30m', '500ms')
@@ -124,7 +99,7 @@ def show_duration(duration: timedelta) -> str:
 
 
 def show_size(size: float, *, brief: bool = False) -> str:
-    """Bytes, and in larger units as well when there are many (only in those, if brief).
+    """Format a size in bytes, and from 1 KiB on also in a larger unit (only in that, if brief).
 
     >>> show_size(53), show_size(1536), show_size(39.5)
     ('53 B', '1.5 KiB (1536 B)', '39.5 B')
@@ -138,50 +113,74 @@ def show_size(size: float, *, brief: bool = False) -> str:
 
 
 def show_limit(limit: int, *, size: bool = False) -> str:
-    """A limit, where none is not a number."""
+    """Format a limit; the server stores no limit as -1 or 0."""
     return "none" if limit <= 0 else show_size(limit) if size else str(limit)
 
 
 def block(title: str, rows: Rows) -> str:
-    """A title and its rows, labels aligned at their colons."""
+    """Format a title and rows whose labels are aligned at their colons."""
     width = max((len(label) for label, _ in rows), default=0) + 4
     return "\n".join([f"{title}:", "", *(f"{label:>{width}}: {show(value)}" for label, value in rows)])
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[str] = ()) -> str:
-    """A table of columns of their natural width; on a terminal those in `wrap` give way until it fits."""
+    """Format a table; on a terminal the columns in `wrap` are wrapped until it fits."""
     terminal = sys.stdout.isatty()
     built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         built.add_column(column, overflow="fold", no_wrap=not terminal or column not in wrap, min_width=len(column))
     for row in rows:
         built.add_row(*(Text(show(cell)) for cell in row))
-    console = Console(width=None if terminal else _WIDE, highlight=False, markup=False, emoji=False)
+    console = Console(width=None if terminal else _PIPE_WIDTH, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(built)
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 
-def write(text: str) -> None:
-    """A line (or several) for people on standard output, seen at once."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-    sys.stdout.flush()
+def write_received(message: Message) -> None:
+    """Write a message as a block: its subject, headers and payload."""
+    again = f" (delivery {message.delivery.delivered})" if message.delivery.delivered > 1 else ""
+    write(f"--- received on {safe(message.subject)}{again}")
+    for line in header_lines(message.headers):
+        write(line)
+    if message.headers:
+        write("")
+    write(show_payload(message.data))
 
 
-def note(text: str) -> None:
-    """A remark on standard error: not part of the result."""
-    sys.stderr.write(safe(text) + "\n")
-    sys.stderr.flush()
+def write_line(number: int, message: Message | RawMessage, *, timestamps: bool) -> None:
+    """Write a message on one line, and each header on one, so that the output can be searched by lines."""
+    when = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f} " if timestamps else ""
+    write(f"{when}[#{number}] Received on [{safe(message.subject)}]: {show_line(message.data)}")
+    for line in header_lines(message.headers):
+        write(f"    {line}")
 
 
-def write_json(value: object, *, indent: int | None = None) -> None:
-    """One JSON value on standard output; a stream of things has one on each line."""
-    write(json.dumps(jsonable(value), ensure_ascii=False, indent=indent))
+def write_object(message: Message | RawMessage, **more: object) -> None:
+    """Write a message as one line of JSON."""
+    delivery_fields: dict[str, object] = {}
+    if isinstance(message, Message):
+        delivery = message.delivery
+        delivery_fields = {
+            "stream": delivery.stream,
+            "consumer": delivery.consumer,
+            "sequence": delivery.sequence,
+            "consumer_sequence": delivery.consumer_sequence,
+            "delivered": delivery.delivered,
+            "pending": delivery.pending,
+            "timestamp": delivery.timestamp,
+        }
+    write_json(
+        {
+            "subject": message.subject,
+            **delivery_fields,
+            "headers": message.headers,
+            **payload_fields(message.data),
+            **more,
+        }
+    )
 
 
-def write_bytes(data: bytes) -> None:
-    """The bytes as they are."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+def header_lines(headers: Headers) -> list[str]:
+    """Return one line for each value of a header."""
+    return [f"{safe(name)}: {safe(value)}" for name, values in headers.items() for value in values]

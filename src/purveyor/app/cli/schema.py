@@ -1,4 +1,4 @@
-"""`purveyor schema`: what the objects of a topic must look like; add, commit, check, roll back and delete."""
+"""`purveyor schema`: the schemas that objects of topics must fit: add, commit, check, roll back and delete."""
 
 import json
 import sys
@@ -9,18 +9,17 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.render import block, note, table, write, write_json
-from purveyor.app.cli.subscription import parse_topic
+from purveyor.app.cli.output import note, write, write_json
+from purveyor.app.cli.parsers import parse_topic
+from purveyor.app.cli.render import block, table
 from purveyor.app.views.schema_view import judge, schema_json
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput, UnknownSchema
 from purveyor.model.json_fields import Json
-from purveyor.sources.schemas.registry import NewSchema, Schemas, revision_problems
+from purveyor.sources.schemas.registry import NewSchema, SchemaRegistry, find_revision_problems
 from purveyor.sources.schemas.schema import Compatibility, Encoding, Schema, SchemaType
 
-app = typer.Typer(
-    help="Say what objects of a topic must look like, and check it.", rich_markup_mode=None, add_completion=False
-)
+app = typer.Typer(help="Define and check the schemas of topics.", rich_markup_mode=None, add_completion=False)
 T = TypeVar("T")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schema.")]
@@ -28,12 +27,15 @@ File = Annotated[str, typer.Argument(metavar="FILE|-", help="The definition, in 
 Topics = Annotated[
     list[str] | None,
     typer.Option(
-        "--topic", "-t", metavar="REALM:TOPIC", help="A topic, exact or a regular expression for all of it; repeatable."
+        "--topic",
+        "-t",
+        metavar="REALM:TOPIC",
+        help="A topic: exact, or a regular expression that matches all of it; repeatable.",
     ),
 ]
 Compatible = Annotated[
     Compatibility | None,
-    typer.Option(help="What a new revision must keep; default: backward.", show_default=False),
+    typer.Option(help="The compatibility that a new revision must keep; default: backward.", show_default=False),
 ]
 
 
@@ -55,31 +57,31 @@ def add(
     topic: Topics = None,
     kind: Annotated[
         SchemaType | None,
-        typer.Option("--type", help="Default: json-schema, avro for a file.avsc.", show_default=False),
+        typer.Option("--type", help="Default: json-schema; avro for a file with the suffix .avsc.", show_default=False),
     ] = None,
     encoding: Annotated[
-        Encoding | None, typer.Option(help="How objects are sent; binary is Avro's own.", show_default=False)
+        Encoding | None, typer.Option(help="The encoding of objects; binary is that of Avro.", show_default=False)
     ] = None,
     compatibility: Compatible = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Add a schema, or commit a revision to the one that is there; it is in force at once.
+    """Add a schema, or commit a revision to an existing one; it is in force at once.
 
-    Events of its topics whose new object does not fit are refused, by the API and by `purveyor publish`; what the
-    pipeline makes of directory entries is not. A revision that is not compatible with the last one is refused. For a
-    schema that is there, --topic and --compatibility are changed.
+    The API and `purveyor publish` then refuse events of its topics whose new object does not fit; events that the
+    pipeline makes of directory entries are not checked. A revision that is not compatible with the last one is
+    refused. For an existing schema, --topic and --compatibility replace the old values.
     """
     definition = None if file is None else read_definition(file)
     topics = tuple(dict.fromkeys(map(parse_topic, topic or [])))
     cli = Cli.of(ctx, as_json)
 
-    async def work(schemas: Schemas) -> tuple[Schema, str]:
+    async def work(schemas: SchemaRegistry) -> tuple[Schema, str]:
         try:
             before = await schemas.get(name)
         except UnknownSchema:
             if definition is None or not topics:
                 raise InvalidInput(
-                    f"there is no schema {name!r} yet", fix="give its definition, and --topic REALM:TOPIC"
+                    f"there is no schema {name!r} yet", fix="give a definition and --topic REALM:TOPIC"
                 ) from None
             guessed = SchemaType.AVRO if file is not None and file.endswith(".avsc") else SchemaType.JSON_SCHEMA
             new = NewSchema(
@@ -101,14 +103,16 @@ def add(
             after = await schemas.change(name, compatibility=compatibility, topics=topics or None)
         if definition is not None:
             after, _ = await schemas.commit(name, definition)
-        said = "Committed" if after.newest != before.newest else "Unchanged:" if after == before else "Changed"
-        return after, said
+        outcome = "Committed" if after.newest != before.newest else "Unchanged:" if after == before else "Changed"
+        return after, outcome
 
-    schema, said = _call(cli, work)
+    schema, outcome = _call(cli, work)
     if cli.json:
-        write_json({**schema_json(schema), "created": said == "Added", "committed": said == "Committed"}, indent=2)
+        write_json(
+            {**schema_json(schema), "created": outcome == "Added", "committed": outcome == "Committed"}, indent=2
+        )
     else:
-        write(f"{said} schema {name}, revision {schema.newest.number}")
+        write(f"{outcome} schema {name}, revision {schema.newest.number}")
 
 
 @app.command("list", epilog=examples("purveyor schema list", "purveyor schema list --json"))
@@ -142,10 +146,10 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
 def show(
     ctx: typer.Context,
     name: Name,
-    revision: Annotated[int | None, typer.Option(metavar="NUMBER", help="Default: the one in force.")] = None,
+    revision: Annotated[int | None, typer.Option(metavar="NUMBER", help="Default: the revision in force.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a schema and the definition in force, or an earlier one."""
+    """Show a schema with the definition in force, or with an earlier one."""
     cli = Cli.of(ctx, as_json)
     schema = _call(cli, lambda schemas: schemas.get(name))
     shown = schema.newest if revision is None else schema.revision(revision)
@@ -177,26 +181,24 @@ def check(
     ctx: typer.Context,
     name: Name,
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE|-]", help="A definition that could be the next revision.")
+        str | None, typer.Argument(metavar="[FILE|-]", help="A definition to check as the next revision.")
     ] = None,
-    object_: Annotated[
-        str | None, typer.Option("--object", metavar="JSON", help="An object that could be published.")
-    ] = None,
+    object_: Annotated[str | None, typer.Option("--object", metavar="JSON", help="An object to check.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tell whether a definition could be the next revision, or an object could be published. Nothing is changed.
+    """Check whether a definition could be the next revision, or an object fits the schema. Changes nothing.
 
     Exit codes: 0 yes; 1 no, or an error.
     """
     if (file is None) == (object_ is None):
-        raise InvalidInput("neither a definition nor an object, or both", fix="give a file, or --object")
+        raise InvalidInput("exactly one of a definition and an object is needed", fix="give a file, or --object")
     definition = None if file is None else read_definition(file)
     cli = Cli.of(ctx, as_json)
 
-    async def work(schemas: Schemas) -> list[str]:
+    async def work(schemas: SchemaRegistry) -> list[str]:
         schema = await schemas.get(name)
         if definition is not None:
-            return list(revision_problems(schema, definition))
+            return list(find_revision_problems(schema, definition))
         return judge(schema, _object(object_ or "", schema))
 
     problems = _call(cli, work)
@@ -205,7 +207,7 @@ def check(
     elif problems:
         write("\n".join(problems))
     else:
-        write(f"It {'is compatible' if file else 'fits'}")
+        write(f"The {'definition is compatible' if file else 'object fits'}")
     if problems:
         raise typer.Exit(1)
 
@@ -214,10 +216,10 @@ def check(
 def rollback(
     ctx: typer.Context,
     name: Name,
-    revision: Annotated[int, typer.Argument(metavar="REVISION", help="The one whose text is to count again.")],
+    revision: Annotated[int, typer.Argument(metavar="REVISION", help="The revision whose definition to restore.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Put an earlier revision in force again, as a new one, compatible or not."""
+    """Put an earlier definition in force again as a new revision, compatible or not."""
     cli = Cli.of(ctx, as_json)
     schema = _call(cli, lambda schemas: schemas.roll_back(name, revision))
     if cli.json:
@@ -236,12 +238,12 @@ def delete(
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete a schema, whose topics take any object then, or a revision that is not in force."""
+    """Delete a schema, so that its topics accept any object, or a revision that is not in force."""
     what = f"schema {name}" if revision is None else f"revision {revision} of schema {name}"
     confirm(f"Delete {what}?", yes=yes)
     cli = Cli.of(ctx, as_json)
 
-    async def work(schemas: Schemas) -> None:
+    async def work(schemas: SchemaRegistry) -> None:
         if revision is None:
             await schemas.delete(name)
         else:
@@ -252,7 +254,7 @@ def delete(
 
 
 def read_definition(file: str) -> Json:
-    """A definition from a file."""
+    """Read a definition from a file or standard input."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
@@ -261,7 +263,7 @@ def read_definition(file: str) -> Json:
 
 
 def _object(text: str, schema: Schema) -> object:
-    """An object, or its binary form."""
+    """Return an object, or the text of its binary encoding."""
     return text if schema.encoding is Encoding.BINARY else json_fields.parse(text, "object")
 
 
@@ -269,6 +271,6 @@ def _labels(schema: Schema) -> list[str]:
     return [f"{each.realm}:{each.topic}" for each in schema.realms_topics]
 
 
-def _call(cli: Cli, work: Callable[[Schemas], Awaitable[T]]) -> T:
+def _call(cli: Cli, work: Callable[[SchemaRegistry], Awaitable[T]]) -> T:
     replicas = cli.settings().replicas
-    return cli.call(lambda queues: work(Schemas(queues, replicas=replicas)))
+    return cli.call(lambda queues: work(SchemaRegistry(queues, replicas=replicas)))

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag
-from purveyor.app.cli.render import note, write, write_json
-from purveyor.app.cli.sanitize import safe
-from purveyor.app.cli.serve_pipeline import address_finder
-from purveyor.app.runtime_tuning import loop_factory, spare_imports
+from purveyor.app.cli.output import StatusPrinter, note
+from purveyor.app.process_setup import event_loop_factory, freeze_imports
 from purveyor.app.settings import Settings
 from purveyor.queues.permissions import API
 
@@ -22,49 +20,55 @@ if TYPE_CHECKING:
 
 def api(
     ctx: typer.Context,
-    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Where to listen; default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(metavar="PORT", help="Default: 7777; 0: a free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="The address to listen on; default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="Default: 7777; 0: a free port.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="A certificate (PEM), for HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run the HTTP API: subscriptions, events, and messages for those who fetch them.
+    """Run the HTTP API: subscriptions, events, and messages for consumers that pull them.
 
-    It listens at once; while the NATS server is away, requests get 503. Passwords that are not set are generated into
-    passwords.toml of the data directory; on an address that others can reach, all must be set. Stops on Ctrl-C or
-    SIGTERM when the requests under way are answered.
+    The API listens at once; while the NATS server is away, it answers requests with 503. It generates passwords that
+    are not set into passwords.toml of the data directory; if other machines can reach its address, all passwords must
+    be set. Ctrl-C or SIGTERM stops it, after it has answered the requests that are under way.
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings(api_host=host, api_port=port, api_tls_cert=tls_cert, api_tls_key=tls_key)
-    find_address = address_finder(cli, API)
-    # Here and not at the top: every other command would wait for it.
-    from purveyor.app.http.application import Api, ApiOptions  # noqa: PLC0415
+    find_address = cli.address_finder(API)
+    # Here and not at the top: every other command would wait for the import.
+    from purveyor.app.http.application import ApiOptions  # noqa: PLC0415
     from purveyor.app.http.connections import ConnectionLimits  # noqa: PLC0415
     from purveyor.app.http.server import ApiServer, check_tls, listen  # noqa: PLC0415
-    from purveyor.app.push_input import PushEdge  # noqa: PLC0415
-    from purveyor.app.static_logins import is_loopback, logins_of  # noqa: PLC0415
+    from purveyor.app.push_input import PushInput  # noqa: PLC0415
+    from purveyor.app.static_logins import is_loopback, load_logins  # noqa: PLC0415
     from purveyor.app.telemetry.setup import telemetry  # noqa: PLC0415
+    from purveyor.app.wiring import build_api  # noqa: PLC0415
     from purveyor.delivery.push.egress_policy import parse_ranges  # noqa: PLC0415
 
     tls = check_tls(settings.api_tls_cert, settings.api_tls_key)
-    logins = logins_of(settings)
+    logins = load_logins(settings)
     console = _console(cli, settings)
     if tls is None and not is_loopback(settings.api_host):
-        note(f"passwords go to {settings.api_host} unencrypted: set --tls-cert and --tls-key, or use a proxy")
+        note(f"clients send passwords to {settings.api_host} unencrypted: set --tls-cert and --tls-key, or use a proxy")
     listener = listen(settings.api_host, settings.api_port)
     name, number = listener.getsockname()[:2]
     url = f"{'http' if tls is None else 'https'}://{f'[{name}]' if ':' in name else name}:{number}"
-    teller = Teller(cli, url, logins.file, console=console is not None)
+    printer = StatusPrinter(json=cli.json)
+    status = ApiStatus(printer, url, logins.file, console=console is not None)
 
     async def serve() -> None:
-        api = Api(
+        api = build_api(
             ApiOptions(
                 find_address=find_address,
                 logins=logins.logins,
                 replicas=settings.replicas,
-                letters_kept=None if settings.dead_letter_days is None else timedelta(days=settings.dead_letter_days),
-                on_state=teller.on_state,
-                push=PushEdge.of(settings),
+                dead_letter_retention=None
+                if settings.dead_letter_days is None
+                else timedelta(days=settings.dead_letter_days),
+                on_state=status.on_connection_state,
+                push=PushInput.from_settings(settings),
                 console=console,
             )
         )
@@ -73,61 +77,54 @@ def api(
             tls=tls,
             limits=ConnectionLimits(connections=settings.api_connections),
             trusted_proxies=parse_ranges(settings.trusted_proxies),
-            on_ready=teller.listens,
+            on_ready=status.on_listening,
         )
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, server.stop)
-        spare_imports()
+        freeze_imports()
         await server.serve([listener])
 
-    with telemetry(settings, "api"), listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with telemetry(settings, "api"), listener, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(serve())
-    teller.say("stopped", "the API")
+    printer.print("stopped", "the API")
 
 
-class Teller:
-    """What the API says of itself on standard output: that it is ready when it listens and has reached the server."""
+class ApiStatus:
+    """Prints when the API is ready (it listens and has reached the NATS server), and when that server is away."""
 
-    def __init__(self, cli: Cli, url: str, passwords: Path | None, *, console: bool) -> None:
-        self._json = cli.json
+    def __init__(self, printer: StatusPrinter, url: str, password_file: Path | None, *, console: bool) -> None:
+        self._printer = printer
         self._url = url
         self._console = console
-        self._passwords = passwords
-        self._listens = self._connected = self._ready = self._waiting = False
+        self._password_file = password_file
+        self._is_listening = self._was_connected = self._is_ready = self._is_waiting = False
 
-    def say(self, event: str, detail: str, **more: object) -> None:
-        """One line."""
-        if self._json:
-            write_json({"event": event, "detail": detail, **more})
-        else:
-            write(f"{event}: {safe(detail)}")
+    def on_listening(self) -> None:
+        """Note that the API answers requests, with 503 if the NATS server is away."""
+        self._is_listening = True
+        self._print_ready()
 
-    def listens(self) -> None:
-        """Requests are answered, with 503 if need be."""
-        self._listens = True
-        self._say_ready()
+    def on_connection_state(self, state: str, detail: str) -> None:
+        """Note that the NATS server is away (`waiting`) or there (`connected`)."""
+        if state == "waiting" and not self._is_waiting:
+            self._printer.print("waiting", detail)
+        elif state == "connected" and self._is_waiting and self._is_ready:
+            self._printer.print("connected", "the NATS server answers")
+        self._is_waiting = state == "waiting"
+        self._was_connected = self._was_connected or state == "connected"
+        self._print_ready()
 
-    def on_state(self, state: str, detail: str) -> None:
-        """The NATS server is away, or there (again)."""
-        if state == "waiting" and not self._waiting:
-            self.say("waiting", detail)
-        elif state == "connected" and self._waiting and self._ready:
-            self.say("connected", "the NATS server answers")
-        self._waiting = state == "waiting"
-        self._connected = self._connected or state == "connected"
-        self._say_ready()
-
-    def _say_ready(self) -> None:
-        if self._ready or not self._listens or not self._connected:
+    def _print_ready(self) -> None:
+        if self._is_ready or not self._is_listening or not self._was_connected:
             return
-        self._ready = True
-        file = self._passwords
-        where = "" if file is None else f", passwords in {file}"
+        self._is_ready = True
+        file = self._password_file
+        passwords = "" if file is None else f", passwords in {file}"
         console = f"{self._url}/" if self._console else None
-        self.say(
+        self._printer.print(
             "ready",
-            f"API at {self._url}{f', console at {console}' if console else ''}{where}",
+            f"API at {self._url}{f', console at {console}' if console else ''}{passwords}",
             url=self._url,
             console=console,
             passwords=None if file is None else str(file),
@@ -135,7 +132,7 @@ class Teller:
 
 
 def _console(cli: Cli, settings: Settings) -> "ConsoleOptions | None":
-    """The console, unless it is switched off."""
+    """Return the options of the console; None if it is switched off."""
     from purveyor.app.console.console import ConsoleOptions  # noqa: PLC0415 - as above
     from purveyor.app.console.sessions import read_secret  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`purveyor stages`: the tables of transactional stages, how stages are doing, and a replay of what was sent."""
+"""`purveyor stages`: the tables and status of transactional stages, and a replay of their outbox."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -7,8 +7,9 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
+from purveyor.app.cli.output import write, write_json
 from purveyor.app.cli.parsers import parse_duration, parse_time, utc_now
-from purveyor.app.cli.render import block, table, write, write_json
+from purveyor.app.cli.render import block, table
 from purveyor.app.settings import refuse_secret_database
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.client import Queues
@@ -16,17 +17,17 @@ from purveyor.stages.application import Stages
 from purveyor.stages.sql_store import SqlStore
 from purveyor.stages.sql_tables import DIALECTS
 from purveyor.stages.sql_tables import ddl as statements
-from purveyor.stages.stage_status import DatabaseStatus, EndpointStatus, ask_database, look
+from purveyor.stages.stage_status import DatabaseStatus, EndpointStatus, read_database_status, read_status
 
-app = typer.Typer(
-    help="Transactional stages: their tables, and how they are doing.", rich_markup_mode=None, add_completion=False
-)
+app = typer.Typer(help="Print tables and status of transactional stages.", rich_markup_mode=None, add_completion=False)
 T = TypeVar("T")
 
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        "--database", metavar="URL", help="The application's database; adds its side [PURVEYOR_DATABASE_URL]."
+        "--database",
+        metavar="URL",
+        help="The application's database, for its part of the status [PURVEYOR_DATABASE_URL].",
     ),
 ]
 Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="The endpoint.")]
@@ -49,12 +50,12 @@ def ddl(
 
 @app.command("list", epilog=examples("purveyor stages list", "purveyor stages list --json"))
 def list_(ctx: typer.Context, database: DatabaseUrl = None, as_json: JsonFlag = False) -> None:
-    """List the endpoints: what waits for each of their stages, what is in work, and their dead letters."""
+    """List the endpoints with the waiting messages, the messages in work, and the dead letters of their stages."""
     cli = Cli.of(ctx, as_json)
     url = _url(cli, database)
 
     async def work(queues: Queues) -> tuple[list[EndpointStatus], DatabaseStatus | None]:
-        return await look(queues), await _ask(url, ask_database)
+        return await read_status(queues), await _query(url, read_database_status)
 
     found, stored = cli.call(work)
     if cli.json:
@@ -78,14 +79,14 @@ def list_(ctx: typer.Context, database: DatabaseUrl = None, as_json: JsonFlag = 
 
 @app.command("show", epilog=examples("purveyor stages show orders.place"))
 def show(ctx: typer.Context, endpoint: Endpoint, database: DatabaseUrl = None, as_json: JsonFlag = False) -> None:
-    """Show an endpoint stage by stage; with its database also the messages that fail, and why."""
+    """Show the stages of an endpoint; with its database also the messages that fail, and the reasons."""
     cli = Cli.of(ctx, as_json)
     url = _url(cli, database)
 
     async def work(queues: Queues) -> tuple[EndpointStatus, DatabaseStatus | None]:
-        (found,) = await look(queues, endpoint)
+        (found,) = await read_status(queues, endpoint)
         ids = [f"{endpoint}.{stage.stage}" for stage in found.stages]
-        return found, await _ask(url, lambda store: ask_database(store, ids))
+        return found, await _query(url, lambda store: read_database_status(store, ids))
 
     found, stored = cli.call(work)
     if cli.json:
@@ -99,35 +100,35 @@ def show(ctx: typer.Context, endpoint: Endpoint, database: DatabaseUrl = None, a
     if stored is not None:
         write("\n" + _database_text(stored))
         if stored.failing:
-            told = [
+            failing = [
                 (each.stage, each.message_id, each.attempts, _time(each.first_ms), each.reason.splitlines()[0])
                 for each in stored.failing
             ]
-            write("\n" + table(("STAGE", "MESSAGE", "ATTEMPTS", "SINCE", "REASON"), told, wrap=("REASON",)))
+            write("\n" + table(("STAGE", "MESSAGE", "ATTEMPTS", "SINCE", "REASON"), failing, wrap=("REASON",)))
 
 
 @app.command("replay", epilog=examples("purveyor stages replay --since 1h --database postgresql://..."))
 def replay(
     ctx: typer.Context,
-    since: Annotated[str, typer.Option(metavar="TIME", help="Of what time on: a time, or a duration before now.")],
+    since: Annotated[str, typer.Option(metavar="TIME", help="From when: a time, or a duration before now.")],
     database: DatabaseUrl = None,
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Send again what the outbox sent since a time, after the broker lost it: an older store was put back.
+    """Send messages of the outbox again, after the server has lost them, for example by a restored older store.
 
-    The running application sends it. Whoever has processed a message knows it by its inbox; a stage without one
-    processes it again.
+    The running application sends them. A stage with an inbox skips messages that it has processed; a stage without an
+    inbox processes them again.
     """
     cli = Cli.of(ctx, as_json)
     moment = _since(since)
     url = _url(cli, database)
     if url is None:
         raise InvalidInput("no database is given", fix="add --database URL, or set PURVEYOR_DATABASE_URL")
-    confirm(f"Send everything again that was sent since {moment.isoformat()}?", yes=yes)
+    confirm(f"Send all messages since {moment.isoformat()} again?", yes=yes)
 
     async def work(queues: Queues) -> int | None:
-        return await _ask(url, lambda store: Stages(queues, store=store, app="cli").replay(moment))
+        return await _query(url, lambda store: Stages(queues, store=store, app="cli").replay(moment))
 
     count = cli.call(work)
     write_json({"messages": count}) if cli.json else write(f"{count} messages will be sent again")
@@ -138,21 +139,21 @@ def _url(cli: Cli, flag: str | None) -> str | None:
     return cli.settings(database_url=flag).database_url
 
 
-async def _ask(url: str | None, question: Callable[[SqlStore], Awaitable[T]]) -> T | None:
-    """A question to the database, if one is given; its tables are not made for that."""
+async def _query(url: str | None, query: Callable[[SqlStore], Awaitable[T]]) -> T | None:
+    """Query the database, if one is given; do not create its tables."""
     if url is None:
         return None
     store = SqlStore(url, create_tables=False)
     try:
         await store.open()
-        return await question(store)
+        return await query(store)
     finally:
         await store.close()
 
 
 def _database_text(stored: DatabaseStatus) -> str:
     held = [f"{count} for {subject}" for subject, count in sorted(stored.held.items())]
-    rows = [("Unsent", stored.unsent), ("Held, nobody takes them", held or "none"), ("Failing", len(stored.failing))]
+    rows = [("Unsent", stored.unsent), ("Held, no consumer", held or "none"), ("Failing", len(stored.failing))]
     return block("Database", rows)
 
 

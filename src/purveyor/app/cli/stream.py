@@ -8,20 +8,9 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, StreamName, YesFlag, confirm, examples
 from purveyor.app.cli.jetstream_text import cost, cost_json, stream_text
+from purveyor.app.cli.output import jsonable, progress, safe, write, write_bytes, write_json
 from purveyor.app.cli.parsers import parse_duration, parse_list, parse_size
-from purveyor.app.cli.progress import progress
-from purveyor.app.cli.render import (
-    jsonable,
-    payload_fields,
-    show_payload,
-    show_size,
-    show_time,
-    table,
-    write,
-    write_bytes,
-    write_json,
-)
-from purveyor.app.cli.sanitize import safe
+from purveyor.app.cli.render import payload_fields, show_payload, show_size, show_time, table
 from purveyor.jetstream.config import (
     Compression,
     Discard,
@@ -34,14 +23,12 @@ from purveyor.jetstream.streams import StoredMessage
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.client import Queues
 
-app = typer.Typer(
-    help="Make, look at, change, empty, seal and remove streams.", rich_markup_mode=None, add_completion=False
-)
-_MANY_SUBJECTS = 10_000
+app = typer.Typer(help="Add, show, edit, purge, seal and remove streams.", rich_markup_mode=None, add_completion=False)
+_MAX_COUNTED_SUBJECTS = 10_000
 
 
-class Kept(Enum):
-    """Retention, in short words."""
+class RetentionName(Enum):
+    """Retention policies by their short names."""
 
     LIMITS = "limits"
     INTEREST = "interest"
@@ -49,40 +36,50 @@ class Kept(Enum):
 
     @property
     def policy(self) -> Retention:
-        """As the server has it."""
-        return Retention.WORK_QUEUE if self is Kept.WORK else Retention(self.value)
+        """Return the policy of the server."""
+        return Retention.WORK_QUEUE if self is RetentionName.WORK else Retention(self.value)
 
 
 Subjects = Annotated[
-    list[str] | None, typer.Option("--subjects", "-s", metavar="SUBJECT", help="Subjects it takes; a,b or repeated.")
+    list[str] | None, typer.Option("--subjects", "-s", metavar="SUBJECT", help="Its subjects; a,b or repeated.")
 ]
-KeptOption = Annotated[Kept | None, typer.Option("--retention", help="When a message leaves.")]
-DiscardOption = Annotated[Discard | None, typer.Option("--discard", help="What gives way at a limit.")]
-PerSubject = Annotated[bool | None, typer.Option("--discard-per-subject", help="Refuse new ones per subject.")]
-MaxMsgs = Annotated[int | None, typer.Option("--max-msgs", metavar="N", help="Messages to keep.")]
-MaxBytes = Annotated[str | None, typer.Option("--max-bytes", metavar="SIZE", help="Bytes to keep, as 1GiB.")]
-MaxAge = Annotated[str | None, typer.Option("--max-age", metavar="DURATION", help="How long to keep, as 7d.")]
+RetentionOption = Annotated[
+    RetentionName | None, typer.Option("--retention", help="When the server removes a message.")
+]
+DiscardOption = Annotated[
+    Discard | None, typer.Option("--discard", help="What the server discards at a limit: old or new messages.")
+]
+PerSubject = Annotated[bool | None, typer.Option("--discard-per-subject", help="Refuse new messages per subject.")]
+MaxMsgs = Annotated[int | None, typer.Option("--max-msgs", metavar="N", help="Most messages to keep.")]
+MaxBytes = Annotated[str | None, typer.Option("--max-bytes", metavar="SIZE", help="Most bytes to keep, such as 1GiB.")]
+MaxAge = Annotated[
+    str | None, typer.Option("--max-age", metavar="DURATION", help="How long to keep messages, such as 7d.")
+]
 MaxMsgSize = Annotated[str | None, typer.Option("--max-msg-size", metavar="SIZE", help="Largest message.")]
-MaxPerSubject = Annotated[int | None, typer.Option("--max-msgs-per-subject", metavar="N", help="Messages per subject.")]
-Window = Annotated[str | None, typer.Option("--dupe-window", metavar="DURATION", help="How long ids are remembered.")]
-StorageOption = Annotated[Storage, typer.Option("--storage", help="Where messages live.")]
-Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Copies in a cluster.")]
-NoAck = Annotated[bool | None, typer.Option("--no-ack", help="Do not answer publishers.")]
-Description = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What it is for.")]
-Direct = Annotated[bool | None, typer.Option("--allow-direct/--no-allow-direct", help="Reads from any replica.")]
-Atomic = Annotated[bool | None, typer.Option("--allow-atomic/--no-allow-atomic", help="All-or-nothing batches.")]
-CompressionOption = Annotated[Compression | None, typer.Option("--compression", help="Of blocks on disk.")]
+MaxPerSubject = Annotated[
+    int | None, typer.Option("--max-msgs-per-subject", metavar="N", help="Most messages per subject.")
+]
+Window = Annotated[
+    str | None, typer.Option("--dupe-window", metavar="DURATION", help="How long the server remembers message ids.")
+]
+StorageOption = Annotated[Storage, typer.Option("--storage", help="Where the server stores messages.")]
+Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Replicas in a cluster.")]
+NoAck = Annotated[bool | None, typer.Option("--no-ack", help="Do not acknowledge publishes.")]
+Description = Annotated[str | None, typer.Option("--description", metavar="TEXT", help="A description.")]
+Direct = Annotated[bool | None, typer.Option("--allow-direct/--no-allow-direct", help="Allow reads from any replica.")]
+Atomic = Annotated[bool | None, typer.Option("--allow-atomic/--no-allow-atomic", help="Allow all-or-nothing batches.")]
+CompressionOption = Annotated[Compression | None, typer.Option("--compression", help="Compression of blocks on disk.")]
 
 
 def _settings(**given: Any) -> dict[str, Any]:
-    """The flags that were given, as fields of StreamConfig."""
+    """Convert the flags that were given to fields of StreamConfig."""
     parsers: dict[str, Callable[[Any], Any]] = {
         "max_bytes": parse_size,
         "max_msg_size": parse_size,
         "max_age": parse_duration,
         "duplicate_window": parse_duration,
         "subjects": parse_list,
-        "retention": lambda kept: kept.policy,
+        "retention": lambda name: name.policy,
     }
     return {
         field: parsers[field](value) if field in parsers else value
@@ -103,7 +100,7 @@ def add(
     ctx: typer.Context,
     name: StreamName,
     subjects: Subjects = None,
-    retention: KeptOption = None,
+    retention: RetentionOption = None,
     discard: DiscardOption = None,
     discard_per_subject: PerSubject = None,
     max_msgs: MaxMsgs = None,
@@ -121,7 +118,7 @@ def add(
     compression: CompressionOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a stream. The same again is fine; the same name with other settings is an error."""
+    """Add a stream. Adding it again changes nothing; the same name with other settings is an error."""
     cli = Cli.of(ctx, as_json)
     given = _settings(
         subjects=subjects, retention=retention, discard=discard, discard_new_per_subject=discard_per_subject,
@@ -132,7 +129,7 @@ def add(
     )  # fmt: skip
     if not given.get("subjects"):
         given["subjects"] = (name,)
-    config = StreamConfig(name=name, **given).checked()
+    config = StreamConfig(name=name, **given).validated()
     _show(cli, cli.call(lambda queues: queues.streams.add(config)), {})
 
 
@@ -147,7 +144,7 @@ def edit(
     ctx: typer.Context,
     name: StreamName,
     subjects: Subjects = None,
-    retention: KeptOption = None,
+    retention: RetentionOption = None,
     discard: DiscardOption = None,
     discard_per_subject: PerSubject = None,
     max_msgs: MaxMsgs = None,
@@ -163,7 +160,7 @@ def edit(
     compression: CompressionOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Change settings in place. What is not given stays as it is."""
+    """Change settings in place. Settings that are not given stay."""
     changes = _settings(
         subjects=subjects, retention=retention, discard=discard, discard_new_per_subject=discard_per_subject,
         max_msgs=max_msgs, max_bytes=max_bytes, max_age=max_age, max_msg_size=max_msg_size,
@@ -179,7 +176,7 @@ def edit(
 @app.command("ls", epilog=examples("purveyor stream ls", "purveyor stream ls --subject ORDERS.new --json"))
 def ls(
     ctx: typer.Context,
-    subject: Annotated[str | None, typer.Option(metavar="SUBJECT", help="Only those that take it.")] = None,
+    subject: Annotated[str | None, typer.Option(metavar="SUBJECT", help="Only streams with this subject.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List the streams."""
@@ -212,15 +209,15 @@ def ls(
 
 @app.command("info", epilog=examples("purveyor stream info ORDERS", "purveyor stream info ORDERS --json"))
 def info_(ctx: typer.Context, name: StreamName, as_json: JsonFlag = False) -> None:
-    """Show settings, state, and what a message costs on disk."""
+    """Show settings, state, and the disk space of a message."""
     cli = Cli.of(ctx, as_json)
 
-    async def look(queues: Queues) -> tuple[StreamInfo, dict[str, int]]:
+    async def read(queues: Queues) -> tuple[StreamInfo, dict[str, int]]:
         info = await queues.streams.info(name)
-        few = 0 < info.state.num_subjects <= _MANY_SUBJECTS
-        return info, await queues.streams.subjects(name) if few else {}
+        is_countable = 0 < info.state.num_subjects <= _MAX_COUNTED_SUBJECTS
+        return info, await queues.streams.subjects(name) if is_countable else {}
 
-    _show(cli, *cli.call(look))
+    _show(cli, *cli.call(read))
 
 
 @app.command(
@@ -234,12 +231,12 @@ def info_(ctx: typer.Context, name: StreamName, as_json: JsonFlag = False) -> No
 def get(
     ctx: typer.Context,
     name: StreamName,
-    sequence: Annotated[int | None, typer.Argument(metavar="SEQ", help="Its sequence.")] = None,
-    last_for: Annotated[str | None, typer.Option(metavar="SUBJECT", help="The newest of a subject.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the payload's bytes and nothing else.")] = False,
+    sequence: Annotated[int | None, typer.Argument(metavar="SEQ", help="The sequence of the message.")] = None,
+    last_for: Annotated[str | None, typer.Option(metavar="SUBJECT", help="The newest message of a subject.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the payload.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show one stored message: headers and payload."""
+    """Show a stored message: headers and payload."""
     cli = Cli.of(ctx, as_json)
 
     async def find(queues: Queues) -> StoredMessage:
@@ -287,13 +284,13 @@ def _message_json(message: StoredMessage) -> dict[str, object]:
 def purge(
     ctx: typer.Context,
     name: StreamName,
-    subject: Annotated[str | None, typer.Option(metavar="SUBJECT", help="Only of this subject.")] = None,
-    before: Annotated[int | None, typer.Option(metavar="SEQ", help="Only below this sequence.")] = None,
-    keep: Annotated[int | None, typer.Option(metavar="N", help="All but the newest N.")] = None,
+    subject: Annotated[str | None, typer.Option(metavar="SUBJECT", help="Only messages of this subject.")] = None,
+    before: Annotated[int | None, typer.Option(metavar="SEQ", help="Only messages below this sequence.")] = None,
+    keep: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N.")] = None,
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove messages: all, of a subject, below a sequence, or all but the newest."""
+    """Remove messages: all, those of a subject, those below a sequence, or all but the newest."""
     confirm(f"Remove messages from stream {name}?", yes=yes)
     cli = Cli.of(ctx, as_json)
     with progress(f"purging {name}"):
@@ -303,8 +300,8 @@ def purge(
 
 @app.command("seal", epilog=examples("purveyor stream seal ORDERS --yes"))
 def seal(ctx: typer.Context, name: StreamName, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """Close a stream for ever: no message in, none deleted; consumers go on reading."""
-    confirm(f"Seal stream {name}? It cannot be opened again.", yes=yes)
+    """Seal a stream for ever: the server stores and deletes no more messages; consumers can still read."""
+    confirm(f"Seal stream {name}? This cannot be undone.", yes=yes)
     cli = Cli.of(ctx, as_json)
     info = cli.call(lambda queues: queues.streams.seal(name))
     write_json(_as_json(info, {}), indent=2) if cli.json else write(f"Sealed {name}")
@@ -312,7 +309,7 @@ def seal(ctx: typer.Context, name: StreamName, yes: YesFlag = False, as_json: Js
 
 @app.command("rm", epilog=examples("purveyor stream rm ORDERS --yes"))
 def rm(ctx: typer.Context, name: StreamName, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """Remove a stream with all it holds."""
+    """Remove a stream with all its messages."""
     confirm(f"Remove stream {name} with all its messages?", yes=yes)
     cli = Cli.of(ctx, as_json)
     with progress(f"removing {name}"):

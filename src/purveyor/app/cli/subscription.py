@@ -1,4 +1,4 @@
-"""`purveyor subscription`: add, look at, pause, resume, prefill, replay and delete subscriptions; their passwords."""
+"""`purveyor subscription`: add, show, edit, pause, resume, prefill, replay and delete subscriptions."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
@@ -6,16 +6,21 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.parsers import parse_duration, parse_time, utc_now
-from purveyor.app.cli.render import note, table, write, write_json
-from purveyor.app.cli.sanitize import safe
-from purveyor.app.cli.subscription_edit import edit
+from purveyor.app.cli.output import note, safe, write, write_json
+from purveyor.app.cli.parsers import (
+    parse_duration,
+    parse_pair,
+    parse_place,
+    parse_scalar,
+    parse_topic,
+)
+from purveyor.app.cli.render import table
 from purveyor.app.cli.subscription_password import (
     AskPassword,
     GeneratePassword,
     PasswordFile,
     check_not_login,
-    chosen_password,
+    choose_password,
     credentials,
     password,
 )
@@ -36,8 +41,9 @@ from purveyor.app.cli.subscription_push import (
     PushUrls,
     SecretEnv,
     SecretFile,
-    chosen_bearer,
-    chosen_secret,
+    choose_bearer,
+    choose_secret,
+    edit,
 )
 from purveyor.app.cli.subscription_view import (
     as_dict,
@@ -47,20 +53,18 @@ from purveyor.app.cli.subscription_view import (
     unreadable_dict,
     unreadable_text,
 )
-from purveyor.app.push_input import PushEdge
-from purveyor.delivery.push.push_problems import Trouble, troubles_of
-from purveyor.delivery.subscription_status import Overview, backlogs, look
+from purveyor.app.push_input import PushInput
+from purveyor.delivery.push.push_problems import PushProblem, read_problems
+from purveyor.delivery.subscription_status import SubscriptionStatus, backlogs, read_status
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model import json_fields
-from purveyor.model.control_events import Place
-from purveyor.model.delivery_policy import read_hidden
+from purveyor.model.delivery_policy import read_hidden_fields
 from purveyor.model.errors import InvalidInput
-from purveyor.model.subscription import Filter, RealmTopic, Scalar, Subscription
+from purveyor.model.subscription import Filter, Scalar, Subscription
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import Snapshot, Unreadable
 
 app = typer.Typer(
-    help="Add, look at, pause, replay and delete subscriptions.", rich_markup_mode=None, add_completion=False
+    help="Add, show, edit, pause, replay and delete subscriptions.", rich_markup_mode=None, add_completion=False
 )
 T = TypeVar("T")
 
@@ -68,7 +72,10 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription.")]
 Topics = Annotated[
     list[str] | None,
     typer.Option(
-        "--topic", "-t", metavar="REALM:TOPIC", help="A topic, exact or a regular expression for all of it; repeatable."
+        "--topic",
+        "-t",
+        metavar="REALM:TOPIC",
+        help="A topic: exact, or a regular expression that matches all of it; repeatable.",
     ),
 ]
 
@@ -87,23 +94,33 @@ def add(
     ctx: typer.Context,
     name: Name,
     topic: Topics = None,
-    prefill: Annotated[bool, typer.Option("--prefill", help="Begin with the state of all objects.")] = False,
+    prefill: Annotated[bool, typer.Option("--prefill", help="Deliver the current state of all objects first.")] = False,
     filter_attribute: Annotated[
         list[str] | None,
-        typer.Option("--filter-attribute", metavar="NAME=VALUE", help="Only events with it; a name again: or."),
+        typer.Option(
+            "--filter-attribute",
+            metavar="NAME=VALUE",
+            help="Only events with this attribute; the same name again adds a value.",
+        ),
     ] = None,
     filter_field: Annotated[
         list[str] | None,
-        typer.Option("--filter-field", metavar="PATH=VALUE", help="Only objects with it; a path again: or."),
+        typer.Option(
+            "--filter-field",
+            metavar="PATH=VALUE",
+            help="Only objects with this field; the same path again adds a value.",
+        ),
     ] = None,
     hide: Annotated[
         list[str] | None,
-        typer.Option("--hide", metavar="FIELD", help="Take this field out, and not those of passwords; repeatable."),
+        typer.Option("--hide", metavar="FIELD", help="Remove this field, instead of the password fields; repeatable."),
     ] = None,
-    hide_nothing: Annotated[bool, typer.Option("--hide-nothing", help="Take no field out, not even those.")] = False,
+    hide_nothing: Annotated[bool, typer.Option("--hide-nothing", help="Remove no fields, not even passwords.")] = False,
     retention: Annotated[
         str | None,
-        typer.Option("--retention", metavar="DURATION", help="After so long an unacknowledged message expires, as 7d."),
+        typer.Option(
+            "--retention", metavar="DURATION", help="Unacknowledged messages expire after this time, such as 7d."
+        ),
     ] = None,
     push: PushUrls = None,
     ack_deadline: AckDeadline = None,
@@ -125,14 +142,16 @@ def add(
     generate_password: GeneratePassword = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Add a subscription: every event that is accepted from now on and fits is delivered to its queue.
+    """Add a subscription: the dispatcher writes every matching event that is accepted from now on to its queue.
 
-    The same again changes nothing; the same name with other parameters is an error. A value of a field is JSON
-    (3, true, "3") or else text. With a password it can fetch its messages from the API. With --push it gets them sent,
-    by `purveyor serve push`.
+    Adding it again changes nothing; the same name with other parameters is an error. The value of a field is JSON
+    (3, true, "3") or text. With a password the subscription can pull its messages from the API. With --push,
+    `purveyor serve push` sends them to its endpoint.
     """
     if not topic:
-        raise InvalidInput(f"subscription {name!r} needs a topic", fix="add --topic REALM:TOPIC, as udm:users/user")
+        raise InvalidInput(
+            f"subscription {name!r} needs a topic", fix="add --topic REALM:TOPIC, such as udm:users/user"
+        )
     attributes: dict[str, tuple[str, ...]] = {}
     for key, value in map(parse_pair, filter_attribute or []):
         attributes[key] = (*attributes.get(key, ()), value)
@@ -147,7 +166,7 @@ def add(
         hidden_fields=_hidden(hide, nothing=hide_nothing),
         retention_seconds=None if retention is None else parse_duration(retention).total_seconds(),
     )
-    signed, made = chosen_secret(make=secret, file=secret_file, env=secret_env)
+    signing_secret, is_generated = choose_secret(make=secret, file=secret_file, env=secret_env)
     flags = PushFlags(
         urls=push,
         ack_deadline=ack_deadline,
@@ -159,43 +178,43 @@ def add(
         format=push_format,
         ack_codes=ack_codes,
         after=after_dead_letter,
-        secret=signed,
-        secret_made=made,
-        bearer=chosen_bearer(file=bearer_file, env=bearer_env),
+        secret=signing_secret,
+        secret_generated=is_generated,
+        bearer=choose_bearer(file=bearer_file, env=bearer_env),
     )
-    flags.check_pushed()
-    given = chosen_password(password_file, ask=ask_password, generate=generate_password)
+    flags.require_endpoint()
+    given = choose_password(password_file, ask=ask_password, generate=generate_password)
     cli = Cli.of(ctx, as_json)
     settings = cli.settings()
     check_not_login(name, settings)
-    edge = PushEdge.of(settings)
+    push_input = PushInput.from_settings(settings)
 
-    async def work(subscriptions: Subscriptions, queues: Queues) -> tuple[Overview, bool]:
-        wanted = flags.added(definition, edge, await subscriptions.find(name))
+    async def work(subscriptions: Subscriptions, queues: Queues) -> tuple[SubscriptionStatus, bool]:
+        wanted = flags.add_to(definition, push_input, await subscriptions.find(name))
         record, created = await subscriptions.add(wanted)
         if given is not None:
-            # A crash before this leaves one without a password; the same command again gives it one.
+            # A crash before this leaves a subscription without a password; the same command again sets it.
             with credentials(queues, settings.replicas) as known:
                 created |= await known.set_first(name, record.incarnation, given.text)
-        return await _look(subscriptions, queues, name), created
+        return await _read_status(subscriptions, queues, name), created
 
     found, created = _call(cli, work)
     if cli.json:
-        shown = {**(given.shown() if given else {}), **(flags.shown() if created else {})}
+        shown = {**(given.password_json() if given else {}), **(flags.secret_json() if created else {})}
         write_json({**as_dict(found), "created": created, **shown}, indent=2)
     else:
         begin = found.registered.record.begin
-        write(f"{'Added' if created else 'Unchanged:'} subscription {name}, from position {begin} on")
+        write(f"{'Added' if created else 'Unchanged:'} subscription {name}, events after position {begin}")
         if given is not None and given.generated:
-            write(given.line())
-        if created and flags.secret_made:
-            write(flags.line())
+            write(given.password_line())
+        if created and flags.secret_generated:
+            write(flags.secret_line())
 
 
 def _hidden(given: list[str] | None, *, nothing: bool) -> tuple[str, ...]:
     if nothing and given:
-        raise InvalidInput("--hide and --hide-nothing contradict each other", fix="give one of them")
-    return read_hidden({"hidden_fields": [] if nothing else given or None})
+        raise InvalidInput("--hide and --hide-nothing exclude each other", fix="give one of them")
+    return read_hidden_fields({"hidden_fields": [] if nothing else given or None})
 
 
 app.command(
@@ -222,15 +241,17 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """List the subscriptions."""
     cli = Cli.of(ctx, as_json)
 
-    async def work(subscriptions: Subscriptions, queues: Queues) -> tuple[Snapshot, dict[str, int], dict[str, Trouble]]:
+    async def work(
+        subscriptions: Subscriptions, queues: Queues
+    ) -> tuple[Snapshot, dict[str, int], dict[str, PushProblem]]:
         snapshot = await subscriptions.list()
-        return snapshot, await backlogs(queues), await troubles_of(queues, [*snapshot.subscriptions.values()])
+        return snapshot, await backlogs(queues), await read_problems(queues, [*snapshot.subscriptions.values()])
 
-    found, waiting, troubles = _call(cli, work)
+    found, waiting, problems = _call(cli, work)
     for unread in found.unreadable.values():
-        note(f"subscription {unread.name} is not understood: {unread.reason}")
+        note(f"the record of subscription {unread.name} cannot be read: {unread.reason}")
     if cli.json:
-        shown = [registered_dict(each, troubles.get(each.name)) for each in found.subscriptions.values()]
+        shown = [registered_dict(each, problems.get(each.name)) for each in found.subscriptions.values()]
         shown += [unreadable_dict(each) for each in found.unreadable.values()]
         write_json([{**each, "backlog": waiting.get(str(each["name"]))} for each in shown], indent=2)
         return
@@ -238,7 +259,7 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
         (
             each.name,
             [f"{topic.realm}:{topic.topic}" for topic in each.record.definition.realms_topics],
-            condition(each, troubles.get(each.name)),
+            condition(each, problems.get(each.name)),
             each.record.begin,
             waiting.get(each.name),
             each.prefill.status if each.prefill else None,
@@ -253,12 +274,12 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
 
 @app.command("show", epilog=examples("purveyor subscription show ox", "purveyor subscription show ox --json"))
 def show(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
-    """Show a subscription: what it asks for, how far it is, what waits in its queue."""
+    """Show a subscription: its definition, its position, and its backlog."""
     cli = Cli.of(ctx, as_json)
 
-    async def work(subscriptions: Subscriptions, queues: Queues) -> Overview | Unreadable:
+    async def work(subscriptions: Subscriptions, queues: Queues) -> SubscriptionStatus | Unreadable:
         found = await (await subscriptions.registry()).find(name)
-        return found if isinstance(found, Unreadable) else await _look(subscriptions, queues, name)
+        return found if isinstance(found, Unreadable) else await _read_status(subscriptions, queues, name)
 
     found = _call(cli, work)
     if isinstance(found, Unreadable):
@@ -269,7 +290,7 @@ def show(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
 
 @app.command("pause", epilog=examples("purveyor subscription pause ox"))
 def pause(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
-    """Hand out nothing until it is resumed; its queue goes on filling."""
+    """Stop deliveries of a subscription until it is resumed; its queue still fills."""
     cli = Cli.of(ctx, as_json)
     _call(cli, lambda subscriptions, _: subscriptions.pause(name))
     write_json({"name": name, "paused": True}) if cli.json else write(f"Paused {name}")
@@ -277,7 +298,7 @@ def pause(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
 
 @app.command("resume", epilog=examples("purveyor subscription resume ox"))
 def resume(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
-    """Hand out again; if its queue had refused messages, they are written now."""
+    """Resume deliveries; messages that its queue has refused are written now."""
     cli = Cli.of(ctx, as_json)
 
     async def work(subscriptions: Subscriptions, _: Queues) -> int | None:
@@ -294,7 +315,7 @@ def resume(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
 
 @app.command("prefill", epilog=examples("purveyor subscription prefill ox"))
 def prefill_(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
-    """Try a prefill that failed again."""
+    """Request a failed prefill again."""
     cli = Cli.of(ctx, as_json)
     state = _call(cli, lambda subscriptions, _: subscriptions.request_prefill(name))
     if cli.json:
@@ -315,13 +336,13 @@ def replay(
     ctx: typer.Context,
     name: Name,
     from_: Annotated[
-        str, typer.Option("--from", metavar="TIME|POSITION", help="Where to begin; also a duration ago, as 2h.")
+        str, typer.Option("--from", metavar="TIME|POSITION", help="The start; also a duration ago, such as 2h.")
     ],
-    to: Annotated[str | None, typer.Option("--to", metavar="TIME|POSITION", help="Where to end; default: now.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="TIME|POSITION", help="The end; default: now.")] = None,
     topic: Topics = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write events of the past to its queue again, those that fit; with --topic only some of them."""
+    """Write matching events of the past to the queue again; with --topic only those topics."""
     topics = tuple(map(parse_topic, topic or []))
     begin, end = parse_place(from_), None if to is None else parse_place(to)
     cli = Cli.of(ctx, as_json)
@@ -329,7 +350,7 @@ def replay(
     if cli.json:
         write_json(job.to_json())
     else:
-        write(f"Replay of {name} from {safe(from_)} to {safe(to or 'now')} is on its way (job {job.job})")
+        write(f"Replay of {name} from {safe(from_)} to {safe(to or 'now')} is requested (job {job.job})")
 
 
 @app.command("delete", epilog=examples("purveyor subscription delete ox --yes"))
@@ -338,12 +359,12 @@ def delete(
     name: Name,
     yes: YesFlag = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also one that this program does not understand.", show_default=False)
+        bool, typer.Option("--force", help="Also delete a subscription of a newer version.", show_default=False)
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete a subscription with all that waits in its queue."""
-    confirm(f"Delete subscription {name} with all that waits in its queue?", yes=yes)
+    """Delete a subscription with all messages in its queue."""
+    confirm(f"Delete subscription {name} with all messages in its queue?", yes=yes)
     cli = Cli.of(ctx, as_json)
     replicas = cli.settings().replicas
 
@@ -361,53 +382,7 @@ def _call(cli: Cli, work: Callable[[Subscriptions, Queues], Awaitable[T]]) -> T:
     return cli.call(lambda queues: work(Subscriptions(queues, replicas=replicas), queues))
 
 
-async def _look(subscriptions: Subscriptions, queues: Queues, name: str) -> Overview:
-    # Not through `get`: a deletion that was cut off must be seen to be repaired.
+async def _read_status(subscriptions: Subscriptions, queues: Queues, name: str) -> SubscriptionStatus:
+    # Not through `get`, which hides a subscription whose deletion was interrupted.
     registry = await subscriptions.registry()
-    return await look(queues, registry, await registry.get(name))
-
-
-def parse_topic(text: str) -> RealmTopic:
-    """`REALM:TOPIC`; the topic may have colons of its own.
-
-    >>> parse_topic("udm:users/user")
-    RealmTopic(realm='udm', topic='users/user')
-    """
-    realm, colon, topic = text.partition(":")
-    if not colon or not realm or not topic:
-        raise InvalidInput(f"invalid topic {text!r}", fix="write REALM:TOPIC, as udm:users/user")
-    return RealmTopic(realm, topic)
-
-
-def parse_pair(text: str) -> tuple[str, str]:
-    """`name=value`; the value may be empty."""
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InvalidInput(f"invalid filter {text!r}", fix="write NAME=VALUE, as department=it")
-    return name, value
-
-
-def parse_scalar(text: str) -> Scalar:
-    """A JSON string, number, true or false; anything else is text.
-
-    >>> parse_scalar("3"), parse_scalar("it"), parse_scalar('"3"')
-    (3, 'it', '3')
-    """
-    try:
-        value = json_fields.load(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, str | int | float | bool) else text
-
-
-def parse_place(text: str) -> Place:
-    """A position, an ISO time, or a duration ago."""
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        return utc_now() - parse_duration(text) if "-" not in text else parse_time(text)
-    except InvalidInput:
-        raise InvalidInput(
-            f"invalid place {text!r}",
-            fix="use a position, a time such as 2026-11-15T12:00:00Z, or 2h for two hours ago",
-        ) from None
+    return await read_status(queues, registry, await registry.get(name))

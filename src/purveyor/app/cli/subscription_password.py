@@ -1,4 +1,4 @@
-"""The password of a subscription from the command line: read from a file, asked for, or made up and shown once."""
+"""`purveyor subscription password`: set a password that is read from a file, typed, or generated and shown once."""
 
 import contextlib
 import secrets
@@ -11,68 +11,70 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag
+from purveyor.app.cli.output import write, write_json
 from purveyor.app.cli.parsers import parse_duration
-from purveyor.app.cli.render import write, write_json
 from purveyor.app.settings import Settings
 from purveyor.delivery.credentials import Credentials
-from purveyor.delivery.password_hashing import Hasher
+from purveyor.delivery.password_hashing import PasswordHasher
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.errors import InvalidInput, InvalidName
 from purveyor.queues.client import Queues
 
-_LONGEST = 1024
+_MAX_PASSWORD_CHARACTERS = 1024
 STDIN = "-"
 
 PasswordFile = Annotated[
     str | None,
-    typer.Option("--password-file", metavar="FILE|-", help="Its password for the API: the first line of a file."),
+    typer.Option(
+        "--password-file", metavar="FILE|-", help="Read the password for the API from the first line of a file."
+    ),
 ]
-AskPassword = Annotated[bool, typer.Option("--ask-password", help="Ask for its password.")]
-GeneratePassword = Annotated[
-    bool, typer.Option("--generate-password", help="Make up its password, and show it this once.")
-]
+AskPassword = Annotated[bool, typer.Option("--ask-password", help="Ask for the password.")]
+GeneratePassword = Annotated[bool, typer.Option("--generate-password", help="Generate the password, and show it once.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Password:
-    """What was chosen. One that was made up is shown, and no other."""
+    """The chosen password. Only a generated one is shown."""
 
     text: str = field(repr=False)
     generated: bool = False
 
-    def shown(self) -> dict[str, str]:
-        """For JSON."""
+    def password_json(self) -> dict[str, str]:
+        """Return a generated password for JSON output."""
         return {"password": self.text} if self.generated else {}
 
-    def line(self) -> str:
-        """For people."""
-        return f"Its password, which is not shown again: {self.text}" if self.generated else ""
+    def password_line(self) -> str:
+        """Return a generated password as a line of text."""
+        return f"The password, which is not shown again: {self.text}" if self.generated else ""
 
 
-def chosen_password(file: str | None, *, ask: bool, generate: bool) -> Password | None:
-    """The password by the flags of a command; None without any."""
+def choose_password(file: str | None, *, ask: bool, generate: bool) -> Password | None:
+    """Return the password that the flags choose; None without such flags."""
     if (file is not None) + ask + generate > 1:
-        raise InvalidInput("more than one way to a password", fix="give one of the --...password flags")
+        raise InvalidInput(
+            "more than one password is given", fix="give one of --password-file, --ask-password, --generate-password"
+        )
     if generate:
         return Password(secrets.token_urlsafe(24), generated=True)
     if ask:
         if not sys.stdin.isatty():
             raise InvalidInput("there is no terminal to ask for a password on", fix="use --password-file")
-        return _checked(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
-    return None if file is None else _checked(read_first_line(file))
+        return _check_password(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    return None if file is None else _check_password(read_first_line(file))
 
 
 def check_not_login(name: str, settings: Settings) -> None:
-    """A subscription logs in with its name, so it cannot have that of a login of the settings."""
+    """Raise InvalidName if a login of the settings has this name: a subscription logs in with its name."""
     own = (settings.admin_username, settings.events_username, settings.prefill_username)
     if name in {*own, *(each.username for each in settings.publishers)}:
-        raise InvalidName(f"the name {name!r} is that of a login", fix="choose another name")
+        raise InvalidName(f"the name {name!r} belongs to a login of the settings", fix="choose another name")
 
 
 @contextlib.contextmanager
 def credentials(queues: Queues, replicas: int) -> Iterator[Credentials]:
-    """The credentials, with threads to hash in."""
-    hasher = Hasher()
+    """Open the credentials with a thread pool for hashing."""
+    hasher = PasswordHasher()
     try:
         yield Credentials(queues, hasher, replicas=replicas)
     finally:
@@ -86,21 +88,22 @@ def password(
     ask_password: AskPassword = False,
     generate_password: GeneratePassword = False,
     keep: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="For so long the last password is valid as well.")
+        str | None, typer.Option(metavar="DURATION", help="How long the last password stays valid.")
     ] = None,
     keep_tokens: Annotated[
-        bool, typer.Option("--keep-tokens", help="Keep its tokens valid; without it, they end with the last password.")
+        bool, typer.Option("--keep-tokens", help="Keep the tokens valid; else they end with the last password.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Give a subscription another password, or its first one: with it, it fetches its messages from the API.
+    """Set the password with which a subscription pulls its messages from the API.
 
-    Its tokens end with the last password: at once, or after --keep. With --keep-tokens they stay valid.
+    The tokens of the subscription end with its last password: at once, or after --keep. With --keep-tokens they stay
+    valid.
     """
     cli = Cli.of(ctx, as_json)
-    given = chosen_password(password_file, ask=ask_password, generate=generate_password)
+    given = choose_password(password_file, ask=ask_password, generate=generate_password)
     if given is None:
-        raise InvalidInput("no password", fix="give --password-file, --ask-password or --generate-password")
+        raise InvalidInput("no password is given", fix="give --password-file, --ask-password or --generate-password")
     seconds = 0.0 if keep is None else parse_duration(keep).total_seconds()
     settings = cli.settings()
     check_not_login(name, settings)
@@ -112,13 +115,13 @@ def password(
 
     cli.call(work)
     if cli.json:
-        write_json({"name": name, **given.shown()})
+        write_json({"name": name, **given.password_json()})
     else:
-        write("\n".join(filter(None, (f"Set the password of {name}", given.line()))))
+        write("\n".join(filter(None, (f"Set the password of {name}", given.password_line()))))
 
 
 def read_first_line(file: str, what: str = "password", flag: str = "--password-file") -> str:
-    """A secret from a file or, if that is `-`, from standard input."""
+    """Read a secret from the first line of a file, or of standard input for `-`."""
     try:
         if file == STDIN:
             return sys.stdin.readline().rstrip("\r\n")
@@ -128,7 +131,7 @@ def read_first_line(file: str, what: str = "password", flag: str = "--password-f
         raise InvalidInput(f"no {what} can be read from {file}: {error}", fix=f"check {flag}") from None
 
 
-def _checked(text: str) -> Password:
-    if not 0 < len(text) <= _LONGEST:
-        raise InvalidInput("the password is empty or too long", fix=f"give 1 to {_LONGEST} characters")
+def _check_password(text: str) -> Password:
+    if not 0 < len(text) <= _MAX_PASSWORD_CHARACTERS:
+        raise InvalidInput("the password is empty or too long", fix=f"give 1 to {_MAX_PASSWORD_CHARACTERS} characters")
     return Password(text)

@@ -1,38 +1,38 @@
-"""A subscription as `purveyor subscription` shows it: as JSON, and for people."""
+"""A subscription as `purveyor subscription` prints it: as JSON and as text."""
 
 import json
 from datetime import UTC, datetime, timedelta
 
 from purveyor.app.cli.render import block, show_time
-from purveyor.delivery.push.push_problems import Trouble
-from purveyor.delivery.subscription_status import Overview
+from purveyor.delivery.push.push_problems import PushProblem
+from purveyor.delivery.subscription_status import SubscriptionStatus
 from purveyor.model.ack_ranges import Expired
-from purveyor.model.delivery_policy import DEFAULT_HIDDEN
+from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS
 from purveyor.model.push_config import AfterDeadLetter
 from purveyor.model.stored_record import UPGRADE
 from purveyor.model.subscription import Subscription
 from purveyor.queues.registry import PrefillState, Registered, Suspension, Unreadable
 
 
-def condition(found: Registered, trouble: Trouble | None = None) -> str:
-    """The state in one word, the one that asks for attention first."""
+def condition(found: Registered, push_problem: PushProblem | None = None) -> str:
+    """Return the most urgent state in one word."""
     if found.suspended is not None:
         return "suspended"
     if found.record.paused:
         return "paused"
-    return "stuck" if trouble is not None else found.record.state.value
+    return "stuck" if push_problem is not None else found.record.state.value
 
 
-def registered_dict(found: Registered, trouble: Trouble | None = None) -> dict[str, object]:
-    """What the registry knows, as JSON; and why it is not pushed."""
+def registered_dict(found: Registered, push_problem: PushProblem | None = None) -> dict[str, object]:
+    """Return a registered subscription, with its push problem, for JSON."""
     record = found.record
     return {
-        **record.definition.shown(),
+        **record.definition.to_public_json(),
         "incarnation": record.incarnation,
         "state": record.state.value,
         "paused": record.paused,
         **({} if record.pause_reason is None else {"pause_reason": record.pause_reason}),
-        **({} if trouble is None else {"push_trouble": trouble.to_json()}),
+        **({} if push_problem is None else {"push_trouble": push_problem.to_json()}),
         "created": record.created,
         "begin": record.begin,
         "suspended": found.suspended.to_json() if found.suspended else None,
@@ -41,7 +41,7 @@ def registered_dict(found: Registered, trouble: Trouble | None = None) -> dict[s
 
 
 def unreadable_dict(found: Unreadable) -> dict[str, object]:
-    """A subscription that this program does not understand, as JSON: what is known, and why it is no more."""
+    """Return a subscription whose record this version cannot read, for JSON."""
     return {
         "name": found.name,
         "incarnation": found.incarnation,
@@ -54,10 +54,10 @@ def unreadable_dict(found: Unreadable) -> dict[str, object]:
 
 
 def unreadable_text(found: Unreadable) -> str:
-    """The same for people."""
+    """Return a subscription whose record this version cannot read, as text."""
     rows: list[tuple[str, object]] = [
-        ("State", "unreadable: this program does not serve it, and leaves it as it is"),
-        ("Because", found.reason),
+        ("State", "unreadable: this version neither delivers nor changes it"),
+        ("Reason", found.reason),
         ("What to do", UPGRADE),
         ("Begins after", found.begin),
         *_suspended_rows(found.suspended),
@@ -65,11 +65,11 @@ def unreadable_text(found: Unreadable) -> str:
     return block(f"Subscription {found.name}", rows)
 
 
-def as_dict(found: Overview) -> dict[str, object]:
-    """All about a subscription, as JSON."""
+def as_dict(found: SubscriptionStatus) -> dict[str, object]:
+    """Return the status of a subscription for JSON."""
     waiting = {"main": found.main, "prefill": found.prefill, "retry": found.retry}
     return {
-        **registered_dict(found.registered, found.trouble),
+        **registered_dict(found.registered, found.push_problem),
         "position": found.position,
         "backlog": None if found.main is None else waiting,
         "expired": expired_dict(found.expired),
@@ -78,15 +78,15 @@ def as_dict(found: Overview) -> dict[str, object]:
 
 
 def expired_dict(expired: Expired) -> dict[str, object] | None:
-    """What nobody acknowledged in time, as JSON; None if nothing."""
+    """Return the expired messages for JSON; None if there are none."""
     if not expired.count:
         return None
     last = datetime.fromtimestamp(expired.at / 1000, UTC)
     return {"count": expired.count, "position": expired.position or None, "last": last}
 
 
-def as_text(found: Overview) -> str:
-    """All about a subscription, for people."""
+def as_text(found: SubscriptionStatus) -> str:
+    """Return the status of a subscription as text."""
     record, suspended = found.registered.record, found.registered.suspended
     wanted, hidden = record.definition.filter, record.definition.hidden_fields
     filters = [f"{name} = {' or '.join(values)}" for name, values in wanted.attributes.items()]
@@ -94,11 +94,11 @@ def as_text(found: Overview) -> str:
     rows: list[tuple[str, object]] = [
         ("Topics", [f"{topic.realm}:{topic.topic}" for topic in record.definition.realms_topics]),
         *([("Only", filters)] if filters else []),
-        *([("Hidden", list(hidden) or "nothing")] if hidden != DEFAULT_HIDDEN else []),
+        *([("Hidden", list(hidden) or "nothing")] if hidden != DEFAULT_HIDDEN_FIELDS else []),
         *push_rows(record.definition),
-        ("State", condition(found.registered, found.trouble)),
-        *([] if record.pause_reason is None else [("Paused because", record.pause_reason)]),
-        *([] if found.trouble is None else [("Not pushed because", found.trouble.reason)]),
+        ("State", condition(found.registered, found.push_problem)),
+        *([] if record.pause_reason is None else [("Pause reason", record.pause_reason)]),
+        *([] if found.push_problem is None else [("Push problem", found.push_problem.reason)]),
         ("Created", record.created),
         ("Begins after", record.begin),
         ("Dispatched up to", found.position),
@@ -110,7 +110,7 @@ def as_text(found: Overview) -> str:
     if found.expired.count:
         rows.append(("Expired", _expired_text(found.expired)))
     if found.unreadable is not None:
-        rows.append(("Not understood", found.unreadable))
+        rows.append(("Unreadable", found.unreadable))
     return block(f"Subscription {record.name}", [*rows, *_suspended_rows(suspended)])
 
 
@@ -121,7 +121,7 @@ def _suspended_rows(suspended: Suspension | None) -> list[tuple[str, object]]:
 
 
 def push_rows(definition: Subscription) -> list[tuple[str, object]]:
-    """Where and how it is pushed; nothing if it is not."""
+    """Return the rows of the push settings; none for a pull subscription."""
     push, retry = definition.push, definition.retry
     if push is None:
         return []
@@ -148,16 +148,16 @@ def push_rows(definition: Subscription) -> list[tuple[str, object]]:
 
 def _expired_text(expired: Expired) -> str:
     last = datetime.fromtimestamp(expired.at / 1000, UTC)
-    return f"{expired.count} that nobody acknowledged in time, the last on {show_time(last)}"
+    return f"{expired.count} unacknowledged messages, the last on {show_time(last)}"
 
 
-def _waiting_text(found: Overview) -> str:
+def _waiting_text(found: SubscriptionStatus) -> str:
     put_back = f", {found.retry} put back" if found.retry else ""
     return f"{found.main} live, {found.prefill} of the prefill{put_back}"
 
 
 def prefill_text(state: PrefillState | None) -> str:
-    """How far a prefill is."""
+    """Describe the progress of a prefill."""
     if state is None:
         return "none"
     of = f" of {state.total}" if state.total is not None else ""

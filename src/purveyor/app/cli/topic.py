@@ -1,4 +1,4 @@
-"""`purveyor topic`: the topics that were declared or seen, their schemas, and who asks for them."""
+"""`purveyor topic`: the topics that were declared or seen, their schemas, and the subscriptions to them."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
@@ -6,30 +6,30 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.parsers import utc_now
-from purveyor.app.cli.render import block, note, table, write, write_json
-from purveyor.app.views.topic_view import Known, known_topics, topic_known
+from purveyor.app.cli.output import note, write, write_json
+from purveyor.app.cli.parsers import parse_label, utc_now
+from purveyor.app.cli.render import block, table
+from purveyor.app.views.schema_view import Known, known_topics, topic_known
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model.errors import InvalidInput
-from purveyor.sources.schemas.cache import MOST_TOPICS
-from purveyor.sources.schemas.registry import Schemas
+from purveyor.sources.schemas.cache import MAX_TOPICS
+from purveyor.sources.schemas.registry import SchemaRegistry
 from purveyor.sources.schemas.schema import Topic
 
 app = typer.Typer(
-    help="Declare topics; see which there are and who asks for them.", rich_markup_mode=None, add_completion=False
+    help="Declare and list topics, with the subscriptions to them.", rich_markup_mode=None, add_completion=False
 )
 T = TypeVar("T")
 
-Label = Annotated[str, typer.Argument(metavar="REALM:TOPIC", help="The topic, exact.")]
+Label = Annotated[str, typer.Argument(metavar="REALM:TOPIC", help="The exact topic.")]
 
 
 @app.command("list", epilog=examples("purveyor topic list", "purveyor topic list --json"))
 def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
-    """List the topics that were declared, or that an event was accepted for by the API or `purveyor publish`."""
+    """List the topics that were declared, or that the API or `purveyor publish` has accepted an event for."""
     cli = Cli.of(ctx, as_json)
     found = _call(cli, known_topics)
-    if len(found) >= MOST_TOPICS:
-        note(f"the list is full: topics beyond {MOST_TOPICS} are delivered, but not listed; delete some to make room")
+    if len(found) >= MAX_TOPICS:
+        note(f"the list is full: topics beyond {MAX_TOPICS} are delivered, but not listed; delete some to make room")
     if cli.json:
         write_json([each.to_json() for each in found], indent=2)
         return
@@ -50,19 +50,21 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
 def add(
     ctx: typer.Context,
     label: Label,
-    description: Annotated[str, typer.Option(metavar="TEXT", help="What it is about.")] = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Its realm takes declared topics alone.")] = False,
+    description: Annotated[str, typer.Option(metavar="TEXT", help="A description.")] = "",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse events of other, undeclared topics of its realm.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Declare a topic, or change what was declared.
+    """Declare a topic, or change its declaration.
 
-    A topic need not be declared. With --strict, events of the same realm that are of no declared topic are refused.
+    Declaring a topic is optional. With --strict, events of the same realm whose topic is not declared are refused.
     """
     realm, topic = parse_label(label)
     wanted = Topic(realm=realm, topic=topic, since=utc_now(), declared=True, strict=strict, description=description)
     cli = Cli.of(ctx, as_json)
 
-    async def work(schemas: Schemas, subscriptions: Subscriptions) -> tuple[Known, bool]:
+    async def work(schemas: SchemaRegistry, subscriptions: Subscriptions) -> tuple[Known, bool]:
         _, created = await schemas.declare(wanted)
         return await topic_known(schemas, subscriptions, realm, topic), created
 
@@ -75,7 +77,7 @@ def add(
 
 @app.command("show", epilog=examples("purveyor topic show shop:orders"))
 def show(ctx: typer.Context, label: Label, as_json: JsonFlag = False) -> None:
-    """Show a topic: its schema, and the subscriptions that ask for it."""
+    """Show a topic: its schema, and the subscriptions to it."""
     realm, topic = parse_label(label)
     cli = Cli.of(ctx, as_json)
     found = _call(cli, lambda schemas, subscriptions: topic_known(schemas, subscriptions, realm, topic))
@@ -94,24 +96,12 @@ def show(ctx: typer.Context, label: Label, as_json: JsonFlag = False) -> None:
 
 @app.command("delete", epilog=examples("purveyor topic delete shop:orders --yes"))
 def delete(ctx: typer.Context, label: Label, yes: YesFlag = False, as_json: JsonFlag = False) -> None:
-    """Forget a topic; the next event that is accepted for it makes it known again."""
+    """Remove a topic from the list; the next accepted event of the topic adds it again."""
     realm, topic = parse_label(label)
-    confirm(f"Forget the topic {label}?", yes=yes)
+    confirm(f"Remove the topic {label} from the list?", yes=yes)
     cli = Cli.of(ctx, as_json)
     _call(cli, lambda schemas, _: schemas.forget_topic(realm, topic))
-    write_json({"realm": realm, "topic": topic, "deleted": True}) if cli.json else write(f"Forgot {label}")
-
-
-def parse_label(text: str) -> tuple[str, str]:
-    """`REALM:TOPIC`, both exact.
-
-    >>> parse_label("shop:orders")
-    ('shop', 'orders')
-    """
-    realm, colon, topic = text.partition(":")
-    if not colon or not realm or not topic:
-        raise InvalidInput(f"invalid topic {text!r}", fix="write REALM:TOPIC, as shop:orders")
-    return realm, topic
+    write_json({"realm": realm, "topic": topic, "deleted": True}) if cli.json else write(f"Removed {label}")
 
 
 def _state(topic: Topic) -> str:
@@ -124,6 +114,8 @@ def _schema(found: Known) -> str | None:
     return None if found.schema is None else f"{found.schema.name}, revision {found.schema.newest.number}"
 
 
-def _call(cli: Cli, work: Callable[[Schemas, Subscriptions], Awaitable[T]]) -> T:
+def _call(cli: Cli, work: Callable[[SchemaRegistry, Subscriptions], Awaitable[T]]) -> T:
     replicas = cli.settings().replicas
-    return cli.call(lambda queues: work(Schemas(queues, replicas=replicas), Subscriptions(queues, replicas=replicas)))
+    return cli.call(
+        lambda queues: work(SchemaRegistry(queues, replicas=replicas), Subscriptions(queues, replicas=replicas))
+    )

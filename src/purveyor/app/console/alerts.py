@@ -1,21 +1,21 @@
-"""What somebody should know, and what to do about it: rules over facts, each with a reason and a next step. Pure."""
+"""Alerts: rules over a snapshot that find problems, each with its reason and the next step for the operator. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from purveyor.app.console.formatting import duration, plural
-from purveyor.app.console.snapshot import Facts, PartFacts, PipelineFacts, QueueKind
+from purveyor.app.console.formatting import format_count, format_duration
+from purveyor.app.console.snapshot import PartSnapshot, PipelineSnapshot, QueueKind, SystemSnapshot
 from purveyor.app.console.time_series import History
 from purveyor.model.registration import PrefillStatus, RecordState
 from purveyor.queues.registry import Registered
 
 SILENT_SECONDS: Final = 10.0
-"""A pipeline that posted nothing for so long is not there."""
+"""The console treats a pipeline without a status for this time as not running."""
 SLOW_SECONDS: Final = 60.0
 STUCK_SECONDS: Final = 300.0
-_READS: Final = {
+_PART_READERS: Final = {
     "transform": ("ldif", "transformer"),
     "dispatch": ("incoming", ""),
     "archive": ("incoming", "archive"),
@@ -24,20 +24,20 @@ _READS: Final = {
 
 
 class Level(IntEnum):
-    """How bad it is."""
+    """The severity of an alert."""
 
     FINE = 0
     NOTE = 1
-    """Something is under way that explains what is seen."""
+    """Work in progress that explains what the console shows."""
     WARNING = 2
-    """Somebody should look at it some time."""
+    """An operator should look at it soon."""
     STUCK = 3
-    """Messages do not go on until somebody acts."""
+    """Messages do not move until an operator acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """What is wrong with what (the id of a box), why, and what to do next."""
+class Alert:
+    """A problem: the box it concerns (`about`), what is wrong, why, and what to do next."""
 
     about: str
     level: Level
@@ -47,242 +47,244 @@ class Trouble:
     link: str = ""
 
 
-def server_troubles(facts: Facts) -> Iterator[Trouble]:
-    """Without the server nothing else can be told."""
-    if facts.problem is not None:
-        yield Trouble(
+def server_alerts(snapshot: SystemSnapshot) -> Iterator[Alert]:
+    """Yield an alert if the NATS server does not answer."""
+    if snapshot.problem is not None:
+        yield Alert(
             about="server",
             level=Level.STUCK,
             title="The queues cannot be reached",
-            reason=facts.problem,
-            next=facts.fix or "See that the NATS server runs: purveyor doctor",
+            reason=snapshot.problem,
+            next=snapshot.fix or "Check that the NATS server runs: purveyor doctor",
         )
 
 
-def pipeline_troubles(facts: Facts, history: History) -> Iterator[Trouble]:
-    """Of the pipeline as a whole, and of its parts."""
-    running = [pipeline for pipeline in facts.pipelines if not pipeline.stopped]
-    heard = [pipeline for pipeline in running if not _silent(facts, pipeline)]
-    waiting = sum(_backlog(facts, part) for part in _READS)
-    if not heard and (waiting or facts.pipelines or facts.subscriptions):
-        yield _no_pipeline(facts, running, waiting)
-    known = facts.parts
-    for name in _READS:
+def pipeline_alerts(snapshot: SystemSnapshot, history: History) -> Iterator[Alert]:
+    """Yield alerts about the pipeline and its parts."""
+    running = [pipeline for pipeline in snapshot.pipelines if not pipeline.stopped]
+    heard = [pipeline for pipeline in running if not _is_silent(snapshot, pipeline)]
+    waiting = sum(_backlog(snapshot, part) for part in _PART_READERS)
+    if not heard and (waiting or snapshot.pipelines or snapshot.subscriptions):
+        yield _no_pipeline(snapshot, running, waiting)
+    known = snapshot.parts
+    for name in _PART_READERS:
         if name in known and known[name][0] in heard:
-            yield from _part_troubles(facts, history, known[name][1])
-        elif heard and _backlog(facts, name):
-            yield Trouble(
+            yield from _part_alerts(snapshot, history, known[name][1])
+        elif heard and _backlog(snapshot, name):
+            yield Alert(
                 about=f"part:{name}",
                 level=Level.STUCK,
                 title=f"No {name} runs",
-                reason=f"{plural(_backlog(facts, name), 'message')} for it, and no pipeline that runs has this part",
+                reason=f"{format_count(_backlog(snapshot, name), 'message')} waiting; no pipeline runs this part",
                 next=f"Start it: purveyor serve pipeline --parts {name}",
                 link="/console/pipeline",
             )
 
 
-def _no_pipeline(facts: Facts, running: list[PipelineFacts], waiting: int) -> Trouble:
+def _no_pipeline(snapshot: SystemSnapshot, running: list[PipelineSnapshot], waiting: int) -> Alert:
     level = Level.STUCK if waiting else Level.WARNING
-    held = f"; {plural(waiting, 'message')} for it" if waiting else ""
+    backlog = f"; {format_count(waiting, 'message')} waiting" if waiting else ""
     if running:
         last = max(running, key=lambda pipeline: pipeline.at)
-        ago = duration((facts.at - last.at).total_seconds())
-        reason = f"It was last heard of {ago} ago, as process {last.pid} on {last.host}{held}"
-    elif facts.pipelines:
-        reason = f"It was stopped{held}"
+        ago = format_duration((snapshot.at - last.at).total_seconds())
+        reason = f"Its last report is {ago} old, from process {last.pid} on {last.host}{backlog}"
+    elif snapshot.pipelines:
+        reason = f"It was stopped{backlog}"
     else:
-        reason = f"None has said anything since the queue server started{held}"
-    return Trouble(
+        reason = f"No pipeline has reported since the NATS server started{backlog}"
+    return Alert(
         about="pipeline",
         level=level,
         title="No pipeline runs",
         reason=reason,
-        next="Start it: purveyor serve pipeline (or purveyor up). If it should run, see logs/pipeline.log there",
+        next="Start it: purveyor serve pipeline (or purveyor up). If it should run, read logs/pipeline.log there",
         link="/console/pipeline",
     )
 
 
-def _part_troubles(facts: Facts, history: History, part: PartFacts) -> Iterator[Trouble]:
+def _part_alerts(snapshot: SystemSnapshot, history: History, part: PartSnapshot) -> Iterator[Alert]:
     about, link = f"part:{part.name}", "/console/pipeline"
     if part.state in ("waiting", "failed"):
-        yield Trouble(
+        yield Alert(
             about=about,
             level=Level.STUCK,
-            title=f"{part.name} {'fails again and again' if part.state == 'waiting' else 'cannot work'}",
+            title=f"{part.name} {'fails repeatedly' if part.state == 'waiting' else 'cannot run'}",
             reason=part.error or "It gave no reason",
-            next="Mend the cause; it is tried again by itself"
+            next="Fix the cause; the pipeline retries by itself"
             if part.state == "waiting"
-            else "Mend the cause and start the pipeline again",
+            else "Fix the cause and restart the pipeline",
             link=link,
         )
         return
     if part.error is not None:
-        yield Trouble(
+        yield Alert(
             about=about,
             level=Level.WARNING,
             title=f"{part.name} failed a moment ago",
             reason=part.error,
-            next="It runs again; look at the cause if that repeats",
+            next="It runs again; check the cause if this repeats",
             link=link,
         )
-    queue, durable = _source(facts, part.name)
-    still = history.of("floor", queue, durable).still_seconds(facts.at.timestamp())
-    held = _backlog(facts, part.name)
-    if held and still >= SLOW_SECONDS and part.state == "running":
-        yield Trouble(
+    queue, durable = _source(snapshot, part.name)
+    still = history.of("floor", queue, durable).still_seconds(snapshot.at.timestamp())
+    backlog = _backlog(snapshot, part.name)
+    if backlog and still >= SLOW_SECONDS and part.state == "running":
+        yield Alert(
             about=about,
             level=Level.STUCK if still >= STUCK_SECONDS else Level.WARNING,
             title=f"{part.name} does not move",
-            reason=f"{plural(held, 'message')} for it, and none was done for {duration(still)}",
-            next="A long batch? See its time on the page of the pipeline, then logs/pipeline.log",
+            reason=f"{format_count(backlog, 'message')} waiting, and none was processed for {format_duration(still)}",
+            next="Check the batch time on the pipeline page, then logs/pipeline.log",
             link=link,
         )
 
 
-def queue_troubles(facts: Facts) -> Iterator[Trouble]:
-    """Of queues as such."""
-    for queue in facts.queues.values():
+def queue_alerts(snapshot: SystemSnapshot) -> Iterator[Alert]:
+    """Yield alerts about queues."""
+    for queue in snapshot.queues.values():
         if queue.sealed:
-            yield Trouble(
+            yield Alert(
                 about=f"sub:{queue.name}" if queue.kind is QueueKind.SUBSCRIPTION else f"queue:{queue.name}",
                 level=Level.WARNING,
                 title=f"{queue.name} is being migrated",
-                reason="It is sealed: who writes to it waits until its readers have emptied it",
-                next="Nothing, if its readers run. Else see the plan on the page of queues",
+                reason="It is sealed: its writers wait until its readers have emptied it",
+                next="Nothing, if its readers run. Otherwise check the plan on the queues page",
                 link=f"/console/queues?queue={queue.name}",
             )
-    if facts.dead:
-        yield Trouble(
+    if snapshot.dead:
+        yield Alert(
             about="queue:dead-letters",
             level=Level.WARNING,
-            title=plural(facts.dead, "dead letter"),
-            reason="Messages that could not be processed were set aside, with the reason",
-            next="Read them, mend the cause, and retry or discard them",
+            title=format_count(snapshot.dead, "dead letter"),
+            reason="Messages that could not be processed, each with its reason",
+            next="Read them, fix the cause, and retry or discard them",
             link="/console/dead-letters",
         )
-    failures = facts.queues.get("prefill-failures")
+    failures = snapshot.queues.get("prefill-failures")
     if failures is not None and failures.messages:
-        yield Trouble(
+        yield Alert(
             about="queue:prefill",
             level=Level.NOTE,
-            title=f"{plural(failures.messages, 'prefill request')} failed for good",
-            reason="Each says why in the queue prefill-failures",
-            next="Read them there",
+            title=f"{format_count(failures.messages, 'prefill request')} failed for good",
+            reason="The queue prefill-failures holds each request with its reason",
+            next="Read them in that queue",
             link="/console/queues?queue=prefill-failures",
         )
 
 
-def subscription_troubles(facts: Facts, history: History) -> Iterator[Trouble]:
-    """Of subscriptions."""
-    for name, found in facts.subscriptions.items():
-        trouble = _registration(name, found) or _prefill(name, found) or _delivery(facts, history, found)
-        if trouble is not None:
-            yield trouble
-    for name, unread in facts.unreadable.items():
-        yield Trouble(
+def subscription_alerts(snapshot: SystemSnapshot, history: History) -> Iterator[Alert]:
+    """Yield alerts about subscriptions, at most one for each."""
+    for name, found in snapshot.subscriptions.items():
+        alert = _registration(name, found) or _prefill(name, found) or _delivery(snapshot, history, found)
+        if alert is not None:
+            yield alert
+    for name, unread in snapshot.unreadable.items():
+        yield Alert(
             about=f"sub:{name}",
             level=Level.STUCK,
-            title=f"{name} is not understood",
-            reason=f"This program does not serve it, and leaves it as it is: {unread.reason}",
-            next="Upgrade this program: a newer one wrote the record, or it is damaged",
+            title=f"{name} has an unreadable record",
+            reason=f"This version does not serve it and does not change it: {unread.reason}",
+            next="Upgrade Purveyor: a newer version wrote the record, or the record is damaged",
             link=f"/console/subscriptions/{name}",
         )
 
 
-def _registration(name: str, found: Registered) -> Trouble | None:
+def _registration(name: str, found: Registered) -> Alert | None:
     about, link = f"sub:{name}", f"/console/subscriptions/{name}"
     if found.suspended is not None:
-        where, group = f"position {found.suspended.position} and what follows", found.suspended.group
-        refused, left_out = "Its queue refused", "A dispatcher that does not understand its record left out"
-        return Trouble(
+        where, group = f"position {found.suspended.position} and later ones", found.suspended.group
+        refused, left_out = "Its queue refused", "A dispatcher that cannot read its record skipped"
+        return Alert(
             about=about,
             level=Level.STUCK,
             title=f"{name} is suspended",
             reason=f"{refused if group is None else left_out} {where}: {found.suspended.reason}",
-            next="Mend the cause, then resume it: what it missed is written then"
+            next="Fix the cause, then resume it: the pipeline writes the missed events then"
             if group is None
-            else "Upgrade the pipeline: it goes on by itself, and what was missed is written then",
+            else "Upgrade the pipeline: it resumes by itself and writes the missed events",
             link=link,
         )
     if found.record.state is RecordState.ACTIVE:
         return None
     deleting = found.record.state is RecordState.DELETING
-    return Trouble(
+    return Alert(
         about=about,
         level=Level.WARNING,
-        title=f"{name} is not {'deleted' if deleting else 'registered'} to the end",
-        reason="Whoever did it was interrupted",
-        next=f"{'Delete' if deleting else 'Add'} it again; that goes on where it ended",
+        title=f"{name} is only partly {'deleted' if deleting else 'registered'}",
+        reason="The request was interrupted",
+        next=f"{'Delete' if deleting else 'Add'} it again; this completes the request",
         link=link,
     )
 
 
-def _prefill(name: str, found: Registered) -> Trouble | None:
+def _prefill(name: str, found: Registered) -> Alert | None:
     about, link, state = f"sub:{name}", f"/console/subscriptions/{name}", found.prefill
     if state is None or state.status is PrefillStatus.DONE:
         return None
     if state.status is PrefillStatus.FAILED:
-        return Trouble(
+        return Alert(
             about=about,
             level=Level.STUCK,
             title=f"The prefill of {name} failed",
-            reason=state.reason or "No reason was given",
-            next="Mend that and ask for the prefill again: nothing is delivered before it is done",
+            reason=state.reason or "It gave no reason",
+            next="Fix the cause and request the prefill again: the API delivers nothing before it is done",
             link=link,
         )
-    how_far = f"{state.written} of {state.total} written" if state.total else "It has not begun"
-    return Trouble(
+    progress = f"{state.written} of {state.total} written" if state.total else "It has not begun"
+    return Alert(
         about=about,
         level=Level.NOTE,
         title=f"{name} is being prefilled",
-        reason=f"{how_far}; nothing is delivered before it is done",
-        next="Wait. It needs the part prefill of the pipeline",
+        reason=f"{progress}; the API delivers nothing before it is done",
+        next="Wait; the pipeline part prefill must run",
         link=link,
     )
 
 
-def _delivery(facts: Facts, history: History, found: Registered) -> Trouble | None:
-    queue = facts.queues.get(found.name)
+def _delivery(snapshot: SystemSnapshot, history: History, found: Registered) -> Alert | None:
+    queue = snapshot.queues.get(found.name)
     if queue is None or not queue.messages or queue.oldest is None:
         return None
     about, link = f"sub:{found.name}", f"/console/subscriptions/{found.name}"
-    age = (facts.at - queue.oldest).total_seconds()
-    waiting = plural(queue.messages, "message")
+    age = (snapshot.at - queue.oldest).total_seconds()
+    waiting = format_count(queue.messages, "message")
     if found.record.paused:
-        return Trouble(
+        return Alert(
             about=about,
             level=Level.WARNING,
             title=f"{found.name} is paused",
-            reason=f"{waiting} meanwhile, the oldest for {duration(age)}",
-            next="Resume it when its consumer may go on",
+            reason=f"{waiting} waiting, the oldest for {format_duration(age)}",
+            next="Resume it when its consumer may continue",
             link=link,
         )
-    still = history.of("done", found.name).still_seconds(facts.at.timestamp())
+    still = history.of("done", found.name).still_seconds(snapshot.at.timestamp())
     if min(still, age) < SLOW_SECONDS:
         return None
     pushed = found.record.definition.push is not None
-    return Trouble(
+    return Alert(
         about=about,
         level=Level.STUCK if min(still, age) >= STUCK_SECONDS else Level.WARNING,
-        title=f"{'The endpoint' if pushed else 'Nobody'} takes {'no' if pushed else 'the'} messages of {found.name}",
-        reason=f"{waiting}, the oldest for {duration(age)}; none was acknowledged for {duration(still)} or longer",
-        next="See that purveyor serve push runs, then send the endpoint a test event from its page"
+        title=f"The endpoint of {found.name} accepts no messages"
         if pushed
-        else "See that its consumer runs, and what its log says; its attempts are on its page",
+        else f"Subscription {found.name} has no active consumer",
+        reason=f"{waiting}, the oldest for {format_duration(age)}; no acknowledgement for {format_duration(still)}",
+        next="Check that purveyor serve push runs, then send a test event from the page of the subscription"
+        if pushed
+        else "Check that its consumer runs, and read its log; the page of the subscription shows the attempts",
         link=link,
     )
 
 
-def _silent(facts: Facts, pipeline: PipelineFacts) -> bool:
-    return (facts.at - pipeline.at).total_seconds() > SILENT_SECONDS
+def _is_silent(snapshot: SystemSnapshot, pipeline: PipelineSnapshot) -> bool:
+    return (snapshot.at - pipeline.at).total_seconds() > SILENT_SECONDS
 
 
-def _source(facts: Facts, part: str) -> tuple[str, str]:
-    queue, durable = _READS[part]
-    return queue, durable or facts.dispatcher
+def _source(snapshot: SystemSnapshot, part: str) -> tuple[str, str]:
+    queue, durable = _PART_READERS[part]
+    return queue, durable or snapshot.dispatcher
 
 
-def _backlog(facts: Facts, part: str) -> int:
-    queue, durable = _source(facts, part)
-    reader = facts.reader(queue, durable)
+def _backlog(snapshot: SystemSnapshot, part: str) -> int:
+    queue, durable = _source(snapshot, part)
+    reader = snapshot.reader(queue, durable)
     return 0 if reader is None else reader.pending + reader.unanswered

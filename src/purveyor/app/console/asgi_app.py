@@ -1,4 +1,4 @@
-"""The pages as an ASGI application: NiceGUI with what of it we use, and nothing that needs a network but ours."""
+"""The pages as an ASGI application. NiceGUI serves its own files: the console loads nothing from the internet."""
 
 import contextlib
 
@@ -7,24 +7,26 @@ from nicegui import app as framework
 from nicegui import ui
 from starlette.types import ASGIApp
 
+from purveyor.app.console import html
 from purveyor.app.console.console import Console
+from purveyor.app.console.html import ICON
+from purveyor.app.console.page_base import card, page_frame
 from purveyor.app.console.pages import (
     dead_letters,
-    not_found,
     overview,
     pipeline,
     queues,
     subscription,
     subscriptions,
 )
-from purveyor.app.console.theme import ICON
 
 
-def build(console: Console) -> tuple[ASGIApp, contextlib.AbstractAsyncContextManager[object]]:
-    """The application, and what must be entered before it is asked anything."""
+def build_pages(console: Console) -> tuple[ASGIApp, contextlib.AbstractAsyncContextManager[object]]:
+    """Return the application, and the lifespan to enter before its first request."""
     shell = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    for page in (overview, queues, subscriptions, subscription, dead_letters, pipeline, not_found):
+    for page in (overview, queues, subscriptions, subscription, dead_letters, pipeline):
         page.install(console)
+    _install_not_found(console)
     framework.config.quasar_config["brand"] = {"primary": "#2f5fd0", "negative": "#c02b2b", "positive": "#24774b"}
     ui.run_with(
         shell,
@@ -38,3 +40,21 @@ def build(console: Console) -> tuple[ASGIApp, contextlib.AbstractAsyncContextMan
         show_welcome_message=False,
     )
     return shell, shell.router.lifespan_context(shell)
+
+
+def _install_not_found(console: Console) -> None:
+    """Register the catch-all pages. They come last: `/console` leads to the overview, all other paths are unknown."""
+
+    @ui.page("/console")
+    def moved() -> None:
+        ui.navigate.to("/")
+
+    @ui.page("/console/{rest:path}", title="No such page · Purveyor")
+    async def missing(rest: str) -> None:
+        with (
+            page_frame(console, "", "No such page", "The address is wrong or belongs to another version.") as page,
+            card(),
+        ):
+            text = html.empty(f"There is no page /console/{rest[:80]}", "The menu above lists the pages.")
+            ui.html(text, sanitize=False).classes("live")
+        await page.begin()

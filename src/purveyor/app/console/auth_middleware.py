@@ -1,12 +1,13 @@
-"""The way into the console: everything of it passes here, and without a session nothing of it is seen.
+"""Login, logout and session check of the console. Every request for the console passes here.
 
-Plain ASGI before the API's own guard. A path of the API costs one comparison. The rest of the console, NiceGUI with it,
-is imported when somebody logs in for the first time, in a thread: the API's start does not pay for it.
+Plain ASGI in front of the API's own middleware. A request for the API costs one comparison. The first login imports the
+rest of the console, with NiceGUI, in a thread: the start of the API does not pay for it.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from html import escape
 from http import HTTPStatus
 from typing import Final, Protocol
 from urllib.parse import parse_qs, quote, urlsplit
@@ -14,23 +15,23 @@ from urllib.parse import parse_qs, quote, urlsplit
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from purveyor.app.console.pages.login import login_page
+from purveyor.app.console.html import ICON, head, static
 from purveyor.app.console.sessions import Session, Sessions, basic
-from purveyor.app.http.authentication import Backend, Security
+from purveyor.app.http.authentication import Authenticator, Backend
 from purveyor.app.http.problems import Problem
 from purveyor.model.errors import PurveyorError
 
 SESSION: Final = "purveyor.session"
-"""Where in the scope of a request the session is found."""
+"""The key of the session in the scope of a request."""
 LOGIN: Final = "/console/login"
 LOGOUT: Final = "/console/logout"
 _API: Final = "/v1/"
-"""Where nearly all requests go: told apart first."""
+"""The prefix of nearly all requests, checked first."""
 _FRAMEWORK: Final = ("/_nicegui/", "/_nicegui_ws/")
-_LARGEST_FORM: Final = 8192
-_TELL_SECONDS: Final = 3.0
-"""How long a logout waits until other processes are told."""
-_AGAIN_SECONDS: Final = 2.0
+_MAX_FORM_BYTES: Final = 8192
+_LOGOUT_WAIT_SECONDS: Final = 3.0
+"""How long a logout waits until the other processes know of it."""
+_LOGOUT_RETRY_SECONDS: Final = 2.0
 _POLICY_VIOLATION: Final = 1008
 _log = logging.getLogger(__name__)
 _HEADERS: Final = (
@@ -45,64 +46,67 @@ _HEADERS: Final = (
 
 
 class Api(Backend, Protocol):
-    """The API behind the door."""
+    """The API that serves the console."""
 
-    security: Security
-
-
-Inside = Callable[[], Awaitable[ASGIApp]]
+    authenticator: Authenticator
 
 
-class Door:
-    """See the module. `inside` makes the console itself when it is needed."""
+BuildApp = Callable[[], Awaitable[ASGIApp]]
 
-    def __init__(self, app: ASGIApp, api: Api, sessions: Sessions, inside: Inside) -> None:
+
+class ConsoleMiddleware:
+    """ASGI middleware that serves the console to sessions and passes other requests to the API.
+
+    `build_app` builds the pages when the first session needs them.
+    """
+
+    def __init__(self, app: ASGIApp, api: Api, sessions: Sessions, build_app: BuildApp) -> None:
         self._app = app
         self._api = api
         self._sessions = sessions
-        self._make = inside
-        self._inside: ASGIApp | None = None
-        self._making = asyncio.Lock()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._build_app = build_app
+        self._pages: ASGIApp | None = None
+        self._build_lock = asyncio.Lock()
+        self._logouts: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the console, or pass the request on to the API as it came."""
+        """Serve the console, or pass the request on to the API unchanged."""
         if scope["type"] == "lifespan" or scope["path"].startswith(_API) or not is_console(scope["path"]):
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         session = self._sessions.read(headers.get(b"cookie", b"").decode("latin-1"))
         send = _with_headers(send)
-        if not _same_origin(scope, headers):
+        if not _is_same_origin(scope, headers):
             await _refuse(scope, receive, send, HTTPStatus.FORBIDDEN)
         elif scope["type"] == "http" and scope["path"] in (LOGIN, LOGOUT):
-            await (await self._enter_or_leave(scope, receive, session))(scope, receive, send)
+            await (await self._log_in_or_out(scope, receive, session))(scope, receive, send)
         elif session is None:
-            await self._send_away(scope, receive, send)
+            await self._redirect_to_login(scope, receive, send)
         else:
             scope[SESSION] = session
             if scope["type"] == "websocket":
-                receive = self._while_live(session, receive)
-            await _patiently(await self._console(), scope, receive, send)
+                receive = self._end_with_session(session, receive)
+            await _ignore_disconnect(await self._get_pages(), scope, receive, send)
 
-    def _while_live(self, session: Session, receive: Receive) -> Receive:
-        """Let nothing through of a socket whose session is over or was ended: for the console it is closed."""
+    def _end_with_session(self, session: Session, receive: Receive) -> Receive:
+        """Return a `receive` that reports a disconnect when the session of the WebSocket has ended."""
 
-        async def receiving() -> Message:
+        async def receive_while_valid() -> Message:
             message = await receive()
             if message["type"] == "websocket.receive" and not self._sessions.is_live(session):
                 return {"type": "websocket.disconnect", "code": _POLICY_VIOLATION, "reason": ""}
             return message
 
-        return receiving
+        return receive_while_valid
 
-    async def _console(self) -> ASGIApp:
-        async with self._making:
-            if self._inside is None:
-                self._inside = await self._make()
-            return self._inside
+    async def _get_pages(self) -> ASGIApp:
+        async with self._build_lock:
+            if self._pages is None:
+                self._pages = await self._build_app()
+            return self._pages
 
-    async def _send_away(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _redirect_to_login(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not scope["path"].startswith(_FRAMEWORK):
             wanted = scope["path"] + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
             answer = RedirectResponse(f"{LOGIN}?next={quote(wanted)}", HTTPStatus.SEE_OTHER)
@@ -110,16 +114,16 @@ class Door:
         else:
             await _refuse(scope, receive, send, HTTPStatus.UNAUTHORIZED)
 
-    async def _enter_or_leave(self, scope: Scope, receive: Receive, session: Session | None) -> Response:
+    async def _log_in_or_out(self, scope: Scope, receive: Receive, session: Session | None) -> Response:
         secure = scope["scheme"] == "https"
         query = parse_qs(scope["query_string"].decode("latin-1"))
-        wanted = _inner(query.get("next", ["/"])[0])
+        wanted = _console_path(query.get("next", ["/"])[0])
         if scope["path"] == LOGOUT:
             if scope["method"] != "POST":
                 return RedirectResponse("/", HTTPStatus.SEE_OTHER)
             if session is not None:
                 await self._log_out(session)
-            cookie = self._sessions.no_cookie(secure=secure)
+            cookie = self._sessions.expired_cookie(secure=secure)
             return RedirectResponse(LOGIN, HTTPStatus.SEE_OTHER, {"set-cookie": cookie})
         if scope["method"] in ("GET", "HEAD"):
             if session is not None:
@@ -129,11 +133,12 @@ class Door:
             return PlainTextResponse("", HTTPStatus.METHOD_NOT_ALLOWED)
         form = parse_qs((await _body(receive)).decode("utf-8", "replace"), keep_blank_values=True)
         user, password = (form.get(name, [""])[0] for name in ("user", "password"))
-        wanted = _inner(form.get("next", [wanted])[0])
+        wanted = _console_path(form.get("next", [wanted])[0])
         client = scope.get("client")
         problem = await self._problem(user, password, client[0] if client else "")
         if problem is not None:
-            later = (problem.headers or {}).get("Retry-After")  # and not WWW-Authenticate: browsers would ask as well
+            # Not WWW-Authenticate: browsers would show their own login dialog.
+            later = (problem.headers or {}).get("Retry-After")
             return HTMLResponse(
                 login_page(wanted, user=user, problem=problem.detail, fix=problem.fix),
                 problem.status_code,
@@ -143,38 +148,38 @@ class Door:
         return RedirectResponse(wanted, HTTPStatus.SEE_OTHER, {"set-cookie": cookie})
 
     async def _log_out(self, session: Session) -> None:
-        """End a session in this process at once, and in all others; when the server is away, as soon as it is back."""
+        """End a session in this process at once, and in the others when the NATS server has stored the logout."""
         self._sessions.end(session.id)
-        telling = asyncio.create_task(self._tell_others(session))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
-        await asyncio.wait([telling], timeout=_TELL_SECONDS)
+        storing = asyncio.create_task(self._store_logout(session))
+        self._logouts.add(storing)
+        storing.add_done_callback(self._logouts.discard)
+        await asyncio.wait([storing], timeout=_LOGOUT_WAIT_SECONDS)
 
-    async def _tell_others(self, session: Session) -> None:
+    async def _store_logout(self, session: Session) -> None:
         while session.left_seconds > 0:
             try:
                 await self._api.credentials.end_session(session.id, session.left_seconds)
             except PurveyorError as error:
-                _log.warning("other API processes are told of a logout later: %s", error)
-                await asyncio.sleep(_AGAIN_SECONDS)
+                _log.warning("cannot store a logout for other API processes yet: %s", error)
+                await asyncio.sleep(_LOGOUT_RETRY_SECONDS)
             else:
                 return
 
     async def _problem(self, user: str, password: str, address: str) -> Problem | None:
-        """Why somebody is not let in; None: come in."""
+        """Return why a login is refused; None if it is accepted."""
         try:
-            principal = await self._api.security.authenticate(basic(user, password), address, self._api)
+            principal = await self._api.authenticator.authenticate(basic(user, password), address, self._api)
         except Problem as problem:
             return problem
         except PurveyorError as error:
             return Problem(HTTPStatus.SERVICE_UNAVAILABLE, error.message, error.fix or "try again")
         if principal.is_admin:
             return None
-        return Problem(HTTPStatus.FORBIDDEN, f"{user!r} is no administrator", "log in as the administrator")
+        return Problem(HTTPStatus.FORBIDDEN, f"{user!r} is not an administrator", "log in as the administrator")
 
 
 def is_console(path: str) -> bool:
-    """Whether a path is the console's. All others are the API's.
+    """Return whether a path belongs to the console. All others belong to the API.
 
     >>> is_console("/"), is_console("/console/queues"), is_console("/v1/subscriptions"), is_console("/consoles")
     (True, True, False, False)
@@ -182,36 +187,36 @@ def is_console(path: str) -> bool:
     return path in ("/", "/console") or path.startswith(("/console/", *_FRAMEWORK))
 
 
-def _same_origin(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    """Nobody else's page may send a form or open a socket here, whatever the browser does with the cookie."""
+def _is_same_origin(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    """Return whether a form or WebSocket comes from a page of the console, whatever cookies the browser sends."""
     origin = headers.get(b"origin")
     if origin is None or (scope["type"] == "http" and scope["method"] in ("GET", "HEAD")):
         return True
     return urlsplit(origin.decode("latin-1")).netloc == headers.get(b"host", b"").decode("latin-1")
 
 
-def _inner(path: str) -> str:
-    """A path of the console to go on to, and nothing else: a login must not lead to somebody else's page."""
+def _console_path(path: str) -> str:
+    """Return the path if it belongs to the console, else `/`: a login must not redirect to another site."""
     parts = urlsplit(path)
     if parts.scheme or parts.netloc or not path.startswith("/") or path.startswith("//") or "\\" in path:
         return "/"
     return path if is_console(parts.path) and parts.path not in (LOGIN, LOGOUT) else "/"
 
 
-async def _patiently(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve a request whose client may leave: middleware of the framework takes that for an error of its own."""
-    gone = False
+async def _ignore_disconnect(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve a request and ignore the error that NiceGUI's middleware raises when the client disconnects."""
+    disconnected = False
 
-    async def listening() -> Message:
-        nonlocal gone
+    async def receive_and_note() -> Message:
+        nonlocal disconnected
         message = await receive()
-        gone = gone or message["type"] == "http.disconnect"
+        disconnected = disconnected or message["type"] == "http.disconnect"
         return message
 
     try:
-        await app(scope, listening, send)
+        await app(scope, receive_and_note, send)
     except RuntimeError:
-        if not gone:
+        if not disconnected:
             raise
 
 
@@ -225,10 +230,10 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: HTTPStatus
 
 async def _body(receive: Receive) -> bytes:
     data = b""
-    while True:  # to the end, or to more than a login can be
+    while True:
         message = await receive()
         data += bytes(message.get("body", b""))
-        if len(data) > _LARGEST_FORM:
+        if len(data) > _MAX_FORM_BYTES:
             return b""
         if not message.get("more_body"):
             return data
@@ -241,3 +246,22 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return sending
+
+
+def login_page(wanted: str, *, user: str = "", problem: str = "", fix: str = "") -> str:
+    """Return the login form with the problem of the last attempt. Plain HTML: it needs no NiceGUI."""
+    icon = "data:image/svg+xml," + ICON.replace("#", "%23").replace('"', "'")
+    message = f'<div class="problem" role="alert">{escape(problem)}. {escape(fix)}.</div>' if problem else ""
+    focus_user, focus_password = ("", " autofocus") if user else (" autofocus", "")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Log in · Purveyor</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="{icon}">{head()}<style>{static("login.css")}</style></head>'
+        f'<body class="login"><form method="post" action="/console/login">'
+        f'<div class="brand">{ICON}Purveyor</div><p>Log in as the administrator of the API.</p>{message}'
+        f'<input type="hidden" name="next" value="{escape(wanted)}">'
+        f'<label>User<input name="user" value="{escape(user)}" autocomplete="username" required{focus_user}></label>'
+        '<label>Password<input name="password" type="password" autocomplete="current-password" required'
+        f"{focus_password}></label>"
+        '<button type="submit">Log in</button></form></body></html>'
+    )

@@ -1,7 +1,7 @@
-"""Reads what the console shows: a handful of questions for all queues, however many subscriptions there are.
+"""Reads the state of the system for the console, in a few requests for any number of subscriptions.
 
-One look serves all who ask within a second. Between visits it goes on looking now and then, so that somebody who comes
-at three in the morning sees what happened since midnight, or at least in the last hour.
+All pages that ask within a second share one snapshot. While no page is open, the collector still reads periodically, so
+that an operator who opens the console at night sees the last hour.
 """
 
 import asyncio
@@ -14,109 +14,109 @@ from datetime import UTC, datetime
 from typing import Final
 
 from purveyor.app.console.snapshot import (
-    Facts,
-    PartFacts,
-    PipelineFacts,
-    QueueFacts,
+    PartSnapshot,
+    PipelineSnapshot,
     QueueKind,
-    ReaderFacts,
+    QueueSnapshot,
+    ReaderSnapshot,
+    SystemSnapshot,
 )
 from purveyor.app.console.time_series import History, Key
 from purveyor.app.http.context import Services
 from purveyor.app.telemetry.queue_metrics import kind_of
 from purveyor.jetstream.maintenance import STREAM_PREFIX
-from purveyor.jetstream.streams import Fill
+from purveyor.jetstream.streams import StreamUsage
 from purveyor.model.errors import PurveyorError, Unavailable, UnknownStream
 from purveyor.model.metrics import DELIVERED, REDELIVERED, RETURNED
 from purveyor.queues import status_board
 from purveyor.queues.catalogue import RECEIPTS
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.store import LetterBox
-from purveyor.queues.registry import SUBSCRIPTIONS, Snapshot, refresh
+from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.status_board import Notice
 
 _log = logging.getLogger(__name__)
 FRESH_SECONDS: Final = 0.8
-_REST: Final = 20
-"""A look is followed by a rest of so many times its work: with thousands of queues it is made less often."""
-_LONGEST_SECONDS: Final = 5.0
-_IDLE_SECONDS: Final = 15.0
-_PATIENCE_SECONDS: Final = 3.0
+_REST_FACTOR: Final = 20
+"""A snapshot stays fresh for this multiple of the CPU time it took: with thousands of queues it is read less often."""
+_MAX_FRESH_SECONDS: Final = 5.0
+_IDLE_INTERVAL_SECONDS: Final = 15.0
+_TIMEOUT_SECONDS: Final = 3.0
 _READ_BY_DURABLES: Final = ("ldif", "incoming", "prefill")
-_REGISTRY: Final = f"KV_{SUBSCRIPTIONS}"
 
 
-class Gatherer:
-    """Looks at one server. `look` never raises: a server that is away is a fact too."""
+class Collector:
+    """Reads snapshots of one server. `read` never raises: a server that does not answer is part of the snapshot."""
 
     def __init__(self, services: Callable[[], Services]) -> None:
         self._services = services
-        self._snapshot = Snapshot()
-        self._asking = asyncio.Lock()
-        self._facts = Facts(at=datetime.now(UTC), problem="The queues were not looked at yet", fix="Wait a moment")
-        self._looked_at = float("-inf")
+        self._lock = asyncio.Lock()
+        self._latest = SystemSnapshot(
+            at=datetime.now(UTC), problem="The console has not read the queues yet", fix="Wait a moment"
+        )
+        self._read_at = float("-inf")
         self._fresh_seconds = FRESH_SECONDS
         self.history = History()
 
     async def run(self) -> None:
-        """Look now and then, for ever."""
+        """Read snapshots periodically, until cancelled."""
         while True:
-            with contextlib.suppress(Exception):  # whatever it is, the next look tells it
-                await self.look()
-            await asyncio.sleep(_IDLE_SECONDS)
+            with contextlib.suppress(Exception):  # the next request of a page reports it
+                await self.read()
+            await asyncio.sleep(_IDLE_INTERVAL_SECONDS)
 
-    async def look(self, *, anew: bool = False) -> Facts:
-        """The facts, a second old as a rule; `anew`: as of now, for who has just changed something."""
-        async with self._asking:
-            if anew or time.monotonic() - self._looked_at > self._fresh_seconds:
-                worked = time.thread_time()
-                self._facts = await self._look()
-                self._looked_at = time.monotonic()
-                rest = _REST * (time.thread_time() - worked)
-                self._fresh_seconds = min(max(FRESH_SECONDS, rest), _LONGEST_SECONDS)
-            return self._facts
+    async def read(self, *, fresh: bool = False) -> SystemSnapshot:
+        """Return a snapshot, usually at most a second old. `fresh`: read it now, after a change by the operator."""
+        async with self._lock:
+            if fresh or time.monotonic() - self._read_at > self._fresh_seconds:
+                cpu_before = time.thread_time()
+                self._latest = await self._collect()
+                self._read_at = time.monotonic()
+                rest = _REST_FACTOR * (time.thread_time() - cpu_before)
+                self._fresh_seconds = min(max(FRESH_SECONDS, rest), _MAX_FRESH_SECONDS)
+            return self._latest
 
-    async def _look(self) -> Facts:
+    async def _collect(self) -> SystemSnapshot:
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                found = await self._read(self._services().queues)
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                found = await self._read_all(self._services())
         except (TimeoutError, Unavailable) as error:
-            told = error.message if isinstance(error, PurveyorError) else "The NATS server does not answer"
-            return replace(self._facts, at=datetime.now(UTC), problem=told, fix=_fix(error))
+            problem = error.message if isinstance(error, PurveyorError) else "The NATS server does not answer"
+            return replace(self._latest, at=datetime.now(UTC), problem=problem, fix=_fix(error))
         except PurveyorError as error:
-            _log.warning("the console cannot look at the queues: %s", error)
-            return replace(self._facts, at=datetime.now(UTC), problem=error.message, fix=_fix(error))
-        self.history.add(found.at.timestamp(), numbers(found))
+            _log.warning("the console cannot read the queues: %s", error)
+            return replace(self._latest, at=datetime.now(UTC), problem=error.message, fix=_fix(error))
+        self.history.add(found.at.timestamp(), recorded_numbers(found))
         return found
 
-    async def _read(self, queues: Queues) -> Facts:
-        await queues.connection.wait_connected(_PATIENCE_SECONDS)
-        fills = await queues.streams.fills()
-        there = {fill.stream: fill.last_sequence for fill in fills}
-        self._snapshot = await refresh(queues, self._snapshot, there.get(_REGISTRY, 0))
+    async def _read_all(self, services: Services) -> SystemSnapshot:
+        queues = services.queues
+        await queues.connection.wait_until_connected(_TIMEOUT_SECONDS)
+        usage = await queues.streams.usage()
+        last_sequences = {stream_usage.stream: stream_usage.last_sequence for stream_usage in usage}
+        registered = await services.registry_snapshots.read()
         readers = {
             name: await _readers(queues, f"{STREAM_PREFIX}{name}")
             for name in _READ_BY_DURABLES
-            if f"{STREAM_PREFIX}{name}" in there
+            if f"{STREAM_PREFIX}{name}" in last_sequences
         }
-        return Facts(
+        return SystemSnapshot(
             at=datetime.now(UTC),
-            queues=queue_facts(fills, frozenset({*self._snapshot.subscriptions, *self._snapshot.unreadable})),
+            queues=queue_snapshots(usage, frozenset({*registered.subscriptions, *registered.unreadable})),
             readers=readers,
-            subscriptions=self._snapshot.subscriptions,
-            unreadable=self._snapshot.unreadable,
-            pipelines=tuple(map(pipeline_facts, await status_board.read(queues, "pipeline"))),
-            dead_letters=await LetterBox(queues).counts(),
+            subscriptions=registered.subscriptions,
+            unreadable=registered.unreadable,
+            pipelines=tuple(map(pipeline_snapshot, await status_board.read_notices(queues, "pipeline"))),
+            dead_letters=await DeadLetterStore(queues).counts(),
         )
 
 
-async def _readers(queues: Queues, stream: str) -> tuple[ReaderFacts, ...]:
+async def _readers(queues: Queues, stream: str) -> tuple[ReaderSnapshot, ...]:
     try:
         found = await queues.consumers.list(stream)
     except UnknownStream:  # removed meanwhile
         return ()
     return tuple(
-        ReaderFacts(
+        ReaderSnapshot(
             durable=each.name,
             ack_floor=each.ack_floor.stream_seq,
             pending=each.num_pending,
@@ -129,60 +129,62 @@ async def _readers(queues: Queues, stream: str) -> tuple[ReaderFacts, ...]:
     )
 
 
-def queue_facts(fills: Iterable[Fill], subscriptions: frozenset[str]) -> dict[str, QueueFacts]:
-    """Every queue of ours, by name; streams of others on the same server are none of our business. Pure."""
-    found: dict[str, QueueFacts] = {}
-    for fill in fills:
-        kind = kind_of(fill.stream, subscriptions)
+def queue_snapshots(usage: Iterable[StreamUsage], subscriptions: frozenset[str]) -> dict[str, QueueSnapshot]:
+    """Return Purveyor's queues by name, without other streams of the server. Pure."""
+    found: dict[str, QueueSnapshot] = {}
+    for stream_usage in usage:
+        kind = kind_of(stream_usage.stream, subscriptions)
         if kind is None:
             continue
-        name = fill.stream.removeprefix(STREAM_PREFIX)
-        found[name] = QueueFacts(
+        name = stream_usage.stream.removeprefix(STREAM_PREFIX)
+        found[name] = QueueSnapshot(
             name=name,
             kind=QueueKind(kind),
-            messages=fill.messages,
-            bytes=fill.bytes,
-            last_sequence=fill.last_sequence,
-            oldest=fill.oldest,
-            sealed=fill.sealed,
-            consumers=fill.consumers,
+            messages=stream_usage.messages,
+            bytes=stream_usage.bytes,
+            last_sequence=stream_usage.last_sequence,
+            oldest=stream_usage.oldest,
+            sealed=stream_usage.sealed,
+            consumers=stream_usage.consumers,
         )
     return found
 
 
-def pipeline_facts(notice: Notice) -> PipelineFacts:
-    """A pipeline by its notice. Pure."""
-    told = notice.value
-    pid = told.get("pid")
-    parts = told.get("parts")
-    return PipelineFacts(
+def pipeline_snapshot(notice: Notice) -> PipelineSnapshot:
+    """Return a pipeline from its notice on the status board. Pure."""
+    status = notice.value
+    pid = status.get("pid")
+    parts = status.get("parts")
+    return PipelineSnapshot(
         label=notice.key.partition(".")[2],
         at=notice.at or datetime.fromtimestamp(0, UTC),
-        host=str(told.get("host") or ""),
+        host=str(status.get("host") or ""),
         pid=pid if isinstance(pid, int) else None,
-        group=str(told.get("group") or ""),
-        spark_ui=str(told["spark_ui"]) if told.get("spark_ui") else None,
-        stopped=told.get("stopped") is True,
-        parts=tuple(PartFacts.of(part) for part in parts if isinstance(part, dict)) if isinstance(parts, list) else (),
+        group=str(status.get("group") or ""),
+        spark_ui=str(status["spark_ui"]) if status.get("spark_ui") else None,
+        stopped=status.get("stopped") is True,
+        parts=tuple(PartSnapshot.of(part) for part in parts if isinstance(part, dict))
+        if isinstance(parts, list)
+        else (),
     )
 
 
-def numbers(facts: Facts) -> Mapping[Key, float]:
-    """What is remembered over time of each moment. Pure, but for the counters of this process.
+def recorded_numbers(snapshot: SystemSnapshot) -> Mapping[Key, float]:
+    """Return the recorded_numbers to record over time. Pure, apart from the counters of this process.
 
     last: how much was ever written to a queue. done: how much of that has left it. floor: how far a reader is.
     """
     found: dict[Key, float] = {}
-    for name, queue in facts.queues.items():
+    for name, queue in snapshot.queues.items():
         found["last", name] = queue.last_sequence
         found["done", name] = queue.last_sequence - queue.messages
         found["waiting", name] = queue.messages
-    for name, readers in facts.readers.items():
+    for name, readers in snapshot.readers.items():
         for reader in readers:
             found["floor", name, reader.durable] = reader.ack_floor
-    for origin, count in facts.dead_letters.items():
+    for origin, count in snapshot.dead_letters.items():
         found["dead", origin] = count
-    for name, (_, part) in facts.parts.items():
+    for name, (_, part) in snapshot.parts.items():
         found["batch_ms", name] = part.batch_ms or 0
         found["lag", name] = part.lag or 0
         found["rows_per_second", name] = part.rows_per_second

@@ -1,4 +1,4 @@
-"""The console of one API process: what its pages stand on, made and ended with the API.
+"""The console of one API process: the objects that its pages use. It lives as long as the API.
 
 NiceGUI knows one application per process, so there is one console per process.
 """
@@ -12,11 +12,11 @@ from typing import Protocol, TypeVar
 
 from starlette.types import ASGIApp
 
-from purveyor.app.console.collector import Gatherer
+from purveyor.app.console.collector import Collector
 from purveyor.app.console.sessions import Sessions
-from purveyor.app.http.authentication import Security
+from purveyor.app.http.authentication import Authenticator
 from purveyor.app.http.context import Services
-from purveyor.app.push_input import PushEdge
+from purveyor.app.push_input import PushInput
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidConfig
 from purveyor.queues.catalogue import DEFAULT_GROUP
@@ -27,37 +27,37 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleOptions:
-    """What the console needs to be told."""
+    """Options of the console."""
 
     secret: bytes = field(repr=False)
-    """What sessions are signed with."""
+    """The key that signs sessions."""
     find_operator: Callable[[], Address] = field(repr=False)
-    """Where the server is for who may do everything: to migrate, and to read queues that the API has no business in."""
+    """Returns the server address with operator rights: to migrate queues, and to read queues that the API may not."""
     data_dir: Path
     replicas: int = 1
     group: str = DEFAULT_GROUP
 
 
 class RunningApi(Protocol):
-    """The API that the console is a part of."""
+    """The API that the console belongs to."""
 
-    security: Security
-    push: PushEdge
+    authenticator: Authenticator
+    push: PushInput
 
     @property
     def services(self) -> Services:
-        """Its services; raises an `Unavailable` while the server is away."""
+        """The services. Raise `Unavailable` while the NATS server does not answer."""
 
 
 class Console:
-    """See the module."""
+    """The console: the collector, the sessions, and access to the services of the API."""
 
     def __init__(self, api: RunningApi, options: ConsoleOptions, sessions: Sessions) -> None:
         self._api = api
         self._stack = contextlib.AsyncExitStack()
         self.options = options
         self.sessions = sessions
-        self.gatherer = Gatherer(lambda: api.services)
+        self.collector = Collector(lambda: api.services)
 
     @property
     def services(self) -> Services:
@@ -65,48 +65,48 @@ class Console:
         return self._api.services
 
     @property
-    def security(self) -> Security:
-        """The logins of the API."""
-        return self._api.security
+    def authenticator(self) -> Authenticator:
+        """The authenticator of the API."""
+        return self._api.authenticator
 
     @property
-    def push(self) -> PushEdge:
-        """What push may reach, and how its secrets are kept."""
+    def push(self) -> PushInput:
+        """The check of push settings."""
         return self._api.push
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """As long as the API runs."""
-        looking = asyncio.create_task(self.gatherer.run())
+        """Collect snapshots until the end of the block."""
+        collecting = asyncio.create_task(self.collector.run())
         try:
             async with self._stack:
                 yield
         finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
 
-    async def inside(self) -> ASGIApp:
-        """The pages; made when somebody asks for the first."""
-        global _taken  # noqa: PLW0603 - NiceGUI has one application per process, and so have we
-        if _taken:
+    async def build_app(self) -> ASGIApp:
+        """Build the pages. `ConsoleMiddleware` calls this for the first session."""
+        global _has_console  # noqa: PLW0603 - NiceGUI allows one application per process
+        if _has_console:
             raise InvalidConfig("a second console in one process", fix="give one of the APIs no console")
-        _taken = True
-        build = await asyncio.to_thread(_build)
-        app, lifespan = build(self)
+        _has_console = True
+        build_pages = await asyncio.to_thread(_import_pages)
+        app, lifespan = build_pages(self)
         await self._stack.enter_async_context(lifespan)
         return app
 
     async def as_operator(self, work: Callable[[Queues], Awaitable[T]]) -> T:
-        """Do what the API itself may not, on a connection of its own that ends with it."""
+        """Do work that needs operator rights, on its own connection."""
         where = self.options.find_operator()
         async with connect(where, name="purveyor-console", patience_seconds=10) as queues:
             return await work(queues)
 
 
-_taken = False
+_has_console = False
 
 
-def _build() -> "Callable[[Console], tuple[ASGIApp, contextlib.AbstractAsyncContextManager[object]]]":
-    from purveyor.app.console.asgi_app import build  # noqa: PLC0415 - brings NiceGUI: see `door`
+def _import_pages() -> "Callable[[Console], tuple[ASGIApp, contextlib.AbstractAsyncContextManager[object]]]":
+    from purveyor.app.console.asgi_app import build_pages  # noqa: PLC0415 - imports NiceGUI: see `auth_middleware`
 
-    return build
+    return build_pages

@@ -1,7 +1,6 @@
-"""The flow as an operator thinks of it: boxes, arrows between them, what is stuck, why, and what to do next. Pure.
+"""The flow of messages as a graph: boxes, arrows between them, and the alerts of `alerts`. Pure.
 
-An arrow is what lies between two boxes: how fast it moves, how much waits on it, and how old the oldest of that is.
-What is stuck is found by the rules of `troubles`.
+An arrow shows the rate between two boxes, the number of messages that wait, and the age of the oldest one.
 """
 
 from collections.abc import Iterator
@@ -11,22 +10,22 @@ from enum import IntEnum
 from typing import Final
 
 from purveyor.app.console.alerts import (
+    Alert,
     Level,
-    Trouble,
-    pipeline_troubles,
-    queue_troubles,
-    server_troubles,
-    subscription_troubles,
+    pipeline_alerts,
+    queue_alerts,
+    server_alerts,
+    subscription_alerts,
 )
-from purveyor.app.console.snapshot import Facts, PartFacts, PipelineFacts, QueueKind
+from purveyor.app.console.snapshot import PartSnapshot, PipelineSnapshot, QueueKind, SystemSnapshot
 from purveyor.app.console.time_series import History
 
-MOST_SUBSCRIPTIONS: Final = 8
-"""So many are drawn: those that need somebody first, then those with the most to do."""
+MAX_SUBSCRIPTIONS: Final = 8
+"""The number of subscriptions to draw: first those with alerts, then those with the largest backlog."""
 
 
 class Column(IntEnum):
-    """Where a box stands, from the source of the flow to its end."""
+    """The column of a box, from the source of the flow to its end."""
 
     SOURCE = 0
     QUEUE = 1
@@ -36,7 +35,7 @@ class Column(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A place that messages come from, wait in, or go to."""
+    """A source, queue, part or target of messages."""
 
     id: str
     title: str
@@ -49,7 +48,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrow:
-    """A way from one box to another. What is None is not known, or not a matter of this way."""
+    """A connection from one box to another. None: unknown, or without meaning for this arrow."""
 
     source: str
     target: str
@@ -60,85 +59,92 @@ class Arrow:
 
     @property
     def id(self) -> str:
-        """Its name in the page."""
+        """The id of the arrow in the page."""
         return f"{self.source}--{self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """What the overview shows."""
+    """The content of the overview."""
 
     boxes: tuple[Box, ...]
     arrows: tuple[Arrow, ...]
-    troubles: tuple[Trouble, ...]
+    alerts: tuple[Alert, ...]
     hidden: int = 0
-    """How many subscriptions are not drawn."""
+    """The number of subscriptions that are not drawn."""
 
     @property
     def level(self) -> Level:
-        """The worst there is."""
-        return max((trouble.level for trouble in self.troubles), default=Level.FINE)
+        """The highest severity of all alerts."""
+        return max((alert.level for alert in self.alerts), default=Level.FINE)
 
     def title(self, box: str) -> str:
-        """The title of a box."""
+        """Return the title of a box."""
         return next((each.title for each in self.boxes if each.id == box), box)
 
 
-def draw(facts: Facts, history: History) -> Flow:
-    """The flow at a moment."""
-    troubles = tuple(sorted(all_troubles(facts, history), key=lambda trouble: -trouble.level))
+def build_flow(snapshot: SystemSnapshot, history: History) -> Flow:
+    """Return the flow of a snapshot."""
+    alerts = tuple(sorted(all_alerts(snapshot, history), key=lambda alert: -alert.level))
     levels: dict[str, Level] = {}
-    for trouble in troubles:
-        levels[trouble.about] = max(levels.get(trouble.about, Level.FINE), trouble.level)
-    shown = _shown(facts, levels)
-    boxes = (*_sources(facts), *_queues(facts, levels), *_parts(facts, levels), *_targets(facts, levels, shown))
+    for alert in alerts:
+        levels[alert.about] = max(levels.get(alert.about, Level.FINE), alert.level)
+    shown = _select_subscriptions(snapshot, levels)
+    boxes = (
+        *_sources(snapshot),
+        *_queues(snapshot, levels),
+        *_parts(snapshot, levels),
+        *_targets(snapshot, levels, shown),
+    )
     there = {box.id for box in boxes}
-    arrows = tuple(arrow for arrow in _arrows(facts, history, levels, shown) if {arrow.source, arrow.target} <= there)
-    active = sum(queue.kind is QueueKind.SUBSCRIPTION for queue in facts.queues.values())
-    return Flow(boxes=boxes, arrows=arrows, troubles=troubles, hidden=max(active - len(shown), 0))
+    arrows = tuple(
+        arrow for arrow in _arrows(snapshot, history, levels, shown) if {arrow.source, arrow.target} <= there
+    )
+    active = sum(queue.kind is QueueKind.SUBSCRIPTION for queue in snapshot.queues.values())
+    return Flow(boxes=boxes, arrows=arrows, alerts=alerts, hidden=max(active - len(shown), 0))
 
 
-def all_troubles(facts: Facts, history: History) -> Iterator[Trouble]:
-    """Everything that somebody should know. While the server is away, that, and nothing about what cannot be seen."""
-    if facts.problem is not None:
-        yield from server_troubles(facts)
+def all_alerts(snapshot: SystemSnapshot, history: History) -> Iterator[Alert]:
+    """Yield all alerts. While the server does not answer, only that one: the rest is unknown."""
+    if snapshot.problem is not None:
+        yield from server_alerts(snapshot)
         return
-    yield from pipeline_troubles(facts, history)
-    yield from queue_troubles(facts)
-    yield from subscription_troubles(facts, history)
+    yield from pipeline_alerts(snapshot, history)
+    yield from queue_alerts(snapshot)
+    yield from subscription_alerts(snapshot, history)
 
 
-def _sources(facts: Facts) -> Iterator[Box]:
-    if "ldif" in facts.queues:
+def _sources(snapshot: SystemSnapshot) -> Iterator[Box]:
+    if "ldif" in snapshot.queues:
         yield Box(id="directory", title="Directory", column=Column.SOURCE, note="LDIF import", hint="purveyor import")
     yield Box(id="publishers", title="Publishers", column=Column.SOURCE, note="HTTP, stages", hint="POST /v1/messages")
 
 
-def _queues(facts: Facts, levels: dict[str, Level]) -> Iterator[Box]:
+def _queues(snapshot: SystemSnapshot, levels: dict[str, Level]) -> Iterator[Box]:
     for name, hint in (
-        ("ldif", "Raw records of a directory, as they were read"),
-        ("incoming", "Every event of every source, in the one order that counts"),
+        ("ldif", "Raw records of a directory"),
+        ("incoming", "Every event of every source, in order"),
         ("prefill", "Requests to fill a new subscription with the current state"),
     ):
-        queue = facts.queues.get(name)
+        queue = snapshot.queues.get(name)
         if queue is not None:
             yield Box(
                 id=f"queue:{name}",
                 title=name,
                 column=Column.QUEUE,
-                note=_held(queue.messages),
+                note=_message_count(queue.messages),
                 level=levels.get(f"queue:{name}", Level.FINE),
                 link=f"/console/queues?queue={name}",
                 hint=hint,
             )
 
 
-def _parts(facts: Facts, levels: dict[str, Level]) -> Iterator[Box]:
-    known = facts.parts
+def _parts(snapshot: SystemSnapshot, levels: dict[str, Level]) -> Iterator[Box]:
+    known = snapshot.parts
     for name, hint in (
-        ("transform", "Makes events of directory records, with the object before and after"),
-        ("dispatch", "Writes each event to the queue of every subscription that asked for it"),
-        ("archive", "Keeps every event as Parquet, for prefill, replay and audit"),
+        ("transform", "Turns directory records into events, with the object before and after"),
+        ("dispatch", "Writes each event to the queue of every matching subscription"),
+        ("archive", "Stores every event as Parquet, for prefill, replay and audit"),
         ("prefill", "Fills new subscriptions with the current state; replays history"),
     ):
         found = known.get(name)
@@ -146,14 +152,14 @@ def _parts(facts: Facts, levels: dict[str, Level]) -> Iterator[Box]:
             id=f"part:{name}",
             title=name,
             column=Column.PIPELINE,
-            note=_part_note(found, facts.at),
+            note=_part_note(found, snapshot.at),
             level=max(levels.get(f"part:{name}", Level.FINE), levels.get("pipeline", Level.FINE)),
             link="/console/pipeline",
             hint=hint,
         )
 
 
-def _part_note(found: tuple[PipelineFacts, PartFacts] | None, now: datetime) -> str:
+def _part_note(found: tuple[PipelineSnapshot, PartSnapshot] | None, now: datetime) -> str:
     if found is None:
         return "not running"
     pipeline, part = found
@@ -164,15 +170,15 @@ def _part_note(found: tuple[PipelineFacts, PartFacts] | None, now: datetime) -> 
     return f"{part.batch_ms} ms a batch" if part.state == "running" and part.batch_ms is not None else part.state
 
 
-def _shown(facts: Facts, levels: dict[str, Level]) -> list[str]:
-    names = [queue.name for queue in facts.queues.values() if queue.kind is QueueKind.SUBSCRIPTION]
-    names.sort(key=lambda name: (-levels.get(f"sub:{name}", Level.FINE), -facts.queues[name].messages, name))
-    return sorted(names[:MOST_SUBSCRIPTIONS])
+def _select_subscriptions(snapshot: SystemSnapshot, levels: dict[str, Level]) -> list[str]:
+    names = [queue.name for queue in snapshot.queues.values() if queue.kind is QueueKind.SUBSCRIPTION]
+    names.sort(key=lambda name: (-levels.get(f"sub:{name}", Level.FINE), -snapshot.queues[name].messages, name))
+    return sorted(names[:MAX_SUBSCRIPTIONS])
 
 
-def _targets(facts: Facts, levels: dict[str, Level], shown: list[str]) -> Iterator[Box]:
+def _targets(snapshot: SystemSnapshot, levels: dict[str, Level], shown: list[str]) -> Iterator[Box]:
     for name in shown:
-        found = facts.subscriptions.get(name)
+        found = snapshot.subscriptions.get(name)
         delivery = found.record.definition.delivery.value if found is not None else "?"
         paused = " · paused" if found is not None and found.record.paused else ""
         yield Box(
@@ -183,13 +189,13 @@ def _targets(facts: Facts, levels: dict[str, Level], shown: list[str]) -> Iterat
             level=levels.get(f"sub:{name}", Level.FINE),
             link=f"/console/subscriptions/{name}",
         )
-    stages = [queue for queue in facts.queues.values() if queue.kind is QueueKind.STAGE]
+    stages = [queue for queue in snapshot.queues.values() if queue.kind is QueueKind.STAGE]
     for queue in stages[:3]:
         yield Box(
             id=f"stage:{queue.name}",
             title=queue.name.removeprefix("stage-"),
             column=Column.TARGET,
-            note=f"stage · {_held(queue.messages)}",
+            note=f"stage · {_message_count(queue.messages)}",
             level=levels.get(f"queue:{queue.name}", Level.FINE),
             link=f"/console/queues?queue={queue.name}",
             hint="A transactional stage: message in, database work, messages out, as one",
@@ -198,27 +204,27 @@ def _targets(facts: Facts, levels: dict[str, Level], shown: list[str]) -> Iterat
         id="queue:dead-letters",
         title="Dead letters",
         column=Column.TARGET,
-        note=_held(facts.dead) if facts.dead else "none",
+        note=_message_count(snapshot.dead) if snapshot.dead else "none",
         level=levels.get("queue:dead-letters", Level.FINE),
         link="/console/dead-letters",
-        hint="Messages that could not be processed, with the reason and the way back",
+        hint="Messages that could not be processed, with the reason; retry puts them back",
     )
 
 
-def _arrows(facts: Facts, history: History, levels: dict[str, Level], shown: list[str]) -> Iterator[Arrow]:
-    now = facts.at.timestamp()
+def _arrows(snapshot: SystemSnapshot, history: History, levels: dict[str, Level], shown: list[str]) -> Iterator[Arrow]:
+    now = snapshot.at.timestamp()
 
     def into(queue: str) -> float | None:
         return history.of("last", queue).rate(now)
 
     def through(queue: str, durable: str, part: str) -> Arrow:
-        reader = facts.reader(queue, durable)
+        reader = snapshot.reader(queue, durable)
         return Arrow(
             source=f"queue:{queue}",
             target=f"part:{part}",
             rate=history.of("floor", queue, durable).rate(now),
             backlog=None if reader is None else reader.pending + reader.unanswered,
-            age_seconds=oldest_age(facts, history, queue, durable),
+            age_seconds=oldest_age(snapshot, history, queue, durable),
             level=levels.get(f"part:{part}", Level.FINE),
         )
 
@@ -229,38 +235,38 @@ def _arrows(facts: Facts, history: History, levels: dict[str, Level], shown: lis
     yield Arrow(source="publishers", target="queue:incoming", rate=others)
     yield through("ldif", "transformer", "transform")
     yield Arrow(source="part:transform", target="queue:incoming", rate=transformed)
-    yield through("incoming", facts.dispatcher, "dispatch")
+    yield through("incoming", snapshot.dispatcher, "dispatch")
     yield through("incoming", "archive", "archive")
     yield through("prefill", "prefill", "prefill")
     for name in shown:
-        queue = facts.queues[name]
+        queue = snapshot.queues[name]
         yield Arrow(
             source="part:dispatch",
             target=f"sub:{name}",
             rate=history.of("done", name).rate(now),
             backlog=queue.messages,
-            age_seconds=None if queue.oldest is None else _seconds(facts.at, queue.oldest),
+            age_seconds=None if queue.oldest is None else _seconds(snapshot.at, queue.oldest),
             level=levels.get(f"sub:{name}", Level.FINE),
         )
 
 
-def oldest_age(facts: Facts, history: History, queue: str, durable: str) -> float | None:
-    """How old the oldest message is that a reader has not done; None if it has done all.
+def oldest_age(snapshot: SystemSnapshot, history: History, queue: str, durable: str) -> float | None:
+    """Return the age of the oldest message that a reader has not processed; None if it has processed all.
 
-    A queue of interest keeps what its slowest reader has not done, so its oldest message may be no matter of this one.
-    Then the age is that of the moment when the queue first had a message behind the reader's place, as was seen.
+    An interest queue keeps messages until its slowest reader has processed them, so this reader may have processed the
+    oldest one. Then the age counts from the moment when the console first saw a message after the reader's ack floor.
     """
-    reader, found = facts.reader(queue, durable), facts.queues.get(queue)
+    reader, found = snapshot.reader(queue, durable), snapshot.queues.get(queue)
     if reader is None or found is None or not reader.pending + reader.unanswered or found.oldest is None:
         return None
-    whole = _seconds(facts.at, found.oldest)
+    whole = _seconds(snapshot.at, found.oldest)
     if reader.pending + reader.unanswered >= found.messages:
         return whole
     came = history.of("last", queue).reached(reader.ack_floor + 1)
-    return whole if came is None else min(whole, max(facts.at.timestamp() - came, 0.0))
+    return whole if came is None else min(whole, max(snapshot.at.timestamp() - came, 0.0))
 
 
-def _held(messages: int) -> str:
+def _message_count(messages: int) -> str:
     return "1 message" if messages == 1 else f"{messages:,} messages".replace(",", "\N{THIN SPACE}")
 
 

@@ -1,4 +1,4 @@
-"""The flow as a picture: an SVG whose colours and motion are the theme's. Pure: the same flow is the same text."""
+"""The flow as an SVG image. The style sheet sets its colours and motion. Pure: the same flow gives the same text."""
 
 from dataclasses import dataclass
 from html import escape
@@ -6,7 +6,7 @@ from typing import Final
 
 from purveyor.app.console.alerts import Level
 from purveyor.app.console.flow_graph import Arrow, Box, Column, Flow
-from purveyor.app.console.formatting import brief, duration, rate, short
+from purveyor.app.console.formatting import format_brief, format_duration, format_rate, format_short
 
 _WIDTH: Final = 1180
 _BOX_WIDTH: Final = 172
@@ -23,7 +23,7 @@ _SLOT: Final = {
     "queue:prefill": 3,
     "part:prefill": 3,
 }
-"""The rows of the left half; the targets on the right share the height evenly."""
+"""The rows of the boxes on the left. The targets on the right share the height evenly."""
 _SLOTS: Final = 4
 _ROW: Final = 70
 _LEAST: Final = 400
@@ -31,8 +31,8 @@ _LEVELS: Final = {Level.FINE: "fine", Level.NOTE: "note", Level.WARNING: "warnin
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """The upper left corner of a box, and its size."""
+class _BoxPosition:
+    """The upper left corner and the width of a box."""
 
     x: float
     y: float
@@ -40,13 +40,13 @@ class _Place:
 
     @property
     def middle(self) -> float:
-        """The height of its middle."""
+        """The vertical centre of the box."""
         return self.y + _BOX_HEIGHT / 2
 
 
 def render(flow: Flow) -> str:
-    """The SVG."""
-    places, height = _places(flow)
+    """Return the SVG of a flow."""
+    places, height = _layout(flow)
     drawn = [_arrow(arrow, places) for arrow in flow.arrows]
     drawn += [_box(box, places[box.id]) for box in flow.boxes]
     more = f'<text class="more" x="{_WIDTH - 8}" y="{height - 4}">and {flow.hidden} more</text>' if flow.hidden else ""
@@ -57,7 +57,7 @@ def render(flow: Flow) -> str:
 
 
 def _summary(flow: Flow) -> str:
-    stuck = sum(trouble.level is Level.STUCK for trouble in flow.troubles)
+    stuck = sum(alert.level is Level.STUCK for alert in flow.alerts)
     return f"The flow of messages: {len(flow.boxes)} boxes, {len(flow.arrows)} arrows, {stuck} stuck"
 
 
@@ -68,23 +68,23 @@ def _marker() -> str:
     )
 
 
-def _places(flow: Flow) -> tuple[dict[str, _Place], float]:
+def _layout(flow: Flow) -> tuple[dict[str, _BoxPosition], float]:
     targets = [box for box in flow.boxes if box.column is Column.TARGET]
     height = max(_LEAST, len(targets) * _ROW + (18 if flow.hidden else 0))
     room = height - (18 if flow.hidden else 0)
-    places: dict[str, _Place] = {}
+    places: dict[str, _BoxPosition] = {}
     for box in flow.boxes:
         if box.column is Column.TARGET:
             continue
         slot = _SLOT.get(box.id, _SLOTS - 1)
-        places[box.id] = _Place(_LEFT[box.column], room * (slot + 0.5) / _SLOTS - _BOX_HEIGHT / 2)
+        places[box.id] = _BoxPosition(_LEFT[box.column], room * (slot + 0.5) / _SLOTS - _BOX_HEIGHT / 2)
     for number, box in enumerate(targets):
         middle = room * (number + 0.5) / len(targets)
-        places[box.id] = _Place(_LEFT[Column.TARGET], middle - _BOX_HEIGHT / 2)
+        places[box.id] = _BoxPosition(_LEFT[Column.TARGET], middle - _BOX_HEIGHT / 2)
     return places, height
 
 
-def _box(box: Box, place: _Place) -> str:
+def _box(box: Box, place: _BoxPosition) -> str:
     kind = "queue" if box.column is Column.QUEUE else "box"
     title = box.title if len(box.title) <= 18 else f"{box.title[:17]}…"
     hint = f"{box.title}: {box.hint}" if box.hint else box.title
@@ -99,7 +99,7 @@ def _box(box: Box, place: _Place) -> str:
     return f'<a href="{escape(box.link)}" data-box="{escape(box.id)}">{group}</a>' if box.link else group
 
 
-def _arrow(arrow: Arrow, places: dict[str, _Place]) -> str:
+def _arrow(arrow: Arrow, places: dict[str, _BoxPosition]) -> str:
     source, target = places[arrow.source], places[arrow.target]
     if target.x > source.x:
         x1, y1, x2, y2 = source.x + source.width, source.middle, target.x - 3, target.middle
@@ -119,17 +119,17 @@ def _arrow(arrow: Arrow, places: dict[str, _Place]) -> str:
 
 
 def _ease(share: float) -> float:
-    """How far up or down the curve has come at a share of its way."""
+    """Return the vertical share of the curve at a horizontal share."""
     return 3 * share**2 - 2 * share**3
 
 
 def _label(arrow: Arrow, x: float, y: float) -> str:
-    first = rate(arrow.rate) if arrow.rate is not None else ""
+    first = format_rate(arrow.rate) if arrow.rate is not None else ""
     second = ""
     if arrow.backlog:
-        second = short(arrow.backlog)
+        second = format_short(arrow.backlog)
         if arrow.age_seconds is not None:
-            second += f" · {brief(arrow.age_seconds)}"
+            second += f" · {format_brief(arrow.age_seconds)}"
     elif arrow.backlog == 0:
         second = "0 waiting"
     lines = [line for line in (first, second) if line]
@@ -150,11 +150,11 @@ def _label(arrow: Arrow, x: float, y: float) -> str:
 
 
 def _hint(arrow: Arrow) -> str:
-    told = []
+    parts = []
     if arrow.rate is not None:
-        told.append(f"{rate(arrow.rate)} in the last seconds")
+        parts.append(f"{format_rate(arrow.rate)} in the last seconds")
     if arrow.backlog is not None:
-        told.append(f"{arrow.backlog} wait")
+        parts.append(f"{arrow.backlog} waiting")
     if arrow.age_seconds is not None:
-        told.append(f"the oldest for {duration(arrow.age_seconds)}")
-    return ", ".join(told)
+        parts.append(f"the oldest for {format_duration(arrow.age_seconds)}")
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people read them at a glance, and what the words of this trade mean. Pure."""
+"""Formats of numbers, times and sizes, and short definitions of the terms in the console. Pure."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -7,38 +7,38 @@ _UNITS: Final = ("KB", "MB", "GB", "TB")
 _SPACE: Final = "\N{THIN SPACE}"
 
 HINTS: Final = {
-    "ack floor": "Everything up to this sequence was acknowledged by this reader",
-    "backlog": "Messages that wait in the queue and were not acknowledged",
-    "batch": "The pipeline works in small batches; this is how long the last one took",
-    "behind": "How many messages lie between this part and the newest one",
-    "dead letter": "A message that could not be processed, set aside with its reason and the way back",
-    "durable": "A reader whose place in the queue the server remembers",
-    "lease": "For how long a consumer has a message to itself before another may get it",
-    "oldest": "How long the oldest message that waits has been waiting",
-    "pending": "Messages that this reader has not been given yet",
+    "ack floor": "This reader has acknowledged everything up to this sequence",
+    "backlog": "Messages in the queue that are not acknowledged",
+    "batch": "The pipeline works in small batches; this is the duration of the last one",
+    "behind": "The number of messages between this part and the newest one",
+    "dead letter": "A message that could not be processed, with its reason; retry puts it back",
+    "durable": "A reader whose position in the queue the server stores",
+    "lease": "How long a consumer has a message to itself before another may get it",
+    "oldest": "How long the oldest message has been waiting",
+    "pending": "Messages that this reader has not received yet",
     "position": "The sequence of an event in the queue incoming: the clock of the whole system",
     "prefill": "The current state of all objects, delivered to a new subscription before live events",
-    "redelivered": "Messages that were given out again because they were not acknowledged in time",
-    "replay": "Events of the past, written to the queue of a subscription once more",
-    "sealed": "Takes no new messages: it is being migrated",
+    "redelivered": "Messages delivered again because they were not acknowledged in time",
+    "replay": "Past events, written to the queue of a subscription again",
+    "sealed": "Accepts no new messages: the queue is being migrated",
     "sequence": "The number of a message in its queue",
-    "unanswered": "Messages that were given out and not acknowledged yet",
+    "unanswered": "Messages delivered but not acknowledged yet",
 }
 
 
-def number(value: float | None) -> str:
-    """A whole number with room between thousands.
+def format_number(value: float | None) -> str:
+    """Format a whole number with thin spaces between thousands.
 
-    >>> number(1234567), number(12), number(None)
+    >>> format_number(1234567), format_number(12), format_number(None)
     ('1\u2009234\u2009567', '12', '-')
     """
     return "-" if value is None else f"{round(value):,}".replace(",", _SPACE)
 
 
-def short(value: float | None) -> str:
-    """A number in few characters.
+def format_short(value: float | None) -> str:
+    """Format a number in few characters.
 
-    >>> short(999), short(1234), short(45600), short(7800000), short(None)
+    >>> format_short(999), format_short(1234), format_short(45600), format_short(7800000), format_short(None)
     ('999', '1.2k', '46k', '7.8M', '-')
     """
     if value is None:
@@ -50,21 +50,21 @@ def short(value: float | None) -> str:
     return f"{value:.0f}"
 
 
-def rate(value: float | None) -> str:
-    """So many in a second.
+def format_rate(value: float | None) -> str:
+    """Format a rate per second.
 
-    >>> rate(0.0), rate(0.25), rate(12.4), rate(4600.0), rate(None)
+    >>> format_rate(0.0), format_rate(0.25), format_rate(12.4), format_rate(4600.0), format_rate(None)
     ('0/s', '0.2/s', '12/s', '4.6k/s', '-')
     """
     if value is None:
         return "-"
-    return f"{value:.1f}/s" if 0.05 <= value < 10 else f"{short(round(value))}/s"
+    return f"{value:.1f}/s" if 0.05 <= value < 10 else f"{format_short(round(value))}/s"
 
 
-def duration(seconds: float | None) -> str:
-    """How long, in one or two units.
+def format_duration(seconds: float | None) -> str:
+    """Format a duration in one or two units.
 
-    >>> [duration(each) for each in (0.2, 42, 65, 3700, 90000, None)]
+    >>> [format_duration(each) for each in (0.2, 42, 65, 3700, 90000, None)]
     ['0 s', '42 s', '1 min 5 s', '1 h 1 min', '1 d 1 h', '-']
     """
     if seconds is None:
@@ -77,10 +77,10 @@ def duration(seconds: float | None) -> str:
     return f"{left} s"
 
 
-def brief(seconds: float) -> str:
-    """How long, in one unit: where there is little room.
+def format_brief(seconds: float) -> str:
+    """Format a duration in one unit, for small spaces.
 
-    >>> [brief(each) for each in (0.2, 42, 65, 3700, 200000)]
+    >>> [format_brief(each) for each in (0.2, 42, 65, 3700, 200000)]
     ['0 s', '42 s', '1 min', '1 h', '2 d']
     """
     for size_, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -89,10 +89,10 @@ def brief(seconds: float) -> str:
     return f"{int(seconds)} s"
 
 
-def size(count: float | None) -> str:
-    """Bytes.
+def format_size(count: float | None) -> str:
+    """Format a number of bytes.
 
-    >>> size(512), size(2048), size(5_300_000)
+    >>> format_size(512), format_size(2048), format_size(5_300_000)
     ('512 B', '2.0 KB', '5.3 MB')
     """
     if count is None:
@@ -105,23 +105,23 @@ def size(count: float | None) -> str:
     return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def ago(moment: datetime | None, now: datetime | None = None) -> str:
-    """How long ago, or when it is to come."""
+def format_ago(moment: datetime | None, now: datetime | None = None) -> str:
+    """Format a time relative to now: past or future."""
     if moment is None:
         return "-"
     seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
-    return f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
+    return f"{format_duration(seconds)} ago" if seconds >= 0 else f"in {format_duration(-seconds)}"
 
 
-def moment(value: datetime | None) -> str:
-    """A time, in UTC, to the second."""
+def format_time(value: datetime | None) -> str:
+    """Format a time in UTC, to the second."""
     return "-" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def plural(count: int, what: str) -> str:
-    """A number of things.
+def format_count(count: int, what: str) -> str:
+    """Format a count with its noun.
 
-    >>> plural(1, "message"), plural(2000, "message")
+    >>> format_count(1, "message"), format_count(2000, "message")
     ('1 message', '2\u2009000 messages')
     """
-    return f"{number(count)} {what}{'' if count == 1 else 's'}"
+    return f"{format_number(count)} {what}{'' if count == 1 else 's'}"

@@ -1,61 +1,61 @@
-"""What pages are made of on the side of NiceGUI: the frame, parts that change by themselves, actions and questions."""
+"""Building blocks of pages in NiceGUI: frame, live HTML, actions, dialogs, buttons and paged tables."""
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
 
 from nicegui import ui
 from nicegui.client import Client
 from nicegui.events import GenericEventArguments
 
-from purveyor.app.console import html, theme
+from purveyor.app.console import html
 from purveyor.app.console.auth_middleware import LOGIN, SESSION
 from purveyor.app.console.console import Console
+from purveyor.app.console.formatting import format_number
 from purveyor.app.console.sessions import Session
-from purveyor.app.console.snapshot import Facts
+from purveyor.app.console.snapshot import SystemSnapshot
 from purveyor.model.errors import PurveyorError
 
-EVERY_SECONDS: Final = 1.0
-"""How often a page looks."""
-_FIRST_SECONDS: Final = 1.5
-"""So long a page waits for what it shows before it is sent without it."""
+REFRESH_INTERVAL_SECONDS: Final = 1.0
+_FIRST_SNAPSHOT_TIMEOUT_SECONDS: Final = 1.5
+"""How long a new page waits for its first content before the API sends it without."""
 
 
-class Live:
-    """A part of a page that changes: only what differs is changed in the browser."""
+class LiveHtml:
+    """An element whose HTML changes. The browser patches only the differences."""
 
     def __init__(self, text: str = "", *, tag: str = "div", classes: str = "live") -> None:
         self._element = ui.html(text, sanitize=False, tag=tag).classes(classes)
         self._text = text
 
     def show(self, text: str) -> None:
-        """Its content now."""
+        """Set the content."""
         if text != self._text:
             self._text = text
             place = json.dumps(self._element.html_id)
             self._element.client.run_javascript(f"purveyor.patch({place}, {json.dumps(text)})")
 
 
-class Page:
-    """The frame of a page, and its life: it looks every second, as long as somebody has it open."""
+class ConsolePage:
+    """The frame of a page. It refreshes every second while a browser has the page open."""
 
     def __init__(self, console: Console, session: Session, current: str) -> None:
         self.console = console
         self._session = session
         self._current = current
-        self._shows: list[Callable[[Facts], Awaitable[None] | None]] = []
+        self._shows: list[Callable[[SystemSnapshot], Awaitable[None] | None]] = []
         self._acts: dict[str, Callable[[str], Awaitable[None]]] = {}
         self._client: Client = ui.context.client
-        self._top: Live
+        self._top: LiveHtml
 
-    def on_facts(self, show: Callable[[Facts], Awaitable[None] | None]) -> None:
-        """What to do with new facts."""
+    def on_snapshot(self, show: Callable[[SystemSnapshot], Awaitable[None] | None]) -> None:
+        """Call `show` with each new snapshot."""
         self._shows.append(show)
 
-    def on_act(self, name: str, act: Callable[[str], Awaitable[None]]) -> None:
-        """What a word in a table does when it is clicked; it is given the word's key."""
+    def on_action(self, name: str, act: Callable[[str], Awaitable[None]]) -> None:
+        """Call `act` with the key of an action link or checkbox when the operator clicks it."""
         self._acts[name] = act
 
     async def _acted(self, event: GenericEventArguments) -> None:
@@ -64,67 +64,67 @@ class Page:
             await act(str(event.args.get("key")))
 
     async def begin(self) -> None:
-        """Show what is known, and go on doing so."""
+        """Show the first snapshot and start the refresh timer."""
         ui.on("act", self._acted)
-        with contextlib.suppress(TimeoutError):  # a page comes at once, also while the server is away
-            async with asyncio.timeout(_FIRST_SECONDS):
+        with contextlib.suppress(TimeoutError):  # the page loads also while the NATS server does not answer
+            async with asyncio.timeout(_FIRST_SNAPSHOT_TIMEOUT_SECONDS):
                 await self.refresh()
-        ui.timer(EVERY_SECONDS, self.refresh, immediate=False)
+        ui.timer(REFRESH_INTERVAL_SECONDS, self.refresh, immediate=False)
 
-    async def refresh(self, *, anew: bool = False) -> None:
-        """Show what is known now."""
-        if self._client.is_deleted:  # it was closed while something was done
+    async def refresh(self, *, fresh: bool = False) -> None:
+        """Show the current snapshot."""
+        if self._client.is_deleted:  # the operator closed the page meanwhile
             return
         if not self._is_allowed():
             return
-        facts = await self.console.gatherer.look(anew=anew)
-        self._top.show(theme.top(self._current, facts.dead))
+        snapshot = await self.console.collector.read(fresh=fresh)
+        self._top.show(html.top(self._current, snapshot.dead))
         for show in self._shows:
-            shown = show(facts)
+            shown = show(snapshot)
             if shown is not None:
                 await shown
 
-    async def act(self, work: Callable[[], Awaitable[object]], done: str) -> bool:
-        """Do something, say that it is done or why not, and show what came of it. Needs the login, as all does."""
+    async def run_action(self, work: Callable[[], Awaitable[object]], done: str) -> bool:
+        """Run an action of the operator, report its success or error, and refresh. Requires a valid session."""
         if not self._is_allowed():
             return False
         try:
             await work()
         except PurveyorError as error:
-            complain(error)
+            notify_error(error)
             return False
         if not self._client.is_deleted:
             ui.notify(done, type="positive", position="top")
-        await self.refresh(anew=True)
+        await self.refresh(fresh=True)
         return True
 
     def _is_allowed(self) -> bool:
-        """Whether its session is neither over nor ended; else lead to the login."""
+        """Return whether the session is valid; open the login page if not."""
         if self.console.sessions.is_live(self._session):
             return True
         self._client.open(LOGIN)
         return False
 
     def frame(self) -> None:
-        """The bar at the top."""
-        ui.add_head_html(theme.head())
-        self._top = Live(theme.top(self._current), tag="header", classes="top")
+        """Add the bar at the top."""
+        ui.add_head_html(html.head())
+        self._top = LiveHtml(html.top(self._current), tag="header", classes="top")
 
 
 @contextlib.contextmanager
-def page_frame(console: Console, current: str, title: str, text: str) -> Iterator[Page]:
-    """The frame of a page; what stands in the block is its content."""
+def page_frame(console: Console, current: str, title: str, text: str) -> Iterator[ConsolePage]:
+    """Open the frame of a page. The block adds its content."""
     session: Session = ui.context.client.request.scope[SESSION]
-    page = Page(console, session, current)
+    page = ConsolePage(console, session, current)
     page.frame()
     with ui.element("main").classes("page"):
-        ui.html(theme.page_head(title, text), sanitize=False).classes("live")
+        ui.html(html.page_head(title, text), sanitize=False).classes("live")
         yield page
 
 
 @contextlib.contextmanager
 def card(title: str = "", text: str = "") -> Iterator[None]:
-    """A box with a title."""
+    """Open a card with a title. The block adds its content."""
     with ui.element("section").classes("card"):
         if title:
             remark = f'<p class="soft" style="margin:0">{text}</p>' if text else ""
@@ -132,14 +132,14 @@ def card(title: str = "", text: str = "") -> Iterator[None]:
         yield
 
 
-def complain(error: PurveyorError) -> None:
-    """Say what went wrong and what to do."""
+def notify_error(error: PurveyorError) -> None:
+    """Show an error with its fix."""
     text = error.message if error.fix is None else f"{error.message}. Next: {error.fix}"
     ui.notify(text, type="negative", position="top", timeout=12_000, close_button="Close", multi_line=True)
 
 
 def button(text: str, on_click: Callable[..., object], *, kind: str = "plain", hint: str = "") -> ui.button:
-    """A button: plain, main or danger."""
+    """Add a button. `kind`: plain, main or danger."""
     made = ui.button(text, on_click=on_click, color=None).props("flat no-caps").classes(kind)
     if hint:
         made.props(f'title="{html.cell(hint)}"')
@@ -147,7 +147,7 @@ def button(text: str, on_click: Callable[..., object], *, kind: str = "plain", h
 
 
 async def confirm(title: str, text: str, *, yes: str, danger: bool = True) -> bool:
-    """Ask before something that cannot be undone. Escape and Enter on the first button both mean no."""
+    """Ask for confirmation. Escape, and Enter on the first button, both mean no."""
     with ui.dialog() as dialog, ui.card().classes("sheet"):
         ui.html(f"<h2>{html.cell(title)}</h2>", sanitize=False)
         ui.html(f"<p style='margin:0'>{html.cell(text)}</p>", sanitize=False)
@@ -161,8 +161,8 @@ async def confirm(title: str, text: str, *, yes: str, danger: bool = True) -> bo
 
 
 @contextlib.asynccontextmanager
-async def sheet(title: str) -> AsyncIterator[ui.dialog]:
-    """A dialog with a form or a text, open until somebody closes it."""
+async def modal(title: str) -> AsyncIterator[ui.dialog]:
+    """Open a dialog with a form or a text, and wait until the operator closes it."""
     with ui.dialog() as dialog, ui.card().classes("sheet"):
         ui.html(f"<h2>{html.cell(title)}</h2>", sanitize=False)
         yield dialog
@@ -171,6 +171,79 @@ async def sheet(title: str) -> AsyncIterator[ui.dialog]:
 
 
 def _remove(dialog: ui.dialog) -> None:
-    """Take a dialog out of its page, unless the page itself was closed under it."""
+    """Remove a dialog from its page, unless the page is already closed."""
     if not dialog.client.is_deleted:
         dialog.delete()
+
+
+R = TypeVar("R")
+ROWS: Final = 25
+
+
+class PagedTable(Generic[R]):
+    """A table with a filter and pages: a thousand rows cost as much as one page.
+
+    `matches` returns whether a row matches the filter text; `render` turns the rows of a page into HTML.
+    """
+
+    def __init__(
+        self, what: str, matches: Callable[[R, str], bool], render: Callable[[Sequence[R]], str], *, rows: int = ROWS
+    ) -> None:
+        self._what = what
+        self._matches = matches
+        self._render = render
+        self._size = rows
+        self._rows: Sequence[R] = ()
+        self._page = 0
+        with ui.element("div").classes("bar"):
+            self._text = (
+                ui.input(placeholder=f"Filter {what}  ( / )", on_change=self._typed)
+                .props(f'outlined dense clearable debounce=150 type=search aria-label="Filter {what}"')
+                .classes("filter")
+            )
+            ui.element("span").classes("grow")
+            self.tools = ui.element("div").classes("bar").style("width:auto")
+        self._live = LiveHtml()
+        with ui.element("div").classes("bar") as self._bar:
+            self._summary = ui.label().classes("soft")
+            ui.element("span").classes("grow")
+            self._back = button("Back", lambda: self._turn(-1))
+            self._on = button("Next", lambda: self._turn(1))
+
+    @property
+    def shown(self) -> Sequence[R]:
+        """The rows of the current page."""
+        return self._found()[self._page * self._size : (self._page + 1) * self._size]
+
+    def show(self, rows: Sequence[R]) -> None:
+        """Set all rows."""
+        self._rows = rows
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw the current page."""
+        found = self._found()
+        pages = max((len(found) + self._size - 1) // self._size, 1)
+        self._page = min(self._page, pages - 1)
+        self._live.show(self._render(self.shown))
+        many = pages > 1
+        self._bar.set_visibility(many)
+        if many:
+            first = self._page * self._size + 1
+            self._summary.set_text(
+                f"{first} to {first + len(self.shown) - 1} of {format_number(len(found))} {self._what}"
+            )
+            self._back.set_enabled(self._page > 0)
+            self._on.set_enabled(self._page < pages - 1)
+
+    def _found(self) -> Sequence[R]:
+        text = (self._text.value or "").strip().lower()
+        return [row for row in self._rows if self._matches(row, text)] if text else self._rows
+
+    def _typed(self) -> None:
+        self._page = 0
+        self.draw()
+
+    def _turn(self, by: int) -> None:
+        self._page = max(self._page + by, 0)
+        self.draw()

@@ -1,11 +1,11 @@
-"""Who may use the console: the administrator, by a signed cookie that a login gives out.
+"""Sessions of the console: signed cookies for the administrator.
 
-The login is that of the API, with its check and its limit of attempts. The cookie says until when it counts and is
-signed with a key made of a secret in the data directory and the administrator's password: whoever changes the password
-ends every session. Any API process of the same directory takes it.
+The authenticator of the API checks the login and throttles attempts. The cookie holds its end and is signed with a key
+derived from a secret in the data directory and the administrator's password: a new password ends every session. Every
+API process with the same data directory accepts it.
 
-A logout ends the session: its id is stored in the bucket of credentials, which every API process follows
-(`Credentials.end_session`). A process that has not read that bucket yet takes only sessions that it began itself.
+A logout ends the session: the API stores its id in the bucket of credentials, which every API process follows
+(`Credentials.end_session`). A process that has not read that bucket yet accepts only sessions that it began itself.
 """
 
 import base64
@@ -31,7 +31,7 @@ _SECRET_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Somebody who is logged in, until a time in seconds of the wall clock."""
+    """A logged-in operator. `until` is a time in seconds of the wall clock."""
 
     user: str
     until: int
@@ -39,50 +39,50 @@ class Session:
 
     @property
     def left_seconds(self) -> float:
-        """For how long."""
+        """The seconds until the session ends."""
         return self.until - time.time()
 
 
 class Sessions:
-    """Gives cookies out and reads them, and knows which sessions were ended."""
+    """Issues and reads cookies, and keeps the sessions that were ended."""
 
     def __init__(self, secret: bytes, login: Login) -> None:
         about = f"{login.username}\0{login.password}".encode("utf-8", "surrogatepass")
         self._key = hmac.digest(secret, about, "sha256")
         self._user = login.username
         self._begun: dict[str, float] = {}
-        """Sessions of this process, and when they are over."""
+        """Sessions that this process began, and when they end."""
         self._ended: dict[str, float] = {}
-        """Sessions that were ended, in whichever process, and when they would be over."""
-        self._knows_all = False
+        """Sessions that any process ended by a logout, and when to drop the entry."""
+        self._accepts_others = False
 
     def cookie(self, *, secure: bool) -> str:
-        """The value of a Set-Cookie header for a new session."""
+        """Return the Set-Cookie header of a new session."""
         until, identity = int(time.time()) + SESSION_SECONDS, secrets.token_urlsafe(8)
-        _keep(self._begun, identity, until)
+        _add(self._begun, identity, until)
         body = f"{until}.{identity}"
         return _header(f"{body}.{self._signed(body)}", SESSION_SECONDS, secure=secure)
 
-    def no_cookie(self, *, secure: bool) -> str:
-        """The value of a Set-Cookie header that takes the cookie away."""
+    def expired_cookie(self, *, secure: bool) -> str:
+        """Return the Set-Cookie header that removes the cookie."""
         return _header("", 0, secure=secure)
 
     def end(self, identity: str) -> None:
-        """Take a session no more: somebody logged out of it, here or in another process."""
-        _keep(self._ended, identity, time.time() + SESSION_SECONDS)
+        """Refuse a session from now on: the operator logged out, here or in another process."""
+        _add(self._ended, identity, time.time() + SESSION_SECONDS)
 
-    def knows_all(self) -> None:
-        """Say that all sessions are known that were ended in other processes: take those that they began."""
-        self._knows_all = True
+    def accept_others(self) -> None:
+        """Accept sessions of other processes: this process now knows all logouts."""
+        self._accepts_others = True
 
     def is_live(self, session: Session) -> bool:
-        """Whether a session is neither over nor ended."""
+        """Return whether a session has neither expired nor been ended."""
         if session.left_seconds <= 0 or session.id in self._ended:
             return False
-        return self._knows_all or session.id in self._begun
+        return self._accepts_others or session.id in self._begun
 
     def read(self, header: str | None) -> Session | None:
-        """The session of a Cookie header; None if there is none, or it is over or not ours."""
+        """Return the session of a Cookie header; None if there is none, or it is invalid or has ended."""
         try:
             found = SimpleCookie(header or "").get(COOKIE)
         except CookieError:
@@ -101,8 +101,8 @@ class Sessions:
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
-def _keep(sessions: dict[str, float], identity: str, until: float) -> None:
-    """Keep a session, and drop those that are over."""
+def _add(sessions: dict[str, float], identity: str, until: float) -> None:
+    """Add a session, and drop expired ones."""
     now = time.time()
     for each in [each for each, end in sessions.items() if end <= now]:
         del sessions[each]
@@ -114,18 +114,18 @@ def _header(value: str, seconds: int, *, secure: bool) -> str:
     return f"{COOKIE}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{safe}"
 
 
-def admin_of(logins: Sequence[Login]) -> Login:
-    """The login that the console is for."""
+def admin_login(logins: Sequence[Login]) -> Login:
+    """Return the administrator's login."""
     return next(login for login in logins if login.role is Role.ADMIN)
 
 
 def basic(user: str, password: str) -> str:
-    """An Authorization header, as the API's own check takes it."""
+    """Return an Authorization header for the authenticator."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 def read_secret(data_dir: Path) -> bytes:
-    """The secret of the data directory, made if there is none. Of processes that start at once one makes it."""
+    """Return the secret of the data directory. Create it if it is missing; of several processes one succeeds."""
     path = data_dir / FILE_NAME
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -139,17 +139,21 @@ def read_secret(data_dir: Path) -> bytes:
             try:
                 os.link(draft, path)
             except FileExistsError:
-                pass  # somebody else was quicker
+                pass  # another process was faster
             finally:
                 draft.unlink()
         if path.stat().st_mode & 0o077:
-            raise SetupError(f"others can read {path}", fix="remove it: it is made anew, and everybody logs in again")
+            raise SetupError(
+                f"other users can read {path}", fix="remove it: the API creates a new one, and operators log in again"
+            )
         found = path.read_bytes()
     except OSError as error:
         raise SetupError(
-            f"the secret of the console in {path} cannot be kept: {error.strerror}",
-            fix="see that the data directory can be written, or set PURVEYOR_CONSOLE=false",
+            f"the console cannot store its secret in {path}: {error.strerror}",
+            fix="make the data directory writable, or set PURVEYOR_CONSOLE=false",
         ) from error
     if len(found) < _SECRET_BYTES:
-        raise SetupError(f"{path} is not whole", fix="remove it: it is made anew, and everybody logs in again")
+        raise SetupError(
+            f"{path} is incomplete", fix="remove it: the API creates a new one, and operators log in again"
+        )
     return found

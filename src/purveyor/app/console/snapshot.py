@@ -1,4 +1,4 @@
-"""What the console knows at a moment: plain values, read by `gather`, judged by `flow`, shown by the pages."""
+"""The state of the system at one moment, as plain values. `collector` reads it, `alerts` and the pages use it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _NO_GROUP: Final = ("archive", RECEIPTS)
 
 
 class QueueKind(Enum):
-    """What a queue is for."""
+    """The purpose of a queue."""
 
     INTERNAL = "internal"
     SUBSCRIPTION = "subscription"
@@ -22,8 +22,8 @@ class QueueKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFacts:
-    """A queue as the server has it."""
+class QueueSnapshot:
+    """The state of a queue."""
 
     name: str
     kind: QueueKind
@@ -36,8 +36,8 @@ class QueueFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderFacts:
-    """A durable consumer of a queue: up to where it has acknowledged, and what is left for it."""
+class ReaderSnapshot:
+    """The state of a durable consumer of a queue."""
 
     durable: str
     ack_floor: int = 0
@@ -46,12 +46,12 @@ class ReaderFacts:
     redelivered: int = 0
     waiting: int = 0
     keeps_newest: bool = False
-    """It is there to hold its newest message, and never lets go of it: what it holds is no backlog."""
+    """True: it exists to keep its newest message in the queue, so its pending messages are no backlog."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartFacts:
-    """A part of the pipeline, as it said itself."""
+class PartSnapshot:
+    """The state of a pipeline part, from its own report."""
 
     name: str
     state: str
@@ -65,17 +65,17 @@ class PartFacts:
     error: str | None = None
 
     @classmethod
-    def of(cls, told: Json) -> "PartFacts":
-        """From its notice; what is missing or strange counts as unknown."""
+    def of(cls, report: Json) -> "PartSnapshot":
+        """Return the state from a notice. A missing or invalid value is unknown."""
 
         def whole(name: str) -> int | None:
-            value = told.get(name)
+            value = report.get(name)
             return value if isinstance(value, int) else None
 
-        rate = told.get("rows_per_second")
+        rate = report.get("rows_per_second")
         return cls(
-            name=str(told.get("part") or "?"),
-            state=str(told.get("state") or "?"),
+            name=str(report.get("part") or "?"),
+            state=str(report.get("state") or "?"),
             position=whole("position"),
             lag=whole("lag"),
             rows=whole("rows") or 0,
@@ -83,13 +83,13 @@ class PartFacts:
             batch=whole("batch"),
             batch_ms=whole("batch_ms"),
             restarts=whole("restarts") or 0,
-            error=str(told["error"]) if told.get("error") else None,
+            error=str(report["error"]) if report.get("error") else None,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineFacts:
-    """A pipeline process, by its last notice on the board."""
+class PipelineSnapshot:
+    """The state of a pipeline process, from its last notice on the status board."""
 
     label: str
     at: datetime
@@ -98,42 +98,42 @@ class PipelineFacts:
     group: str = ""
     spark_ui: str | None = None
     stopped: bool = False
-    parts: tuple[PartFacts, ...] = ()
+    parts: tuple[PartSnapshot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Everything at one moment. With a `problem` the rest is what was known before."""
+class SystemSnapshot:
+    """The state of the whole system. With a `problem`, the other values are those of the last successful read."""
 
     at: datetime
     problem: str | None = None
     fix: str | None = None
-    queues: Mapping[str, QueueFacts] = field(default_factory=dict)
-    readers: Mapping[str, tuple[ReaderFacts, ...]] = field(default_factory=dict)
+    queues: Mapping[str, QueueSnapshot] = field(default_factory=dict)
+    readers: Mapping[str, tuple[ReaderSnapshot, ...]] = field(default_factory=dict)
     subscriptions: Mapping[str, Registered] = field(default_factory=dict)
     unreadable: Mapping[str, Unreadable] = field(default_factory=dict)
-    """Subscriptions that this program does not understand."""
-    pipelines: tuple[PipelineFacts, ...] = ()
+    """Subscriptions whose records this version cannot read."""
+    pipelines: tuple[PipelineSnapshot, ...] = ()
     dead_letters: Mapping[str, int] = field(default_factory=dict)
-    """How many there are, by the last token of their subject: which part or queue gave up."""
+    """The number of dead letters by the last token of their subject: the part or subscription that gave up."""
 
     @property
-    def parts(self) -> dict[str, tuple[PipelineFacts, PartFacts]]:
-        """The parts of all pipelines by name; of several of a name the one that spoke last."""
+    def parts(self) -> dict[str, tuple[PipelineSnapshot, PartSnapshot]]:
+        """The parts of all pipelines by name. Of several with one name, the one that reported last."""
         newest_last = sorted(self.pipelines, key=lambda pipeline: (not pipeline.stopped, pipeline.at))
         return {part.name: (pipeline, part) for pipeline in newest_last for part in pipeline.parts}
 
     @property
     def dead(self) -> int:
-        """All dead letters."""
+        """The number of all dead letters."""
         return sum(self.dead_letters.values())
 
     @property
     def dispatcher(self) -> str:
-        """The durable of `incoming` that dispatch reads by. Of several groups one is shown: each gets all events."""
+        """The durable of `incoming` that the dispatcher reads. Of several groups the console shows one."""
         groups = [reader.durable for reader in self.readers.get("incoming", ()) if reader.durable not in _NO_GROUP]
         return DEFAULT_GROUP if DEFAULT_GROUP in groups or not groups else groups[0]
 
-    def reader(self, queue: str, durable: str) -> ReaderFacts | None:
-        """One reader of a queue."""
+    def reader(self, queue: str, durable: str) -> ReaderSnapshot | None:
+        """Return a reader of a queue."""
         return next((reader for reader in self.readers.get(queue, ()) if reader.durable == durable), None)

@@ -1,1 +1,1 @@
-"""The demo: the whole system on sample data, which verifies itself."""
+"""`purveyor demo`: the whole system on sample data, with a check of every delivery."""

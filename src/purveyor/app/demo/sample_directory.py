@@ -1,4 +1,4 @@
-"""A small directory for the demo: its entries and changes as LDIF, and what its people look like in the end. Pure.
+"""A small directory for the demo: its entries and changes as LDIF, and its people after each step. Pure.
 
 Nothing is random: two runs import the same bytes.
 """
@@ -14,7 +14,7 @@ _LAST = ("Allen", "Dijkstra", "Hamilton", "Hopper", "Johnson", "Lamport", "Lisko
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """An entry. The number stays, whatever else changes."""
+    """An entry of a person; the number never changes."""
 
     number: int
     uid: str
@@ -22,18 +22,18 @@ class Person:
 
     @property
     def dn(self) -> str:
-        """Where it is."""
+        """Return the distinguished name."""
         return f"uid={self.uid},{_PEOPLE}"
 
     @property
     def uuid(self) -> str:
-        """Its identity."""
+        """Return the identity, which never changes."""
         return f"10000000-0000-4000-8000-{self.number:012d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Some records: their text, how many events they make, how many are about people, and who is there then."""
+    """A batch of records: LDIF, number of events, number of events about people, and the people after it."""
 
     ldif: str
     events: int
@@ -41,8 +41,8 @@ class Step:
     people: tuple[Person, ...]
 
 
-def beginning(people: int, groups: int) -> Step:
-    """Everything that is there at first."""
+def initial_entries(people: int, groups: int) -> Step:
+    """Return the entries at the start."""
     made = tuple(Person(number, f"user{number}", f"user{number}@example.org") for number in range(people))
     records = [
         f"dn: {_BASE}\nobjectClass: domain\ndc: example\n",
@@ -55,7 +55,7 @@ def beginning(people: int, groups: int) -> Step:
 
 
 def changes(before: Step, round_: int) -> Step:
-    """What happens to them: every third gets another address, every seventh another name, every eleventh leaves."""
+    """Return changes: every third person gets a new address, every seventh a new name, every eleventh is deleted."""
     records, left = [], []
     for person in before.people:
         now = person

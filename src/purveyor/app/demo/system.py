@@ -1,4 +1,4 @@
-"""What the demo runs on: all parts of `purveyor up` in an empty directory, and the commands a user would type."""
+"""The system of the demo: all parts of `purveyor up` in an empty directory, and commands of the program."""
 
 import asyncio
 import contextlib
@@ -14,32 +14,31 @@ from typing import Any, Final
 import aiohttp
 
 from purveyor.app.settings import Settings
-from purveyor.app.static_logins import logins_of
-from purveyor.app.up.managed_process import News
-from purveyor.app.up.processes import API, PIPELINE, PROGRAM, Wanted, parts
+from purveyor.app.static_logins import load_logins
+from purveyor.app.up.managed_process import API, PIPELINE, PROGRAM, PartEvent, UpOptions, make_parts
 from purveyor.app.up.supervisor import Supervisor
-from purveyor.client.api_client import authorization
+from purveyor.client.api_client import authorization_header
 from purveyor.model.errors import ServerFailed
 
 DEADLINE_SECONDS: Final = 300.0
-_WORTH_TELLING: Final = ("ready", "died", "killed", "trouble")
+_PRINTED_EVENTS: Final = ("ready", "died", "killed", "trouble")
 
-Say = Callable[[str], None]
+Print = Callable[[str], None]
 
 
-class StageSet:
-    """The running system. Made by `running`."""
+class DemoSystem:
+    """The running system; `run_system` starts it."""
 
-    def __init__(self, directory: Path, say: Say, supervisor: Supervisor, url: str) -> None:
+    def __init__(self, directory: Path, print_line: Print, supervisor: Supervisor, url: str) -> None:
         self.directory = directory
-        self.say = say
+        self.print_line = print_line
         self.url = url
         self._supervisor = supervisor
-        [admin] = [each for each in logins_of(Settings(data_dir=directory)).logins if each.role.value == "admin"]
-        self._login = {"Authorization": authorization(admin.username, admin.password, None)}
+        [admin] = [each for each in load_logins(Settings(data_dir=directory)).logins if each.role.value == "admin"]
+        self._login = {"Authorization": authorization_header(admin.username, admin.password, None)}
 
     async def kill_pipeline(self) -> None:
-        """Kill -9, as it happens to a machine that loses power; the supervisor starts it again."""
+        """Kill the pipeline with SIGKILL; the supervisor restarts it."""
         pid = self._supervisor.pid(PIPELINE)
         if pid is None:
             raise ServerFailed("the pipeline is not running", fix="see logs/ in the directory of the demo")
@@ -52,28 +51,28 @@ class StageSet:
                 raise ServerFailed(f"{body['name']} was refused: {await answer.text()}")
 
     async def call(self, *words: str) -> dict[str, Any]:
-        """A command of this program; what it says as JSON."""
+        """Run a command of this program, and return its JSON."""
         return await asyncio.to_thread(self._call, words)
 
     def _call(self, words: tuple[str, ...]) -> dict[str, Any]:
         done = subprocess.run(self._command(words), capture_output=True, text=True, env=environment(), check=False)
-        return _said(words, done.stdout, done.stderr)
+        return _parse_output(words, done.stdout, done.stderr)
 
     @contextlib.asynccontextmanager
     async def following(self, path: Path) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-        """`purveyor import --follow` of a file that grows; yields what ends it and tells how many records it took."""
+        """Run `purveyor import --follow`; yield a function that ends it and returns the number of imported records."""
         words = ("import", str(path), "--source", "directory", "--follow", "--json")
         process = await asyncio.create_subprocess_exec(
             *self._command(words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
         )
 
         assert process.stderr is not None
-        begun = await process.stderr.readline()  # it says that it follows: from here on Ctrl-C is its good end
+        first_line = await process.stderr.readline()  # `Following ...`: from here on Ctrl-C is its normal end
 
         async def end() -> int:
             process.send_signal(signal.SIGINT)
             out, err = await process.communicate()
-            return int(_said(words, out.decode(), (begun + err).decode())["added"])
+            return int(_parse_output(words, out.decode(), (first_line + err).decode())["added"])
 
         try:
             yield end
@@ -86,45 +85,47 @@ class StageSet:
         return [*PROGRAM, "--data-dir", str(self.directory), *words]
 
 
-def _said(words: tuple[str, ...], out: str, err: str) -> dict[str, Any]:
+def _parse_output(words: tuple[str, ...], out: str, err: str) -> dict[str, Any]:
     if not out.strip():
         raise ServerFailed(f"`purveyor {' '.join(words)}` failed: {err.strip()}", fix="run it by hand")
-    told: dict[str, Any] = json.loads(out)
-    return told
+    parsed: dict[str, Any] = json.loads(out)
+    return parsed
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, say: Say) -> AsyncIterator[StageSet]:
-    """All parts, ready."""
+async def run_system(directory: Path, print_line: Print) -> AsyncIterator[DemoSystem]:
+    """Start all parts, and yield the system when they are ready."""
     url = ""
 
-    def tell(news: News) -> None:
+    def on_event(event: PartEvent) -> None:
         nonlocal url
-        if news.part == API and news.event == "ready":
-            url = str(news.more["url"])
-        if news.event in _WORTH_TELLING:
-            say(f"{news.event}: {news.part}" + (f": {news.detail}" if news.event != "ready" else ""))
+        if event.part == API and event.event == "ready":
+            url = str(event.fields["url"])
+        if event.event in _PRINTED_EVENTS:
+            print_line(f"{event.event}: {event.part}" + (f": {event.detail}" if event.event != "ready" else ""))
 
-    wanted = Wanted(options=("--data-dir", str(directory)), api=("--port", "0"))
-    supervisor = Supervisor(parts(wanted), tell, environment=environment())
+    options = UpOptions(options=("--data-dir", str(directory)), api=("--port", "0"))
+    supervisor = Supervisor(make_parts(options), on_event, environment=environment())
     async with supervisor.running():
-        yield StageSet(directory, say, supervisor, url)
+        yield DemoSystem(directory, print_line, supervisor, url)
 
 
-async def until(reached: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
+async def wait_until(reached: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds; raise ServerFailed after the deadline."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not reached():
         if time.monotonic() > deadline:
-            raise ServerFailed(f"{what}: nothing more comes", fix="see logs/ in the directory of the demo")
+            raise ServerFailed(
+                f"{what}: no progress within {DEADLINE_SECONDS:g} s", fix="see logs/ in the directory of the demo"
+            )
         await asyncio.sleep(0.1)
 
 
 def environment() -> dict[str, str]:
-    """Ours without settings of Purveyor: the demo is alone in its directory, and its endpoint is on this machine.
+    """Return our environment without settings of Purveyor; allow pushes to this machine.
 
-    Each JVM of it lives for a minute: what it would take to optimise code for hours is time taken from the demo.
+    Each JVM of the demo lives for a minute: it skips the compiler optimisations that pay off after hours.
     """
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PURVEYOR_")}
-    java = f"{ours.get('SPARK_SUBMIT_OPTS', '')} -XX:TieredStopAtLevel=1".strip()
-    return ours | {"PURVEYOR_PUSH_ALLOW": "127.0.0.0/8", "SPARK_SUBMIT_OPTS": java}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PURVEYOR_")}
+    java = f"{inherited.get('SPARK_SUBMIT_OPTS', '')} -XX:TieredStopAtLevel=1".strip()
+    return inherited | {"PURVEYOR_PUSH_ALLOW": "127.0.0.0/8", "SPARK_SUBMIT_OPTS": java}

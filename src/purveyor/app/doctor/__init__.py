@@ -1,1 +1,1 @@
-"""`purveyor doctor`: looks at a machine and a deployment, and says what to do about what it finds."""
+"""The checks of `purveyor doctor`: the machine, the NATS server and the pipeline."""

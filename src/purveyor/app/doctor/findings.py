@@ -1,4 +1,4 @@
-"""What the doctor finds: data, and the order of its weight."""
+"""The findings of `purveyor doctor`, shared by all checks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from enum import Enum
 
 
 class Weight(Enum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
-    """Worth knowing; nothing has to be done."""
+    """Information; no action is needed."""
     WARNING = "warning"
-    """It works, and may not for long, or not safely."""
+    """It works, but may fail later or is not safe."""
     WRONG = "wrong"
-    """Something does not work, or will lose something."""
+    """Something does not work, or data will be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: what it is about, what was found, and what to do."""
+    """The result of one check: its subject, its severity, a text, and a fix."""
 
     about: str
     weight: Weight
@@ -28,25 +28,25 @@ class Finding:
 
 
 def ok(about: str, text: str) -> Finding:
-    """As it should be."""
+    """Return a finding without a problem."""
     return Finding(about, Weight.OK, text)
 
 
 def note(about: str, text: str, fix: str | None = None) -> Finding:
-    """Worth knowing."""
+    """Return an informational finding."""
     return Finding(about, Weight.NOTE, text, fix)
 
 
 def warning(about: str, text: str, fix: str) -> Finding:
-    """It may become a problem."""
+    """Return a warning."""
     return Finding(about, Weight.WARNING, text, fix)
 
 
 def wrong(about: str, text: str, fix: str) -> Finding:
-    """It is a problem."""
+    """Return a problem."""
     return Finding(about, Weight.WRONG, text, fix)
 
 
 def is_wrong(findings: Iterable[Finding]) -> bool:
-    """Whether something has to be done."""
+    """Return whether a finding is a problem."""
     return any(finding.weight is Weight.WRONG for finding in findings)

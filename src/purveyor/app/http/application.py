@@ -1,7 +1,7 @@
-"""The API put together: one connection to the server, the services on it, the routes, and who may call them.
+"""The API application: it stays connected to the NATS server, and puts routes and middleware together.
 
-The API listens as soon as it is started. Until the server is reached, and whenever it is away, requests get a 503 that
-says so; nothing has to be started in an order.
+The API listens as soon as it starts. Until it reaches the NATS server, and whenever the server does not answer,
+requests get a 503 that says so. So the parts of a deployment may start in any order.
 """
 
 import asyncio
@@ -17,92 +17,88 @@ from pydantic import TypeAdapter
 from starlette.types import ASGIApp
 
 from purveyor import __version__
-from purveyor.app.console.auth_middleware import Door
+from purveyor.app.console.auth_middleware import ConsoleMiddleware
 from purveyor.app.console.console import Console, ConsoleOptions
-from purveyor.app.console.sessions import Sessions, admin_of
 from purveyor.app.http import (
     dead_letters,
     events,
-    health,
     messages,
-    metrics,
+    probes,
     problems,
     schemas,
     subscriptions,
     tokens,
     topics,
 )
-from purveyor.app.http.auth_middleware import Guard
-from purveyor.app.http.authentication import Login, Security
+from purveyor.app.http.auth_middleware import AuthMiddleware
+from purveyor.app.http.authentication import Authenticator, Login
 from purveyor.app.http.context import Services
-from purveyor.app.http.fast_path import Express
-from purveyor.app.push_input import PushEdge
-from purveyor.app.telemetry.queue_metrics import QueueFigures
+from purveyor.app.http.fast_path import FastPath
+from purveyor.app.push_input import PushInput
 from purveyor.delivery.credentials import Credentials, ended_session
-from purveyor.delivery.dead_letters.service import DeadLetters
-from purveyor.delivery.expiry import Expiry
-from purveyor.delivery.password_hashing import Hasher
-from purveyor.delivery.pull import Pull
-from purveyor.delivery.registration_cache import Gate
-from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.delivery.password_hashing import PasswordHasher
+from purveyor.delivery.registration_cache import RegistrationCache
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError, ServerUnavailable, Unavailable
 from purveyor.queues.client import Queues, connect
-from purveyor.sources.http_events import EventIntake
-from purveyor.sources.schemas.cache import Book
 
 _log = logging.getLogger(__name__)
-_AGAIN_SECONDS: Final = 1.0
-_LOOK_SECONDS: Final = 2.0
-_WATCH_SECONDS: Final = 5.0
-_SWEEP_SECONDS: Final = 3600.0
+_RECONNECT_INTERVAL_SECONDS: Final = 1.0
+_CONNECTION_CHECK_INTERVAL_SECONDS: Final = 2.0
+_WATCH_START_TIMEOUT_SECONDS: Final = 5.0
+_TOKEN_CLEANUP_INTERVAL_SECONDS: Final = 3600.0
 _DESCRIPTION: Final = """Every change, to every subscriber, in order, once.
 
 Log in with HTTP Basic, or with a token: `Authorization: Bearer <token>`. A subscription logs in with its name. Every
-error is a JSON body with `detail` (what happened) and `fix` (what to do); a 503 may be tried again."""
+error is a JSON body with `detail` (what happened) and `fix` (what to do). After a 503 you may try again."""
+
+OpenServices = Callable[[Queues], contextlib.AbstractAsyncContextManager[Services]]
 
 
-def _unheard(_event: str, _detail: str) -> None:
-    """Nobody listens."""
+def _ignore_state(_event: str, _detail: str) -> None:
+    """Ignore a change of the connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOptions:
-    """What the API needs to be told. `on_state` hears of the connection: `connected`, or `waiting` with the reason."""
+    """Options of an API process.
+
+    The API calls `on_state` with `connected`, or with `waiting` and the reason, when its connection changes.
+    """
 
     find_address: Callable[[], Address]
     logins: Sequence[Login] = field(repr=False)
     replicas: int = 1
     patience_seconds: float = 10.0
-    """How long a request waits for a server that is away, before it gets a 503."""
-    on_state: Callable[[str, str], None] = _unheard
-    push: PushEdge = field(default_factory=PushEdge)
-    letters_kept: timedelta | None = None
-    """How long dead letters are kept; zero: for ever; None: as the queue is set."""
+    """How long a request waits for a NATS server that does not answer, before it gets a 503."""
+    on_state: Callable[[str, str], None] = _ignore_state
+    push: PushInput = field(default_factory=PushInput)
+    dead_letter_retention: timedelta | None = None
+    """How long to keep dead letters; zero: for ever; None: as the queue is configured."""
     console: ConsoleOptions | None = None
-    """With it, the console is served at `/`."""
+    """With it, the API serves the console at `/`."""
 
 
 class Api:
-    """What lives as long as the process."""
+    """The state of an API process. `purveyor.app.wiring.build_api` builds it."""
 
-    def __init__(self, options: ApiOptions) -> None:
+    def __init__(
+        self, options: ApiOptions, *, hasher: PasswordHasher, authenticator: Authenticator, open_services: OpenServices
+    ) -> None:
         self._options = options
-        self._hasher = Hasher()
+        self._hasher = hasher
+        self._open_services = open_services
         self._services: Services | None = None
-        self._waiting_for = "the NATS server was not reached yet"
-        self.security = Security(options.logins, self._hasher)
+        self._waiting_for = "the API has not reached the NATS server yet"
+        self.authenticator = authenticator
         self.push = options.push
         self.console: Console | None = None
-        if options.console is not None:
-            sessions = Sessions(options.console.secret, admin_of(options.logins))
-            self.console = Console(self, options.console, sessions)
         self.stopping = asyncio.Event()
-        """Set it, and long polls are answered at once: nobody waits for them."""
+        """Set it to answer long polls at once."""
 
     @property
     def services(self) -> Services:
-        """The services; `ServerUnavailable` before the server was reached for the first time."""
+        """The services. Raise `ServerUnavailable` before the API has reached the NATS server."""
         if self._services is None:
             raise ServerUnavailable(self._waiting_for, fix="try again in a moment")
         return self._services
@@ -113,14 +109,14 @@ class Api:
         return self.services.credentials
 
     @property
-    def gate(self) -> Gate:
-        """The subscriptions there are."""
-        return self.services.gate
+    def registrations(self) -> RegistrationCache:
+        """The registered subscriptions."""
+        return self.services.registrations
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Reach for the server, and stay connected, as long as the block lasts."""
-        await self.security.open()
+        """Connect to the NATS server, and stay connected until the end of the block."""
+        await self.authenticator.open()
         over = asyncio.Event()
         connecting = asyncio.create_task(self._stay_connected(over))
         try:
@@ -144,72 +140,59 @@ class Api:
             except PurveyorError as error:
                 self._waiting_for = error.message
                 options.on_state("waiting", str(error))
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_RECONNECT_INTERVAL_SECONDS)
 
     async def _serve(self, queues: Queues, over: asyncio.Event) -> None:
-        replicas = self._options.replicas
-        services = Services(
-            queues=queues,
-            subscriptions=Subscriptions(queues, replicas=replicas),
-            pull=Pull(queues, replicas=replicas),
-            gate=Gate(queues, lambda _name: None, replicas=replicas),
-            credentials=Credentials(queues, self._hasher, replicas=replicas),
-            intake=EventIntake(queues, replicas=replicas),
-            letters=DeadLetters(queues, replicas=replicas),
-            book=Book(queues, replicas=replicas),
-            figures=QueueFigures(queues),
-        )
-        await services.intake.ensure()
-        if self._options.letters_kept is not None:
-            await services.letters.keep(self._options.letters_kept)
-        watched, read = asyncio.Event(), asyncio.Event()
+        """Serve requests on one connection until `over` is set or the server moves to another address."""
+        async with self._open_services(queues) as services:
+            await services.events.ensure()
+            if self._options.dead_letter_retention is not None:
+                await services.dead_letters.set_retention(self._options.dead_letter_retention)
+            credentials_read, schemas_read = asyncio.Event(), asyncio.Event()
 
-        def begun() -> None:
-            watched.set()
-            if self.console is not None:
-                self.console.sessions.knows_all()
+            def on_credentials_read() -> None:
+                credentials_read.set()
+                if self.console is not None:
+                    self.console.sessions.accept_others()
 
-        following = asyncio.create_task(services.credentials.follow(self._on_credential, begun))
-        reading = asyncio.create_task(services.book.follow(read.set))
-        expiring = asyncio.create_task(Expiry(services.subscriptions, services.pull).run())
-        sweeping = asyncio.create_task(_sweep(services.credentials))
-        try:
-            await _happens(watched, _WATCH_SECONDS)  # or logins that are right would be forgotten when it begins
-            await _happens(read, _WATCH_SECONDS)  # no event is taken before the schemas are known
-            self._services = services
-            queues.connection.on_state = self._on_connection
-            self._options.on_state("connected", str(queues.address))
-            while not await _happens(over, _LOOK_SECONDS):
-                await self._check(queues)
-        finally:
-            self._services = None
-            queues.connection.on_state = None
-            following.cancel()
-            reading.cancel()
-            expiring.cancel()
-            sweeping.cancel()
-            await asyncio.gather(following, reading, expiring, sweeping, return_exceptions=True)
-            await services.book.close()
-            services.intake.close()
-            await services.letters.close()
-            await services.gate.close()
-            await services.pull.close()
+            tasks = [
+                asyncio.create_task(services.credentials.follow(self._on_credential, on_credentials_read)),
+                asyncio.create_task(services.schema_cache.follow(schemas_read.set)),
+                asyncio.create_task(services.expiry.run()),
+                asyncio.create_task(_clean_up_tokens(services.credentials)),
+            ]
+            try:
+                # Before the first request: the start of the watch invalidates every cached login.
+                await _wait_set(credentials_read, _WATCH_START_TIMEOUT_SECONDS)
+                # The API accepts no event before it knows the schemas.
+                await _wait_set(schemas_read, _WATCH_START_TIMEOUT_SECONDS)
+                self._services = services
+                queues.connection.on_state = self._on_connection
+                self._options.on_state("connected", str(queues.address))
+                while not await _wait_set(over, _CONNECTION_CHECK_INTERVAL_SECONDS):
+                    await self._check_address(queues)
+            finally:
+                self._services = None
+                queues.connection.on_state = None
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _check(self, queues: Queues) -> None:
-        """A lost server is waited for, but one that turned us away, or is elsewhere now, is reached for anew."""
+    async def _check_address(self, queues: Queues) -> None:
+        """Wait for a lost server. Raise `ServerUnavailable`, to connect anew, if its address has changed."""
         if queues.connection.connected:
             return
         with contextlib.suppress(Unavailable):
-            await queues.connection.wait_connected(0.01)
+            await queues.connection.wait_until_connected(0.01)
             return
         if self._options.find_address() != queues.address:
             raise ServerUnavailable(f"the NATS server is no longer at {queues.address}")
 
     def _on_credential(self, key: str | None) -> None:
-        """Check logins again whose password or token was changed, and take no session that was ended."""
+        """Check logins again whose password or token changed, and end console sessions that were logged out."""
         session = None if key is None else ended_session(key)
         if session is None:
-            self.security.forget(key)
+            self.authenticator.invalidate(key)
         elif self.console is not None:
             self.console.sessions.end(session)
 
@@ -217,38 +200,38 @@ class Api:
         if state == "connected":
             self._options.on_state("connected", "again")
         else:
-            self._options.on_state("waiting", "the NATS server is away")
+            self._options.on_state("waiting", "the NATS server does not answer")
 
 
-async def _happens(event: asyncio.Event, within_seconds: float) -> bool:
+async def _wait_set(event: asyncio.Event, timeout_seconds: float) -> bool:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), within_seconds)
+        await asyncio.wait_for(event.wait(), timeout_seconds)
     return event.is_set()
 
 
-async def _sweep(credentials: Credentials) -> None:
-    """Remove tokens that have ended now and then, until cancelled."""
+async def _clean_up_tokens(credentials: Credentials) -> None:
+    """Remove expired tokens periodically, until cancelled."""
     while True:
         try:
             await credentials.sweep()
         except PurveyorError as error:
-            _log.warning("tokens that have ended are removed later: %s", error)
-        await asyncio.sleep(_SWEEP_SECONDS)
+            _log.warning("cannot remove expired tokens now, will try again: %s", error)
+        await asyncio.sleep(_TOKEN_CLEANUP_INTERVAL_SECONDS)
 
 
 def create_app(api: Api) -> ASGIApp:
-    """The application that a server such as uvicorn runs."""
-    app = Guard(Express(_routes(api)), security=api.security, backend=api)
+    """Return the ASGI application: authentication, fast path, routes, and the console if there is one."""
+    app = AuthMiddleware(FastPath(_build_routes(api)), authenticator=api.authenticator, backend=api)
     console = api.console
-    return app if console is None else Door(app, api, console.sessions, console.inside)
+    return app if console is None else ConsoleMiddleware(app, api, console.sessions, console.build_app)
 
 
 def describe(api: Api) -> dict[str, Any]:
-    """All routes, as `/openapi.json` tells them."""
-    return _routes(api).openapi()
+    """Return the OpenAPI document of all routes."""
+    return _build_routes(api).openapi()
 
 
-def _routes(api: Api) -> FastAPI:
+def _build_routes(api: Api) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -265,22 +248,22 @@ def _routes(api: Api) -> FastAPI:
         redirect_slashes=False,
     )
     problems.install(app)
-    # The busiest first: they are looked for in order.
-    for part in (messages, events, subscriptions, dead_letters, schemas, topics, tokens, health, metrics):
+    # The busiest first: the router tries them in order.
+    for part in (messages, events, subscriptions, dead_letters, schemas, topics, tokens, probes):
         app.include_router(part.router)
-    described = app.openapi
+    generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _complete(described())
+            app.openapi_schema = _complete_openapi(generate())
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend it
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI documents this way to extend it
     return app
 
 
-def _complete(schema: dict[str, Any]) -> dict[str, Any]:
-    """The description with the ways to log in, and the errors as what they are."""
+def _complete_openapi(schema: dict[str, Any]) -> dict[str, Any]:
+    """Add the login schemes, the models that only OpenAPI uses, and the media type of errors."""
     parts = schema["components"]
     parts["securitySchemes"] = {
         "password": {"type": "http", "scheme": "basic"},

@@ -1,6 +1,6 @@
-"""The first that a request meets: who is asking, and how much it may send. Plain ASGI, because every request pays it.
+"""The first layer of the API: it authenticates a request and limits its body. Plain ASGI, because every request pays.
 
-Nothing of a body is read before the login was accepted.
+It reads nothing of a body before the login is accepted. It also counts answers by route, method and status.
 """
 
 from http import HTTPStatus
@@ -8,32 +8,32 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from purveyor.app.http.authentication import Backend, Security
+from purveyor.app.http.authentication import Authenticator, Backend
 from purveyor.app.http.problems import Problem, answer_to
-from purveyor.app.http.request_metrics import counted
+from purveyor.model.metrics import HTTP_REQUESTS
 
 PRINCIPAL: Final = "purveyor.principal"
-"""Where in the scope of a request the one who is asking is found."""
+"""The key of the authenticated principal in the scope of a request."""
 API: Final = "purveyor.api"
-"""Where the API that serves it is found."""
+"""The key of the `Api` that serves the request."""
 HEADERS: Final = "purveyor.headers"
-"""Where its headers are found, of each name the last."""
-_OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
-_EVENTS: Final = "/v1/messages"
-LARGEST_BODY: Final = 256 << 10
-LARGEST_EVENTS: Final = 16 << 20
+"""The key of the headers of the request as a dict; the last header of each name wins."""
+_PATHS_WITHOUT_LOGIN: Final = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
+_EVENTS_PATH: Final = "/v1/messages"
+MAX_BODY_BYTES: Final = 256 << 10
+MAX_EVENTS_BODY_BYTES: Final = 16 << 20
 
 
-class Guard:
-    """See the module."""
+class AuthMiddleware:
+    """ASGI middleware that passes authenticated requests on and answers all others."""
 
-    def __init__(self, app: ASGIApp, security: Security, backend: Backend) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, backend: Backend) -> None:
         self._app = app
-        self._security = security
+        self._authenticator = authenticator
         self._backend = backend
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer why not."""
+        """Pass a request on, or answer why the API refuses it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -41,22 +41,37 @@ class Guard:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         scope[HEADERS], scope[API] = headers, self._backend
         try:
-            if path not in _OPEN:
+            if path not in _PATHS_WITHOUT_LOGIN:
                 client = scope.get("client")
                 header = headers.get(b"authorization")
-                scope[PRINCIPAL] = await self._security.authenticate(
+                scope[PRINCIPAL] = await self._authenticator.authenticate(
                     None if header is None else header.decode("latin-1"), client[0] if client else "", self._backend
                 )
-            limit = LARGEST_EVENTS if path == _EVENTS else LARGEST_BODY
-            told = _told_length(headers.get(b"content-length"), limit)
-        except Exception as error:  # noqa: BLE001 - the handlers of the application are further in
-            await answer_to(error)(scope, receive, counted(scope, send))
+            limit = MAX_EVENTS_BODY_BYTES if path == _EVENTS_PATH else MAX_BODY_BYTES
+            has_length = _has_content_length(headers.get(b"content-length"), limit)
+        except Exception as error:  # noqa: BLE001 - the exception handlers of the application are further in
+            await answer_to(error)(scope, receive, count_response(scope, send))
             return
-        await self._app(scope, receive if told else _limited(receive, limit), send)
+        await self._app(scope, receive if has_length else _limit_body(receive, limit), send)
 
 
-def _told_length(header: bytes | None, limit: int) -> bool:
-    """Whether the length of the body is told: then the server reads no more than that."""
+def count_response(scope: Scope, send: Send) -> Send:
+    """Return a `send` that counts the answer by route, method and status.
+
+    The route is the documented one: with the names of subscriptions in it there would be a series for each.
+    """
+
+    async def send_and_count(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            path = getattr(scope.get("route"), "path", None)
+            HTTP_REQUESTS.add(str(path or "other"), scope["method"], str(message["status"]))
+        await send(message)
+
+    return send_and_count
+
+
+def _has_content_length(header: bytes | None, limit: int) -> bool:
+    """Return whether the request declares its length: then the server reads no more than that. 413 above the limit."""
     if header is None or not header.isdigit():
         return False
     if int(header) > limit:
@@ -64,19 +79,19 @@ def _told_length(header: bytes | None, limit: int) -> bool:
     return True
 
 
-def _limited(receive: Receive, limit: int) -> Receive:
-    """For bodies that do not tell their length."""
-    seen = 0
+def _limit_body(receive: Receive, limit: int) -> Receive:
+    """Return a `receive` that limits a body of undeclared length."""
+    received = 0
 
-    async def counted() -> Message:
-        nonlocal seen
+    async def receive_limited() -> Message:
+        nonlocal received
         message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > limit:
+        received += len(message.get("body", b""))
+        if received > limit:
             raise _too_large(limit)
         return message
 
-    return counted
+    return receive_limited
 
 
 def _too_large(limit: int) -> Problem:

@@ -1,12 +1,18 @@
-"""The limits of connections to the API, and the count of those that are open. `bounded` holds clients to them.
+"""Limits for connections to the API, the count of open connections, and the TLS listener that respects both.
 
-Every limit holds before a login: a client that nobody knows costs a bounded amount of memory for a bounded time.
+Every limit holds before a login: an unknown client costs a bounded amount of memory for a bounded time.
+`request_limits` applies the limits to the requests of a connection.
 """
 
+import asyncio
+import contextlib
 import ipaddress
+import logging
 import resource
+import socket
+import ssl
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -15,37 +21,39 @@ from purveyor.app.settings import DEFAULT_CONNECTIONS
 from purveyor.delivery.push.egress_policy import Network, is_listed
 
 _SPARE_CONNECTIONS: Final = 128
-"""Connections beyond the limit that get an answer before they are closed; those beyond are closed at once."""
+"""Connections beyond the limit that the API answers before it closes them. It closes any further ones at once."""
 _OTHER_FILES: Final = 256
 """File descriptors that the process needs for everything else: NATS, logs, libraries."""
 _IPV6_PREFIX: Final = 64
 """A provider gives each customer at least such a network, so its addresses count as one."""
+_ACCEPT_RETRY_SECONDS: Final = 1.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What a client may take. Bytes and seconds are for one request, unless their name says otherwise."""
+    """Limits for one client. Bytes and seconds are for one request, unless their name says otherwise."""
 
     connections: int = DEFAULT_CONNECTIONS
-    """Open connections of this process; one address that is no trusted proxy may have half of them."""
+    """Open connections of this process. One address that is no trusted proxy may have half of them."""
     header_bytes: int = 32 << 10
     """The request line and all headers together, trailers too."""
     headers: int = 100
     header_seconds: float = 10.0
     """From the first byte of a request, or from the connect, until the headers are complete."""
     body_seconds: float = 20.0
-    """Until the body is complete; each `bytes_per_second` that arrived add one second."""
+    """Until the body is complete. Each `bytes_per_second` that arrived add one second."""
     bytes_per_second: int = 8 << 10
-    """The least speed at which a client sends a body, or reads an answer that is larger than the buffers."""
+    """The minimum speed at which a client sends a body, or reads an answer that is larger than the buffers."""
     pipelined: int = 16
     """Requests that wait on one connection for the answer to an earlier one."""
     idle_seconds: int = 75
     """An open connection without a request."""
     linger_seconds: float = 1.0
-    """After a refusal: how long input is thrown away, so that the client can read the answer before the close."""
+    """How long the API discards input after a refusal, so that the client can read the answer before the close."""
 
     def body_deadline_seconds(self, received_bytes: int) -> float:
-        """Return the time that a body may take in all, of which so many bytes have arrived.
+        """Return the total time that a body may take after `received_bytes` of it have arrived.
 
         >>> ConnectionLimits().body_deadline_seconds(16 << 10)
         22.0
@@ -54,12 +62,13 @@ class ConnectionLimits:
 
 
 class Admission(Enum):
-    """What becomes of a new connection."""
+    """The decision about a new connection."""
 
     SERVED = auto()
     REFUSED = auto()
-    """It is answered with 503."""
+    """The API answers 503 and closes it."""
     DROPPED = auto()
+    """The API closes it without an answer."""
 
 
 class Connections:
@@ -68,22 +77,22 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, trusted: Sequence[Network] = ()) -> None:
         self.limits = limits
         self.handshakes = 0
-        """TLS handshakes under way."""
+        """The number of TLS handshakes in progress."""
         self._trusted = trusted
         self._by_address: Counter[str] = Counter()
 
     def admit(self, address: str, total: int) -> Admission:
-        """Count a new connection, `total` with it, and decide what becomes of it."""
+        """Count a new connection and decide about it. `total` is the number of open connections with this one."""
         group = address_group(address)
         self._by_address[group] += 1
-        most = self.limits.connections
-        if total > most + _SPARE_CONNECTIONS:
+        limit = self.limits.connections
+        if total > limit + _SPARE_CONNECTIONS:
             return Admission.DROPPED
-        crowded = self._by_address[group] > max(most // 2, 1) and not self._is_proxy(address)
-        return Admission.REFUSED if total > most or crowded else Admission.SERVED
+        is_address_full = self._by_address[group] > max(limit // 2, 1) and not self._is_proxy(address)
+        return Admission.REFUSED if total > limit or is_address_full else Admission.SERVED
 
-    def leave(self, address: str) -> None:
-        """Count a connection that is closed."""
+    def release(self, address: str) -> None:
+        """Uncount a closed connection."""
         group = address_group(address)
         self._by_address[group] -= 1
         if self._by_address[group] <= 0:
@@ -97,7 +106,7 @@ class Connections:
 
 
 def address_group(address: str) -> str:
-    """Return what limits count as one client: an IPv4 address, or the network of an IPv6 address.
+    """Return the key under which limits count a client: an IPv4 address, or the network of an IPv6 address.
 
     >>> address_group("192.0.2.7"), address_group("::ffff:192.0.2.7"), address_group("2001:db8::1:2:3:4")
     ('192.0.2.7', '192.0.2.7', '2001:db8::/64')
@@ -113,10 +122,10 @@ def address_group(address: str) -> str:
     return str(ipaddress.IPv6Network((found, _IPV6_PREFIX), strict=False))
 
 
-def with_mapped(networks: Sequence[Network]) -> tuple[Network, ...]:
-    """Return networks, and those of IPv4 as a socket that listens on IPv6 as well sees them.
+def add_mapped_networks(networks: Sequence[Network]) -> tuple[Network, ...]:
+    """Return networks, and for each IPv4 network the mapped one that a dual-stack IPv6 socket sees.
 
-    >>> [network.exploded for network in with_mapped([ipaddress.ip_network("10.0.0.0/8")])]
+    >>> [network.exploded for network in add_mapped_networks([ipaddress.ip_network("10.0.0.0/8")])]
     ['10.0.0.0/8', '0000:0000:0000:0000:0000:ffff:0a00:0000/104']
     """
     mapped = (
@@ -127,8 +136,8 @@ def with_mapped(networks: Sequence[Network]) -> tuple[Network, ...]:
     return (*networks, *mapped)
 
 
-def allow_files(connections: int) -> int:
-    """Raise the limit of open files of this process as far as needed and possible; return how many connections fit."""
+def raise_file_limit(connections: int) -> int:
+    """Raise the open file limit of this process as far as needed and possible; return how many connections fit."""
     needed = connections + _SPARE_CONNECTIONS + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -137,3 +146,80 @@ def allow_files(connections: int) -> int:
     if soft == resource.RLIM_INFINITY:
         return connections
     return max(min(connections, soft - _SPARE_CONNECTIONS - _OTHER_FILES), 1)
+
+
+class Handshake:
+    """One TLS handshake, counted as a connection while it is in progress."""
+
+    def __init__(self, connections: Connections, address: str, others: int) -> None:
+        self._connections = connections
+        self._address = address
+        self._in_progress = True
+        connections.handshakes += 1
+        self.admission = connections.admit(address, others + connections.handshakes)
+
+    def end(self) -> None:
+        """Uncount the handshake. Further calls do nothing."""
+        if self._in_progress:
+            self._in_progress = False
+            self._connections.handshakes -= 1
+            self._connections.release(self._address)
+
+
+MakeProtocol = Callable[[Handshake], asyncio.Protocol]
+
+
+class TlsListener:
+    """Accepts connections and performs their handshakes, within the limits of connections.
+
+    A handshake takes memory, and uvicorn counts a connection only after it. `others` are the connections whose
+    handshake is done. The listener closes a connection beyond the limits without an answer: before the handshake
+    there is no way to send one.
+    """
+
+    def __init__(
+        self, connections: Connections, others: Sized, context: ssl.SSLContext, make_protocol: MakeProtocol
+    ) -> None:
+        self._connections = connections
+        self._others = others
+        self._context = context
+        self._make_protocol = make_protocol
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def run(self, listener: socket.socket) -> None:
+        """Accept until cancelled. Cancelling also ends the handshakes in progress."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    accepted, peer = await loop.sock_accept(listener)
+                except OSError as error:  # for example: no file descriptor is left
+                    _log.warning("cannot accept a connection now: %s", error)
+                    await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
+                    continue
+                handshake = Handshake(self._connections, str(peer[0]), len(self._others))
+                if handshake.admission is not Admission.SERVED:
+                    handshake.end()
+                    accepted.close()
+                    continue
+                task = loop.create_task(self._serve(accepted, handshake))
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
+        finally:
+            for task in self._handshakes:
+                task.cancel()
+            await asyncio.gather(*self._handshakes, return_exceptions=True)
+
+    async def _serve(self, accepted: socket.socket, handshake: Handshake) -> None:
+        limits = self._connections.limits
+        try:
+            with contextlib.suppress(OSError, TimeoutError):  # TLS errors are OSErrors
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: self._make_protocol(handshake),
+                    accepted,
+                    ssl=self._context,
+                    ssl_handshake_timeout=limits.header_seconds,
+                    ssl_shutdown_timeout=limits.linger_seconds,
+                )
+        finally:
+            handshake.end()

@@ -1,4 +1,4 @@
-"""What a route is given: the services on the one connection of the process, and who is asking."""
+"""What a route gets from its request: the services of the process, the authenticated client, and role checks."""
 
 import asyncio
 import json
@@ -10,37 +10,40 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from purveyor.app.http.auth_middleware import API, HEADERS, PRINCIPAL
-from purveyor.app.http.authentication import Principal, Role, Security
+from purveyor.app.http.authentication import Authenticator, Principal, Role
 from purveyor.app.http.problems import Problem
-from purveyor.app.push_input import PushEdge
-from purveyor.app.telemetry.queue_metrics import QueueFigures
+from purveyor.app.push_input import PushInput
+from purveyor.app.telemetry.queue_metrics import QueueMetrics, RegistrySnapshots
 from purveyor.delivery.credentials import Credentials
 from purveyor.delivery.dead_letters.service import DeadLetters
-from purveyor.delivery.pull import Pull
-from purveyor.delivery.registration_cache import Gate
+from purveyor.delivery.expiry import Expiry
+from purveyor.delivery.pull import PullService
+from purveyor.delivery.registration_cache import RegistrationCache
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.queues.client import Queues
-from purveyor.sources.http_events import EventIntake
-from purveyor.sources.schemas.cache import Book
+from purveyor.sources.http_events import EventPublisher
+from purveyor.sources.schemas.cache import SchemaCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the routes stand on; made when the server is reached."""
+    """The services of an API process. `purveyor.app.wiring` builds them when the API reaches the NATS server."""
 
     queues: Queues
     subscriptions: Subscriptions
-    pull: Pull
-    gate: Gate
+    pull: PullService
+    registrations: RegistrationCache
     credentials: Credentials
-    intake: EventIntake
-    letters: DeadLetters
-    book: Book
-    figures: QueueFigures
+    expiry: Expiry
+    events: EventPublisher
+    dead_letters: DeadLetters
+    schema_cache: SchemaCache
+    registry_snapshots: RegistrySnapshots
+    queue_metrics: QueueMetrics
 
 
-class Raw(Response):
-    """JSON as it lies there, with headers as they go out: what is sent for every message is not built up twice."""
+class RawJson(Response):
+    """An answer of encoded JSON bytes and raw headers: it skips the work that Starlette's responses do."""
 
     def __init__(self, body: bytes, *headers: tuple[bytes, bytes]) -> None:
         self.status_code = HTTPStatus.OK
@@ -49,51 +52,51 @@ class Raw(Response):
         self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json"), *headers]
 
 
-def as_json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """An answer that is as it should be already: no need to check it once more."""
+def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """Return a JSON answer without validating it against a model."""
     data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     return Response(data, status, media_type="application/json")
 
 
 def services(request: Request) -> Services:
-    """The services; an `Unavailable` before the server was reached for the first time."""
+    """Return the services. Raise `Unavailable` before the API has reached the NATS server."""
     found: Services = request.scope[API].services
     return found
 
 
-def security(request: Request) -> Security:
-    """The logins."""
-    found: Security = request.scope[API].security
+def authenticator(request: Request) -> Authenticator:
+    """Return the authenticator."""
+    found: Authenticator = request.scope[API].authenticator
     return found
 
 
 def stopping(request: Request) -> asyncio.Event:
-    """Set when the API is to stop."""
+    """Return the event that is set when the API stops."""
     found: asyncio.Event = request.scope[API].stopping
     return found
 
 
-def push(request: Request) -> PushEdge:
-    """What push settings go through."""
-    found: PushEdge = request.scope[API].push
+def push(request: Request) -> PushInput:
+    """Return the check of push settings."""
+    found: PushInput = request.scope[API].push
     return found
 
 
 def header(request: Request, name: bytes) -> str | None:
-    """A header, by its name in lower case."""
+    """Return a header by its lower-case name."""
     headers: dict[bytes, bytes] = request.scope[HEADERS]
     value = headers.get(name)
     return None if value is None else value.decode("latin-1")
 
 
 def principal(request: Request) -> Principal:
-    """Who is asking."""
+    """Return the authenticated client of the request."""
     found: Principal = request.scope[PRINCIPAL]
     return found
 
 
 def require_role(request: Request, role: Role) -> Principal:
-    """Refuse everybody else."""
+    """Return the client; refuse it with 403 if it has another role."""
     who = principal(request)
     if who.role is not role:
         raise forbidden(who, f"a login for {role.value}")
@@ -101,7 +104,7 @@ def require_role(request: Request, role: Role) -> Principal:
 
 
 def require_one_of(request: Request, roles: Sequence[Role]) -> Principal:
-    """Refuse all whose role is another."""
+    """Return the client; refuse it with 403 if it has none of the roles."""
     who = principal(request)
     if who.role not in roles:
         raise forbidden(who, f"a login for {' or '.join(role.value for role in roles)}")
@@ -109,7 +112,7 @@ def require_one_of(request: Request, roles: Sequence[Role]) -> Principal:
 
 
 def require_owner(request: Request, name: str) -> Principal:
-    """Only the subscription itself. Whether there is one of that name is no matter: others learn nothing."""
+    """Return the client; refuse it with 403 if it is not the subscription, whether or not that exists."""
     who = principal(request)
     if not who.owns(name):
         raise forbidden(who, f"subscription {name!r} itself")
@@ -117,7 +120,7 @@ def require_owner(request: Request, name: str) -> Principal:
 
 
 def require_owner_or_admin(request: Request, name: str) -> Principal:
-    """The subscription itself, or an administrator."""
+    """Return the client; refuse it with 403 if it is neither the subscription nor an administrator."""
     who = principal(request)
     if not who.is_admin and not who.owns(name):
         raise forbidden(who, f"subscription {name!r} itself, or an administrator")
@@ -125,9 +128,9 @@ def require_owner_or_admin(request: Request, name: str) -> Principal:
 
 
 def forbidden(who: Principal, wanted: str) -> Problem:
-    """The login is right, and not for this."""
+    """Return the problem for a client whose login is accepted but not allowed to do this."""
     return Problem(
         HTTPStatus.FORBIDDEN,
         f"{who.login!r} ({who.role.value}) may not do this",
-        f"it takes {wanted}",
+        f"this needs {wanted}",
     )

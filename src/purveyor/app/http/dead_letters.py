@@ -1,4 +1,4 @@
-"""Routes of dead letters: those of a subscription for itself, and those of all parts for an administrator."""
+"""Routes of dead letters: a subscription sees its own, an administrator those of all parts."""
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -12,7 +12,7 @@ from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import Given
 from purveyor.app.http.problems import documented
 from purveyor.app.views.dead_letter_view import report_json, summary, whole
-from purveyor.delivery.dead_letters.service import Choice, Report
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, Report
 from purveyor.model.errors import InvalidInput
 
 router = APIRouter(tags=["dead letters"])
@@ -22,8 +22,8 @@ _OF_ALL: Final = "/v1/dead-letters"
 _ERRORS: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 Number = Annotated[int, Field(ge=1, lt=1 << 63)]
-Letter = Annotated[int, Path(ge=1, lt=1 << 63)]
-Reason = Annotated[str, Field(min_length=1, max_length=1000, description="only those with this in their reason")]
+DeadLetterId = Annotated[int, Path(ge=1, lt=1 << 63)]
+Reason = Annotated[str, Field(min_length=1, max_length=1000, description="only those whose reason contains this text")]
 Subscription = Annotated[str, Field(min_length=1, max_length=64, description="only those of this subscription")]
 Origin = Annotated[str, Field(min_length=1, max_length=200, description="only those of this part")]
 
@@ -35,43 +35,43 @@ class LetterBody(BaseModel):
     parked: str | None
     origin: str = Field(description="the part that gave up")
     reason: str
-    subject: str | None = Field(description="where the message had come on")
+    subject: str | None = Field(description="the subject of the message")
     attempts: int | None
-    problem: str | None = Field(description="why it is no dead letter, if it is none")
+    problem: str | None = Field(description="why the entry cannot be read as a dead letter")
     bytes: int
 
 
 class AttemptBody(BaseModel):
-    """One delivery that failed."""
+    """One failed delivery."""
 
     time: str | None
     status: int | None
     error: str | None
-    excerpt: str | None = Field(description="the beginning of the answer")
+    excerpt: str | None = Field(description="the start of the endpoint's answer")
 
 
 class WholeLetterBody(LetterBody):
-    """A dead letter with the message as it was."""
+    """A dead letter with its original message."""
 
     headers: dict[str, list[str]]
-    sequence: int | None = Field(default=None, description="of the message in its queue")
+    sequence: int | None = Field(default=None, description="the sequence of the message in its queue")
     failed_first: str | None = None
     failed_last: str | None = None
-    attempts_log: list[AttemptBody] = Field(default_factory=list, description="where each attempt was noted")
+    attempts_log: list[AttemptBody] = Field(default_factory=list, description="the recorded attempts")
     details: dict[str, Any] = Field(default_factory=dict)
     data: str | None = Field(default=None, description="the body, if it is text")
-    data_base64: str | None = Field(default=None, description="else so")
+    data_base64: str | None = Field(default=None, description="the body, if it is not text")
 
 
 class LettersBody(BaseModel):
-    """Dead letters, the oldest first; `next` is what to give as `after` for more."""
+    """Dead letters, the oldest first. Pass `next` as `after` to get the next page."""
 
     dead_letters: list[LetterBody]
     next: int | None
 
 
 class FailureBody(BaseModel):
-    """A dead letter that stays, and why."""
+    """A dead letter that stays, and the reason."""
 
     id: int
     detail: str
@@ -79,13 +79,13 @@ class FailureBody(BaseModel):
 
 
 class ReportBody(BaseModel):
-    """What came of it."""
+    """The result of a retry or discard."""
 
     dry_run: bool
     chosen: int
     done: int
-    gone: int = Field(description="others had dealt with them meanwhile")
-    targets: dict[str, int] = Field(description="where they go back to: how many to which subject")
+    gone: int = Field(description="another request had already retried or discarded them")
+    targets: dict[str, int] = Field(description="the number of messages that go back, by subject")
     failed: list[FailureBody]
 
 
@@ -93,19 +93,19 @@ class Listing(Given):
     """Which dead letters to list."""
 
     reason: Reason | None = None
-    after: Annotated[int, Field(ge=0, lt=1 << 63, description="only those behind this one")] = 0
+    after: Annotated[int, Field(ge=0, lt=1 << 63, description="only those after this id")] = 0
     limit: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = 100
 
 
 class ListingOfAll(Listing):
-    """The same among those of all parts."""
+    """Which dead letters of all parts to list."""
 
     subscription: Subscription | None = None
     origin: Origin | None = None
 
 
 class Chosen(Given):
-    """Which dead letters to deal with: those that fit each part that is given, or `all`."""
+    """Which dead letters to retry or discard: those that match every given condition, or `all`."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"ids": [17, 18]}, {"reason": "mailbox"}, {"all": True}]}
@@ -114,12 +114,14 @@ class Chosen(Given):
     ids: list[Number] = Field(default_factory=list, max_length=MOST_AT_ONCE)
     reason: Reason | None = None
     all: bool = False
-    dry_run: bool = Field(default=False, description="only say what would be done")
-    limit: Annotated[int, Field(ge=1, le=MOST_AT_ONCE, description="the oldest so many")] = MOST_AT_ONCE
+    dry_run: bool = Field(default=False, description="report the result without doing anything")
+    limit: Annotated[int, Field(ge=1, le=MOST_AT_ONCE, description="at most this number, the oldest first")] = (
+        MOST_AT_ONCE
+    )
 
 
 class ChosenOfAll(Chosen):
-    """The same among those of all parts."""
+    """Which dead letters of all parts to retry or discard."""
 
     subscription: Subscription | None = None
     origin: Origin | None = None
@@ -127,86 +129,88 @@ class ChosenOfAll(Chosen):
 
 @router.get(_OF_ONE, response_model=LettersBody, responses=documented(*_ERRORS))
 async def list_of_subscription(request: Request, name: str, given: Annotated[Listing, Query()]) -> Response:
-    """The dead letters of a subscription, the oldest first. For: the subscription, admin."""
+    """List the dead letters of a subscription, the oldest first. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
-    return await _list(request, given, Choice(subscription=name, reason=given.reason))
+    return await _list(request, given, DeadLetterFilter(subscription=name, reason=given.reason))
 
 
 @router.get(f"{_OF_ONE}/{{letter}}", response_model=WholeLetterBody, responses=documented(*_ERRORS))
-async def show_of_subscription(request: Request, name: str, letter: Letter) -> Response:
-    """A dead letter with the message as it was, and every attempt that was noted. For: the subscription, admin."""
+async def show_of_subscription(request: Request, name: str, letter: DeadLetterId) -> Response:
+    """Get a dead letter with its original message and all recorded attempts. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
-    return await _show(request, letter, Choice(subscription=name))
+    return await _show(request, letter, DeadLetterFilter(subscription=name))
 
 
 @router.post(_OF_ONE, response_model=ReportBody, responses=documented(*_ERRORS))
 async def retry_of_subscription(request: Request, name: str, given: Chosen) -> Response:
-    """Put dead letters back: they are delivered next, the oldest first. For: the subscription, admin.
+    """Put dead letters back: the API delivers them next, the oldest first. For: the subscription, admin.
 
-    Each is put back once, however often this is asked. `failed` tells those that stay.
+    Repeating the request does not put one back twice. `failed` lists those that stay.
     """
     context.require_owner_or_admin(request, name)
-    choice = Choice(subscription=name, ids=tuple(given.ids), reason=given.reason)
-    return await _deal(given, choice, context.services(request).letters.retry)
+    choice = DeadLetterFilter(subscription=name, ids=tuple(given.ids), reason=given.reason)
+    return await _deal(given, choice, context.services(request).dead_letters.retry)
 
 
 @router.delete(_OF_ONE, response_model=ReportBody, responses=documented(*_ERRORS))
 async def discard_of_subscription(request: Request, name: str, given: Annotated[Chosen, Query()]) -> Response:
-    """Take dead letters out for good. For: the subscription, admin."""
+    """Discard dead letters for good. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
-    choice = Choice(subscription=name, ids=tuple(given.ids), reason=given.reason)
-    return await _deal(given, choice, context.services(request).letters.discard)
+    choice = DeadLetterFilter(subscription=name, ids=tuple(given.ids), reason=given.reason)
+    return await _deal(given, choice, context.services(request).dead_letters.discard)
 
 
 @router.get(_OF_ALL, response_model=LettersBody, responses=documented(*_ERRORS))
 async def list_all(request: Request, given: Annotated[ListingOfAll, Query()]) -> Response:
-    """The dead letters of all parts, the oldest first. For: admin."""
+    """List the dead letters of all parts, the oldest first. For: admin."""
     context.require_role(request, Role.ADMIN)
-    choice = Choice(subscription=given.subscription, origin=given.origin, reason=given.reason)
+    choice = DeadLetterFilter(subscription=given.subscription, origin=given.origin, reason=given.reason)
     return await _list(request, given, choice)
 
 
 @router.get(f"{_OF_ALL}/{{letter}}", response_model=WholeLetterBody, responses=documented(*_ERRORS))
-async def show_any(request: Request, letter: Letter) -> Response:
-    """A dead letter with the message as it was. For: admin."""
+async def show_any(request: Request, letter: DeadLetterId) -> Response:
+    """Get a dead letter with its original message. For: admin."""
     context.require_role(request, Role.ADMIN)
-    return await _show(request, letter, Choice())
+    return await _show(request, letter, DeadLetterFilter())
 
 
 @router.post(_OF_ALL, response_model=ReportBody, responses=documented(*_ERRORS))
 async def retry_any(request: Request, given: ChosenOfAll) -> Response:
-    """Put dead letters of any part back to where they were given up. For: admin."""
+    """Put dead letters of any part back into the queue they came from. For: admin."""
     context.require_role(request, Role.ADMIN)
-    return await _deal(given, _of_all(given), context.services(request).letters.retry)
+    return await _deal(given, _of_all(given), context.services(request).dead_letters.retry)
 
 
 @router.delete(_OF_ALL, response_model=ReportBody, responses=documented(*_ERRORS))
 async def discard_any(request: Request, given: Annotated[ChosenOfAll, Query()]) -> Response:
-    """Take dead letters out for good. For: admin."""
+    """Discard dead letters for good. For: admin."""
     context.require_role(request, Role.ADMIN)
-    return await _deal(given, _of_all(given), context.services(request).letters.discard)
+    return await _deal(given, _of_all(given), context.services(request).dead_letters.discard)
 
 
-async def _list(request: Request, given: Listing, choice: Choice) -> Response:
-    page = await context.services(request).letters.list(choice, after=given.after, limit=given.limit)
-    return context.as_json({"dead_letters": [summary(each) for each in page.letters], "next": page.next})
+async def _list(request: Request, given: Listing, choice: DeadLetterFilter) -> Response:
+    page = await context.services(request).dead_letters.list(choice, after=given.after, limit=given.limit)
+    return context.json_response({"dead_letters": [summary(each) for each in page.letters], "next": page.next})
 
 
-async def _show(request: Request, letter: int, choice: Choice) -> Response:
-    return context.as_json(whole(await context.services(request).letters.show(letter, choice)))
+async def _show(request: Request, letter: int, choice: DeadLetterFilter) -> Response:
+    return context.json_response(whole(await context.services(request).dead_letters.show(letter, choice)))
 
 
-async def _deal(given: Chosen, choice: Choice, deal: Callable[..., Awaitable[Report]]) -> Response:
-    """Nothing is done to all because somebody forgot to say which; to name a subscription is not enough."""
+async def _deal(given: Chosen, choice: DeadLetterFilter, deal: Callable[..., Awaitable[Report]]) -> Response:
+    """Retry or discard. Without a condition the request must say `all`; a subscription alone is no condition."""
     chosen = bool(choice.ids or choice.reason or choice.origin)
     if given.all == chosen:
         raise InvalidInput(
-            "all, and only some, contradict each other" if chosen else "which dead letters?",
+            "`all` contradicts the other conditions" if chosen else "the request does not say which dead letters",
             fix="give ids, a reason, or all",
         )
-    report = await deal(choice, dry_run=given.dry_run, most=None if choice.ids else given.limit)
-    return context.as_json({"dry_run": given.dry_run, **report_json(report)})
+    report = await deal(choice, dry_run=given.dry_run, limit=None if choice.ids else given.limit)
+    return context.json_response({"dry_run": given.dry_run, **report_json(report)})
 
 
-def _of_all(given: ChosenOfAll) -> Choice:
-    return Choice(ids=tuple(given.ids), subscription=given.subscription, origin=given.origin, reason=given.reason)
+def _of_all(given: ChosenOfAll) -> DeadLetterFilter:
+    return DeadLetterFilter(
+        ids=tuple(given.ids), subscription=given.subscription, origin=given.origin, reason=given.reason
+    )

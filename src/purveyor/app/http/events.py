@@ -1,37 +1,92 @@
-"""The route by which publishers send events: one, an array, or lines of JSON; all or none; 202 only when stored."""
+"""The route for publishers: one event, an array, or lines of JSON. All or none; 202 when stored."""
 
 import asyncio
 import logging
 from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
 from purveyor.app.http.authentication import Principal, Role
-from purveyor.app.http.models import Accepted, AcceptedMany, EventBody
 from purveyor.app.http.problems import Problem, documented
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import InvalidInput, SchemaMismatch
-from purveyor.model.json_limits import check_text
-from purveyor.sources.http_events import MOST_AT_ONCE, Incoming, trace_of
-from purveyor.sources.schemas.event_validator import Rules
+from purveyor.model.json_fields import check_text
+from purveyor.sources.http_events import MAX_EVENTS_PER_BATCH, IncomingEvent, event_trace
+from purveyor.sources.schemas.event_validator import EventValidator
 
 _log = logging.getLogger(__name__)
 router = APIRouter(tags=["events"])
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-_LONGEST_KEY_BYTES: Final = 200
-"""Of an idempotency key: an event of many has it as its id, with its number behind it."""
+_MAX_IDEMPOTENCY_KEY_BYTES: Final = 200
+"""Shorter than an event id: with several events, the id of each is the key and its number."""
 NDJSON: Final = "application/x-ndjson"
 _LARGE: Final = 64 << 10
+
+
+class BodyOfEvent(BaseModel):
+    """The object before and after the change. At least one of them is not empty."""
+
+    old: dict[str, Any] = Field(default_factory=dict)
+    new: dict[str, Any] = Field(default_factory=dict)
+
+
+class EventBody(BaseModel):
+    """An event to publish."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "publisher_name": "hr",
+                    "ts": "2026-01-01T12:00:00Z",
+                    "realm": "udm",
+                    "topic": "users/user",
+                    "body": {"old": {}, "new": {"uuid": "u-1", "name": "Ada"}},
+                }
+            ]
+        }
+    )
+
+    publisher_name: str
+    ts: datetime
+    realm: str
+    topic: str
+    body: BodyOfEvent
+    key: str | None = Field(default=None, description="the object that changed; default: a field of the object")
+    attributes: dict[str, str] | None = None
+    id: str | None = Field(default=None, description="the same in each retry; or use the header Idempotency-Key")
+
+
+class Accepted(BaseModel):
+    """The stored event: its position and id, and whether it was stored before."""
+
+    position: int
+    id: str
+    duplicate: bool
+
+
+class AcceptedMany(BaseModel):
+    """The stored events: the position of the last one, and how many are new or were stored before."""
+
+    position: int
+    stored: int
+    duplicates: int
+
+
 _ONE: Final = {"$ref": "#/components/schemas/EventBody"}
 _BODY: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {
-                "schema": {"anyOf": [_ONE, {"type": "array", "items": _ONE, "minItems": 1, "maxItems": MOST_AT_ONCE}]}
+                "schema": {
+                    "anyOf": [_ONE, {"type": "array", "items": _ONE, "minItems": 1, "maxItems": MAX_EVENTS_PER_BATCH}]
+                }
             },
             NDJSON: {"schema": {"type": "string"}},
         },
@@ -41,13 +96,13 @@ _BODY: Final[dict[str, Any]] = {
             "name": IDEMPOTENCY_KEY,
             "in": "header",
             "required": False,
-            "schema": {"type": "string", "maxLength": _LONGEST_KEY_BYTES},
-            "description": "By which a repetition of the request is known; an `id` in an event goes before it",
+            "schema": {"type": "string", "maxLength": _MAX_IDEMPOTENCY_KEY_BYTES},
+            "description": "The same in each retry of the request; the `id` of an event takes precedence",
         }
     ],
 }
 SCHEMAS: Final = (EventBody,)
-"""Models that only the documentation mentions."""
+"""Models that only OpenAPI uses: the route reads the body itself."""
 
 
 @router.post(
@@ -62,33 +117,33 @@ SCHEMAS: Final = (EventBody,)
 async def publish(request: Request) -> Response:
     """Publish events: one, an array, or lines of JSON (`application/x-ndjson`), up to 1000, all or none. For: events.
 
-    202 means that they are stored. Sent again with the same id within two minutes, an event is not stored again. A
-    login that is bound to realms may publish into those only. 422 also when an event does not fit the schema of its
-    topic: `errors` tells the places.
+    202 means that all events are stored. An event that is sent again with the same id within two minutes is not stored
+    again. A login with realms may publish into those realms only. 422 also when an event does not fit the schema of
+    its topic; `errors` names the fields.
     """
     who = context.require_role(request, Role.EVENTS)
     services = context.services(request)
-    intake = services.intake
+    publisher = services.events
     data = await request.body()
     by_lines = request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON
-    work = (data, by_lines, _idempotency_key(request), _Publisher(who, services.book.rules))
-    # Reading megabytes of JSON takes long enough for others to notice.
+    work = (data, by_lines, _idempotency_key(request), _Publisher(who, services.schema_cache.validator))
+    # Parsing megabytes of JSON in the event loop would delay other requests.
     events, one = await asyncio.to_thread(_read, *work) if len(data) > _LARGE else _read(*work)
-    trace = (trace_of(events[0]) if one else tracing.NONE) or tracing.carrier(request.headers.get)
+    trace = (event_trace(events[0]) if one else tracing.NO_TRACE) or tracing.read_carrier(request.headers.get)
     with tracing.span("accept", trace, events=len(events)) as onward:
         if one:
-            receipt = await intake.store(events[0], who.login, onward)
+            receipt = await publisher.publish(events[0], who.login, onward)
             answer: dict[str, Any] = {
                 "position": receipt.sequence,
                 "id": events[0].id,
                 "duplicate": receipt.duplicate,
             }
         else:
-            stored = await intake.store_all(events, who.login, onward)
+            stored = await publisher.publish_batch(events, who.login, onward)
             answer = {"position": stored.position, "stored": stored.stored, "duplicates": stored.duplicates}
         _log.debug("stored %d events", len(events), extra={"login": who.login, **answer})
-    services.book.note(each.event for each in events)
-    return context.as_json(answer, HTTPStatus.ACCEPTED)
+    services.schema_cache.record_topics_in_background(each.event for each in events)
+    return context.json_response(answer, HTTPStatus.ACCEPTED)
 
 
 def _idempotency_key(request: Request) -> str | None:
@@ -98,20 +153,20 @@ def _idempotency_key(request: Request) -> str | None:
     try:
         key = given.encode("latin-1").decode()
     except UnicodeDecodeError:
-        raise InvalidInput(f"the header {IDEMPOTENCY_KEY} is not UTF-8", fix="use ASCII, or UTF-8") from None
-    return check_text(key, f"the header {IDEMPOTENCY_KEY}", _LONGEST_KEY_BYTES)
+        raise InvalidInput(f"the header {IDEMPOTENCY_KEY} is not UTF-8", fix="use ASCII or UTF-8") from None
+    return check_text(key, f"the header {IDEMPOTENCY_KEY}", _MAX_IDEMPOTENCY_KEY_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Publisher:
-    """Who sends events, and what they must be like at this moment."""
+    """The client that sends events, and the schemas in force now."""
 
     who: Principal
-    rules: Rules
+    validator: EventValidator
 
 
-def _read(data: bytes, by_lines: bool, key: str | None, publisher: _Publisher) -> tuple[list[Incoming], bool]:
-    """The events of a body, and whether it is a single one; checked, all of them."""
+def _read(data: bytes, by_lines: bool, key: str | None, publisher: _Publisher) -> tuple[list[IncomingEvent], bool]:
+    """Return the checked events of a body, and whether the body is a single event."""
     if by_lines:
         lines = [line for line in data.splitlines() if line.strip()]
         found: Any = [json_fields.parse(line, f"line {number}") for number, line in enumerate(lines, start=1)]
@@ -119,8 +174,8 @@ def _read(data: bytes, by_lines: bool, key: str | None, publisher: _Publisher) -
         found = _json(data)
     one = not isinstance(found, list)
     given = [found] if one else found
-    if not 0 < len(given) <= MOST_AT_ONCE:
-        raise InvalidInput(f"{len(given)} events at once", fix=f"send 1 to {MOST_AT_ONCE}")
+    if not 0 < len(given) <= MAX_EVENTS_PER_BATCH:
+        raise InvalidInput(f"{len(given)} events at once", fix=f"send 1 to {MAX_EVENTS_PER_BATCH}")
     events = []
     for number, fields in enumerate(given):
         try:
@@ -147,19 +202,19 @@ def _json(data: bytes) -> Any:
         raise InvalidInput(f"the body is not JSON: {error}", fix="send one event or an array of them") from None
 
 
-def _event(fields: Any, default_id: str | None, publisher: _Publisher) -> Incoming:
+def _event(fields: Any, default_id: str | None, publisher: _Publisher) -> IncomingEvent:
     who = publisher.who
     realm = json_fields.mapping(fields, "event").get("realm")
-    # First of all: the schemas of realms that are not its own are none of its business.
+    # Checked first: a client must not learn about the schemas of other realms.
     if who.realms is not None and isinstance(realm, str) and realm not in who.realms:
         raise Problem(
             HTTPStatus.FORBIDDEN,
             f"{who.login!r} may not publish into the realm {realm!r}",
             f"its realms are {', '.join(sorted(who.realms)) or 'none'}",
         )
-    return Incoming.read(fields, publisher.rules, default_id)
+    return IncomingEvent.read(fields, publisher.validator, default_id)
 
 
 def _id(key: str | None, number: int | None) -> str | None:
-    """With a key every event of a request has an id that a repetition repeats."""
+    """Return the id of an event from the idempotency key, so that a retry of the request repeats it."""
     return key if key is None or number is None else f"{key}:{number}"

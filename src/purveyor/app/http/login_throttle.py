@@ -1,13 +1,14 @@
-"""How often logins may fail before they have to wait. Pure; the time is given in.
+"""Limits for failed logins. Pure: the caller passes the time.
 
-Failures of the last minute, and attempts whose outcome is not known yet, are counted three times:
+The throttle counts failures of the last minute, and attempts in progress, in three ways:
 
-    for one login from one address   10; 1 while the login fails from everywhere
-    for one address                  100, passwords and tokens apart
-    for one login from everywhere    100; it refuses nobody by itself, but makes the first limit strict
+    for one login from one address   at most 10; 1 while the login is under attack
+    for one address                  at most 100 failed passwords; tokens have no such limit
+    for one login, all addresses     from 100 on the login is under attack; this refuses no attempt by itself
 
-So an address cannot try many passwords, many addresses together can try few, and whoever fails at a login never locks
-it for another address.
+So one address cannot try many passwords, many addresses together can try only a few, and failures at a login never
+lock it for another address. A token is a long random secret, and its check is cheap: a limit for all tokens of an
+address would only lock out other clients behind the same proxy.
 """
 
 import hashlib
@@ -17,15 +18,15 @@ from enum import Enum, auto
 from typing import Final
 
 WINDOW_SECONDS: Final = 60.0
-MOST_PER_PAIR: Final = 10
-MOST_PER_PAIR_UNDER_ATTACK: Final = 1
-MOST_PER_ADDRESS: Final = 100
-MOST_PER_LOGIN: Final = 100
-MOST_KEPT: Final = 20_000
-"""Counts of each kind; the oldest give way."""
+MAX_FAILURES_PER_PAIR: Final = 10
+MAX_FAILURES_PER_PAIR_UNDER_ATTACK: Final = 1
+MAX_FAILURES_PER_ADDRESS: Final = 100
+MAX_FAILURES_PER_LOGIN: Final = 100
+MAX_COUNTS: Final = 20_000
+"""The number of counts of each sort; the throttle drops the oldest beyond it."""
 
 
-class Kind(Enum):
+class CredentialKind(Enum):
     """What a client logs in with."""
 
     PASSWORD = "password"
@@ -34,91 +35,91 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A login from an address. The name of a login is the client's choice, so only its digest is kept."""
+    """A login from an address. A client chooses the name of the login, so the attempt keeps only a digest of it."""
 
     address: str
-    kind: Kind
+    kind: CredentialKind
     login: bytes
 
     @classmethod
-    def of(cls, address: str, kind: Kind, login: str) -> "Attempt":
-        """Return the attempt of a user, or of the id of a token."""
+    def of(cls, address: str, kind: CredentialKind, login: str) -> "Attempt":
+        """Return the attempt of a user, or of a token by its id."""
         name = f"{kind.value}:{login}".encode("utf-8", "surrogatepass")
         return cls(address, kind, hashlib.blake2b(name, digest_size=16).digest())
 
 
-class Ruling(Enum):
-    """What becomes of an attempt."""
+class Decision(Enum):
+    """The decision about an attempt."""
 
     ADMITTED = auto()
-    AFTER_OTHERS = auto()
-    """If those under way fail, it is refused; if not, it is admitted."""
+    WAIT = auto()
+    """The outcome of the attempts in progress decides: it is refused if they fail."""
     REFUSED = auto()
 
 
 @dataclass(slots=True)
 class _Count:
-    since: float = 0.0
+    first_failure_at: float = 0.0
     failures: int = 0
-    under_way: int = 0
+    in_progress: int = 0
 
-    def forget_old(self, now: float) -> None:
-        if now - self.since >= WINDOW_SECONDS:
+    def drop_expired(self, now: float) -> None:
+        if now - self.first_failure_at >= WINDOW_SECONDS:
             self.failures = 0
 
-    def ruling(self, most: int) -> Ruling:
-        if self.failures >= most:
-            return Ruling.REFUSED
-        return Ruling.AFTER_OTHERS if self.failures + self.under_way >= most else Ruling.ADMITTED
+    def decide(self, limit: int) -> Decision:
+        if self.failures >= limit:
+            return Decision.REFUSED
+        return Decision.WAIT if self.failures + self.in_progress >= limit else Decision.ADMITTED
 
 
 class _Counts:
-    """The counts of one kind, with a limit of how many there are."""
+    """The counts of one sort, at most `MAX_COUNTS`."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[object, _Count] = OrderedDict()
+        self._counts: OrderedDict[object, _Count] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._counts)
 
     def get(self, key: object, now: float) -> _Count:
         """Return the count of a key for reading."""
-        found = self._kept.get(key)
+        found = self._counts.get(key)
         if found is None:
             return _Count()
-        found.forget_old(now)
+        found.drop_expired(now)
         return found
 
     def begin(self, key: object, now: float) -> None:
-        """Count an attempt whose outcome is not known."""
-        found = self._kept.setdefault(key, _Count())
-        found.forget_old(now)
-        found.under_way += 1
-        self._kept.move_to_end(key)
-        while len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+        """Count an attempt in progress."""
+        found = self._counts.setdefault(key, _Count())
+        found.drop_expired(now)
+        found.in_progress += 1
+        self._counts.move_to_end(key)
+        while len(self._counts) > MAX_COUNTS:
+            self._counts.popitem(last=False)
 
     def end(self, key: object, now: float, *, failed: bool) -> None:
         """Count the outcome of an attempt."""
-        found = self._kept.get(key)
-        if found is None:  # it had to give way
+        found = self._counts.get(key)
+        if found is None:  # dropped by `begin`
             return
-        found.forget_old(now)
-        found.under_way = max(found.under_way - 1, 0)
+        found.drop_expired(now)
+        found.in_progress = max(found.in_progress - 1, 0)
         if failed:
-            found.since = found.since if found.failures else now
+            found.first_failure_at = found.first_failure_at if found.failures else now
             found.failures += 1
-        elif not found.failures and not found.under_way:
-            del self._kept[key]
+        elif not found.failures and not found.in_progress:
+            del self._counts[key]
 
-    def forgive(self, key: object) -> None:
-        """Forget the failures of a key."""
-        if key in self._kept:
-            self._kept[key].failures = 0
+    def reset_failures(self, key: object) -> None:
+        """Set the failures of a key to zero."""
+        if key in self._counts:
+            self._counts[key].failures = 0
 
 
-class LoginLimits:
-    """See the module."""
+class LoginThrottle:
+    """Counts failed logins and decides about new attempts."""
 
     def __init__(self) -> None:
         self._pairs = _Counts()
@@ -126,58 +127,57 @@ class LoginLimits:
         self._logins = _Counts()
 
     def __len__(self) -> int:
-        """Return how many counts there are."""
+        """Return the number of counts."""
         return len(self._pairs) + len(self._addresses) + len(self._logins)
 
-    def ask(self, attempt: Attempt, now: float) -> tuple[Ruling, float]:
-        """Decide about an attempt, and return after how many seconds one that is refused may be made again."""
+    def decide(self, attempt: Attempt, now: float) -> tuple[Decision, float]:
+        """Decide about an attempt. For a refused one, return also the seconds until the client may try again."""
         login = self._logins.get(attempt.login, now)
-        attacked = login.failures + login.under_way >= MOST_PER_LOGIN
-        found = (
-            (self._pairs.get(_pair(attempt), now), MOST_PER_PAIR_UNDER_ATTACK if attacked else MOST_PER_PAIR),
-            (self._addresses.get(_address(attempt), now), MOST_PER_ADDRESS),
-        )
-        rulings = [count.ruling(most) for count, most in found]
-        if Ruling.REFUSED in rulings:
-            until = max(
-                count.since for (count, _), ruling in zip(found, rulings, strict=True) if ruling is Ruling.REFUSED
+        is_attacked = login.failures + login.in_progress >= MAX_FAILURES_PER_LOGIN
+        pair_limit = MAX_FAILURES_PER_PAIR_UNDER_ATTACK if is_attacked else MAX_FAILURES_PER_PAIR
+        found = [(self._pairs.get(_pair_key(attempt), now), pair_limit)]
+        if attempt.kind is CredentialKind.PASSWORD:
+            found.append((self._addresses.get(attempt.address, now), MAX_FAILURES_PER_ADDRESS))
+        decisions = [count.decide(limit) for count, limit in found]
+        if Decision.REFUSED in decisions:
+            since = max(
+                count.first_failure_at
+                for (count, _), decision in zip(found, decisions, strict=True)
+                if decision is Decision.REFUSED
             )
-            return Ruling.REFUSED, until + WINDOW_SECONDS - now
-        return Ruling.AFTER_OTHERS if Ruling.AFTER_OTHERS in rulings else Ruling.ADMITTED, 0.0
+            return Decision.REFUSED, since + WINDOW_SECONDS - now
+        return Decision.WAIT if Decision.WAIT in decisions else Decision.ADMITTED, 0.0
 
     def begin(self, attempt: Attempt, now: float) -> None:
-        """Count an attempt before it is known how it ends: a thousand at once are a thousand."""
-        for counts, key in self._of(attempt):
+        """Count an attempt before its outcome is known: so a thousand at once count as a thousand."""
+        for counts, key in self._counts_of(attempt):
             counts.begin(key, now)
 
-    def failed(self, attempt: Attempt, now: float) -> None:
-        """Count that it was wrong."""
+    def record_failure(self, attempt: Attempt, now: float) -> None:
+        """Count a failed attempt."""
         self._end(attempt, now, failed=True)
 
-    def succeeded(self, attempt: Attempt, now: float) -> None:
-        """Count that it was right, and forget what went wrong with this login at this address before."""
-        self._pairs.forgive(_pair(attempt))
+    def record_success(self, attempt: Attempt, now: float) -> None:
+        """End a successful attempt, and reset the failures of this login at this address."""
+        self._pairs.reset_failures(_pair_key(attempt))
         self._end(attempt, now, failed=False)
 
-    def undecided(self, attempt: Attempt, now: float) -> None:
-        """Count no more that it could not be checked."""
+    def cancel(self, attempt: Attempt, now: float) -> None:
+        """End an attempt that could not be checked, without counting it."""
         self._end(attempt, now, failed=False)
 
     def _end(self, attempt: Attempt, now: float, *, failed: bool) -> None:
-        for counts, key in self._of(attempt):
+        for counts, key in self._counts_of(attempt):
             counts.end(key, now, failed=failed)
 
-    def _of(self, attempt: Attempt) -> tuple[tuple[_Counts, object], ...]:
-        return (
-            (self._pairs, _pair(attempt)),
-            (self._addresses, _address(attempt)),
+    def _counts_of(self, attempt: Attempt) -> tuple[tuple[_Counts, object], ...]:
+        counts: tuple[tuple[_Counts, object], ...] = (
+            (self._pairs, _pair_key(attempt)),
             (self._logins, attempt.login),
         )
+        by_address = ((self._addresses, attempt.address),) if attempt.kind is CredentialKind.PASSWORD else ()
+        return (*counts, *by_address)
 
 
-def _pair(attempt: Attempt) -> object:
+def _pair_key(attempt: Attempt) -> object:
     return (attempt.address, attempt.login)
-
-
-def _address(attempt: Attempt) -> object:
-    return (attempt.address, attempt.kind)

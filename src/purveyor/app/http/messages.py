@@ -1,7 +1,7 @@
-"""Routes by which a consumer gets messages and says what became of them.
+"""Routes by which a consumer gets messages and acknowledges, retries or rejects them.
 
-They are the busiest of all and do no more than needed: a message goes out as the bytes that lie in the queue, with the
-sequence and the count of deliveries set in.
+They are the busiest routes and avoid work: the API sends a message as the bytes stored in the queue, and only adds the
+sequence and the number of deliveries.
 """
 
 import asyncio
@@ -9,25 +9,19 @@ import base64
 import logging
 import re
 from collections.abc import Awaitable
+from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Final, TypeVar, assert_never
+from typing import Annotated, Any, Final, Literal, TypeVar, assert_never
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
-from purveyor.app.http.models import (
-    Acknowledged,
-    BulkReport,
-    Extended,
-    LeasedMessages,
-    LeaseRequest,
-    MessageBody,
-    StatusReport,
-    Wait,
-)
+from purveyor.app.http.events import EventBody
+from purveyor.app.http.models import Given, LeaseSeconds, Seconds, Sequence, Wait
 from purveyor.app.http.problems import documented
-from purveyor.delivery.pull import DEFAULT_INSTANCE, Delivered, Pull
+from purveyor.delivery.pull import DEFAULT_INSTANCE, MAX_LEASE_MESSAGES, DeliveredMessage, PullService
 from purveyor.jetstream.headers import EVENT_ID, first
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import WindowFull, describe
@@ -37,11 +31,11 @@ router = APIRouter(prefix="/v1/subscriptions/{name}/messages", tags=["messages"]
 INSTANCE: Final = "X-Consumer-Instance"
 _INSTANCE: Final = INSTANCE.lower().encode()
 _log = logging.getLogger(__name__)
-_SOON_SECONDS: Final = 0.05
+_QUICK_ANSWER_SECONDS: Final = 0.05
 _SEQUENCE: Final = Path(ge=0, lt=1 << 63)
-_LONGEST_NUMBER: Final = 4300
-_HUGE_NUMBER: Final = re.compile(rb"[0-9]{%d}" % (_LONGEST_NUMBER + 1))
-"""What clients in Python refuse to read."""
+_MAX_NUMBER_DIGITS: Final = 4300
+_HUGE_NUMBER: Final = re.compile(rb"[0-9]{%d}" % (_MAX_NUMBER_DIGITS + 1))
+"""A number that Python clients refuse to parse."""
 _ERRORS: Final = (
     HTTPStatus.NOT_FOUND,
     HTTPStatus.CONFLICT,
@@ -50,8 +44,79 @@ _ERRORS: Final = (
 T = TypeVar("T")
 
 
+class StatusReport(Given):
+    """The result of a message, or a request to extend its lease."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"status": "ok"},
+                {"status": "retry", "delay": 30},
+                {"status": "reject", "reason": "no such mailbox"},
+                {"status": "extend", "lease_seconds": 60},
+            ]
+        }
+    )
+
+    status: Literal["ok", "retry", "reject", "extend"]
+    delay: Seconds | None = Field(default=None, description="retry: wait these seconds; default: by the retry policy")
+    reason: str | None = Field(default=None, max_length=2000, description="reject: stored with the dead letter")
+    lease_seconds: LeaseSeconds | None = Field(default=None, description="extend: the lease ends after these seconds")
+
+
+class BulkReport(Given):
+    """All messages that an instance has leased, up to this one, are handled."""
+
+    status: Literal["ok"]
+    up_to: Sequence
+
+
+class LeaseRequest(Given):
+    """A request to lease several messages."""
+
+    max: Annotated[int, Field(ge=1, le=MAX_LEASE_MESSAGES)] = 100
+    lease_seconds: LeaseSeconds | None = Field(default=None, description="default: the subscription's")
+    instance: str | None = Field(default=None, min_length=1, max_length=200, description="or X-Consumer-Instance")
+    timeout: Wait = Field(default=0, description="seconds to wait for the first message")
+
+
+class MessageBody(EventBody):
+    """A message for a consumer."""
+
+    sequence_number: int
+    num_delivered: int
+
+
+class LeasedMessage(MessageBody):
+    """A message with its lease."""
+
+    position: int | None = Field(description="the position of its event in the queue `incoming`")
+    lease_id: str
+    lease_until: datetime
+    traceparent: str | None = Field(default=None, description="the trace of its event, if it has one")
+    tracestate: str | None = None
+
+
+class LeasedMessages(BaseModel):
+    """The messages of one lease, in order."""
+
+    messages: list[LeasedMessage]
+
+
+class Extended(BaseModel):
+    """The new end of a lease."""
+
+    lease_until: datetime
+
+
+class Acknowledged(BaseModel):
+    """The number of messages that this request acknowledged."""
+
+    acknowledged: int
+
+
 class _Object(msgspec.Struct):
-    """Any JSON object: its fields are checked, and not kept."""
+    """Any JSON object: msgspec checks its syntax and keeps no field."""
 
 
 _check_object: Final = msgspec.json.Decoder(_Object).decode
@@ -64,34 +129,34 @@ async def next_message(
     timeout: Annotated[Wait, Query()] = 5.0,  # noqa: ASYNC109 - how long to wait, not when to fail
     pop: bool = False,
 ) -> Response:
-    """The next message, waited for up to `timeout` seconds; null if there is none. For: the subscription.
+    """Get the next message; wait up to `timeout` seconds for it; null if there is none. For: the subscription.
 
-    It is the oldest one that is not acknowledged, the same again until it is. With `pop` it counts as acknowledged
-    when it is sent. 409: the prefill failed, and nothing comes until somebody acts. 429: as many messages are leased or
-    wait for a retry as may be.
+    The answer is the oldest message that is not acknowledged: the same one again until it is. With `pop` the API
+    acknowledges it when it sends it. 409: the prefill failed; the subscription gets no message until an administrator
+    requests the prefill again. 429: the limit of messages that are leased or wait for a retry is reached.
     """
     context.require_owner(request, name)
     pull = context.services(request).pull
     instance = _instance(request)
     while True:
-        try:  # most find something: who waits pays for what waiting takes
+        try:  # most requests find a message: only those that wait pay for the set-up of waiting
             found = await pull.next(name, instance, pop=pop)
         except WindowFull:
             if timeout <= 0:
                 raise
             found = None
         if found is None and timeout > 0:
-            asking = pull.next(name, instance, timeout=timeout, pop=pop, looked=True)
+            asking = pull.next(name, instance, timeout=timeout, pop=pop, checked=True)
             found = await _wait(request, asking, None, timeout)
         if found is None:
-            return context.Raw(b"null")
+            return context.RawJson(b"null")
         try:
             return _one(name, found)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the messages behind it are not concerned
+        except Exception as error:  # noqa: BLE001 - one broken message must not block those after it
             await _set_aside(pull, name, found, error)
 
 
-def _one(name: str, found: Delivered) -> Response:
+def _one(name: str, found: DeliveredMessage) -> Response:
     headers = [] if found.until is None else [(b"purveyor-lease-until", found.until.isoformat().encode())]
     if found.position is not None:
         headers.append((b"purveyor-position", b"%d" % found.position))
@@ -99,15 +164,16 @@ def _one(name: str, found: Delivered) -> Response:
     if identity and identity.isascii() and identity.isprintable():
         headers.append((b"purveyor-id", identity.encode()))
     headers += [(key.encode(), value.encode("latin-1")) for key, value in _traced(name, found).items()]
-    return context.Raw(message_json(found, {}), *headers)
+    return context.RawJson(message_json(found, {}), *headers)
 
 
 @router.post("/lease", response_model=LeasedMessages, responses=documented(*_ERRORS))
 async def lease(request: Request, name: str, given: LeaseRequest) -> Response:
-    """Up to `max` messages at once, for the time of a lease. For: the subscription.
+    """Lease up to `max` messages. For: the subscription.
 
-    Each is given to nobody else until it is acknowledged, given back, or its lease has run out. Large messages: fewer
-    than `max`, at most 32 MB or one message. 429: as many messages are leased or wait for a retry as may be.
+    No other instance gets a leased message until the consumer acknowledges or returns it, or its lease expires. With
+    large messages the answer has fewer than `max`: at most 32 MB, or one message. 429: the limit of messages that are
+    leased or wait for a retry is reached.
     """
     context.require_owner(request, name)
     pull, instance = context.services(request).pull, given.instance or _instance(request)
@@ -117,38 +183,38 @@ async def lease(request: Request, name: str, given: LeaseRequest) -> Response:
         found = await _wait(request, asking, [], given.timeout)
         if not found:
             break
-        if tracing.enabled():
-            traces = [trace for each in found if (trace := tracing.of_headers(each.headers))]
+        if tracing.is_enabled():
+            traces = [trace for each in found if (trace := tracing.carrier_from_headers(each.headers))]
             with tracing.span("deliver", links=traces[: tracing.MOST_LINKS], subscription=name):
                 pass
         for each in found:
             try:
-                parts.append(message_json(each, {**_about_lease(each), **tracing.of_headers(each.headers)}))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other messages are not concerned
+                parts.append(message_json(each, {**_about_lease(each), **tracing.carrier_from_headers(each.headers)}))
+            except Exception as error:  # noqa: BLE001 - one broken message must not block the others
                 await _set_aside(pull, name, each, error)
     return Response(b'{"messages":[' + b",".join(parts) + b"]}", media_type="application/json")
 
 
-async def _set_aside(pull: Pull, name: str, message: Delivered, error: Exception) -> None:
-    """Park a message of which no answer can be made."""
+async def _set_aside(pull: PullService, name: str, message: DeliveredMessage, error: Exception) -> None:
+    """Park a message that the API cannot encode."""
     _log.error("message %d of subscription %s becomes a dead letter", message.sequence, name, exc_info=error)
-    await pull.set_aside(name, message, f"it cannot be handed out: {describe(error)}")
+    await pull.park_delivered(name, message, f"the API cannot encode it: {describe(error)}")
 
 
 @router.patch("/{sequence}/status", response_model=Extended | None, responses=documented(*_ERRORS))
-async def tell_status(
+async def settle_message(
     request: Request, name: str, sequence: Annotated[int, _SEQUENCE], given: StatusReport
 ) -> Response:
-    """Say what became of a message. For: the subscription.
+    """Acknowledge, retry or reject a message, or extend its lease. For: the subscription.
 
-    `ok`: handled, never delivered again. `retry`: deliver it again, after `delay` seconds. `reject`: it will never be
-    handled, it becomes a dead letter. `extend`: keep it for another lease. 404: it is not there, or was acknowledged
-    before. 409: another instance has it.
+    `ok`: the message is handled and never delivered again. `retry`: deliver it again after `delay` seconds. `reject`:
+    it becomes a dead letter. `extend`: keep it for another lease. 404: there is no such message, or it is already
+    acknowledged. 409: another instance has leased it.
     """
     context.require_owner(request, name)
-    if not tracing.enabled():
+    if not tracing.is_enabled():
         return await _settle(request, name, sequence, given)
-    trace = tracing.carrier(request.headers.get)
+    trace = tracing.read_carrier(request.headers.get)
     with tracing.span("acknowledge", trace, subscription=name, sequence=sequence, status=given.status):
         return await _settle(request, name, sequence, given)
 
@@ -164,26 +230,26 @@ async def _settle(request: Request, name: str, sequence: int, given: StatusRepor
             await pull.reject(name, sequence, given.reason or "", instance=_instance(request))
         case "extend":
             until = await pull.extend(name, sequence, lease_seconds=given.lease_seconds, instance=_instance(request))
-            return context.as_json({"lease_until": until.isoformat()})
+            return context.json_response({"lease_until": until.isoformat()})
         case _:
             assert_never(given.status)
-    return context.Raw(b"null")
+    return context.RawJson(b"null")
 
 
 @router.patch("/status", response_model=Acknowledged, responses=documented(*_ERRORS))
-async def tell_status_of_many(request: Request, name: str, given: BulkReport) -> Response:
-    """All that this instance has at hand, up to a message in the order of delivery, is handled. For: the subscription.
+async def settle_many(request: Request, name: str, given: BulkReport) -> Response:
+    """Acknowledge all messages that this instance has leased, up to one in order of delivery. For: the subscription.
 
-    409: the instance has that message no more.
+    409: the instance does not have that message any more.
     """
     context.require_owner(request, name)
     pull = context.services(request).pull
     count = await pull.acknowledge_up_to(name, given.up_to, instance=_instance(request))
-    return context.as_json({"acknowledged": count})
+    return context.json_response({"acknowledged": count})
 
 
-def message_json(message: Delivered, more: Json) -> bytes:
-    """A message with what the delivery adds. What is no JSON object, written by hand say, is given in base64."""
+def message_json(message: DeliveredMessage, more: Json) -> bytes:
+    """Return a message with the fields that the delivery adds. A body that is no JSON object is sent in base64."""
     added = b'"sequence_number":%d,"num_delivered":%d}' % (message.sequence, message.num_delivered)
     if more:
         added = json_fields.dump(more)[1:-1] + b"," + added
@@ -195,31 +261,31 @@ def message_json(message: Delivered, more: Json) -> bytes:
 
 
 def _is_object(body: bytes) -> bool:
-    """Whether it is a JSON object that clients can read; one broken body would make an answer of many unreadable."""
+    """Return whether a body is a JSON object that clients can parse: one broken body would spoil an answer of many."""
     try:
         if not body.isascii():
             body.decode()
         _check_object(body)
     except (ValueError, RecursionError):
-        try:  # this parser knows half surrogates, which other ones refuse
+        try:  # this parser accepts lone surrogates, which msgspec refuses
             return isinstance(json_fields.load(body.decode()), dict)
         except (ValueError, RecursionError):
             return False
-    return len(body) < _LONGEST_NUMBER or _HUGE_NUMBER.search(body) is None
+    return len(body) < _MAX_NUMBER_DIGITS or _HUGE_NUMBER.search(body) is None
 
 
-def _about_lease(message: Delivered) -> Json:
+def _about_lease(message: DeliveredMessage) -> Json:
     assert message.until is not None
     return {"position": message.position, "lease_id": message.lease, "lease_until": message.until.isoformat()}
 
 
-def _traced(name: str, message: Delivered) -> tracing.Carrier:
-    """The trace of a message, for the one who gets it. This is done for each: what nobody looks at costs nothing."""
-    trace = tracing.of_headers(message.headers)
+def _traced(name: str, message: DeliveredMessage) -> tracing.Carrier:
+    """Return the trace headers of a message. Without tracing and debug logs this does almost no work."""
+    trace = tracing.carrier_from_headers(message.headers)
     if _log.isEnabledFor(logging.DEBUG):
-        told = {"subscription": name, "sequence": message.sequence, "position": message.position}
-        _log.debug("delivered", extra=told)
-    if not tracing.enabled():
+        fields = {"subscription": name, "sequence": message.sequence, "position": message.position}
+        _log.debug("delivered", extra=fields)
+    if not tracing.is_enabled():
         return trace
     place = message.sequence if message.position is None else message.position
     with tracing.span("deliver", trace, subscription=name, sequence=message.sequence, position=place) as onward:
@@ -231,15 +297,15 @@ def _instance(request: Request) -> str:
 
 
 async def _wait(request: Request, asking: Awaitable[T], nothing: T, wait_seconds: float) -> T:
-    """Wait for messages, but not for a client that went away (nobody would get them), nor when the API is to stop."""
+    """Wait for messages until the client disconnects (it could not receive them) or the API stops."""
     if wait_seconds <= 0:
         return await asking
     work = asyncio.ensure_future(asking)
     others: list[asyncio.Future[Any]] = []
     try:
-        await asyncio.wait((work,), timeout=_SOON_SECONDS)  # most are answered at once, and need no more than this
+        await asyncio.wait((work,), timeout=_QUICK_ANSWER_SECONDS)  # most requests are answered here
         if not work.done():
-            others += map(asyncio.ensure_future, (context.stopping(request).wait(), _left(request)))
+            others += map(asyncio.ensure_future, (context.stopping(request).wait(), _wait_for_disconnect(request)))
             await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work.done() else nothing
     finally:
@@ -248,6 +314,6 @@ async def _wait(request: Request, asking: Awaitable[T], nothing: T, wait_seconds
         await asyncio.gather(work, *others, return_exceptions=True)
 
 
-async def _left(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,7 +1,6 @@
-"""The bodies of requests and answers, as pydantic reads them at the edge and OpenAPI shows them.
+"""Bodies of requests and answers about subscriptions, and the types that all routes share, for pydantic and OpenAPI.
 
-What they say is checked once more, and for good, by the model (`Subscription.from_json` and the like): here are forms,
-there are rules.
+These models check the form of a body. `purveyor.model` (`Subscription.from_json` and others) checks the rules.
 """
 
 from datetime import UTC, datetime
@@ -9,12 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
-from purveyor.app.http.push_models import PushBody, PushShown, TroubleBody
-from purveyor.app.push_input import PushEdge
-from purveyor.delivery.pull import LONGEST_WAIT_SECONDS
-from purveyor.delivery.pull import MOST_AT_ONCE as MOST_LEASED
+from purveyor.app.push_input import PushInput
+from purveyor.delivery.pull import MAX_WAIT_SECONDS
 from purveyor.model.ack_ranges import Expired
-from purveyor.model.control_events import Place
+from purveyor.model.control_events import ReplayPoint
 from purveyor.model.delivery_policy import (
     LONGEST_DELAY_SECONDS,
     LONGEST_LEASE_SECONDS,
@@ -23,24 +20,37 @@ from purveyor.model.delivery_policy import (
     Delivery,
 )
 from purveyor.model.errors import InvalidInput
-from purveyor.model.json_fields import Json
-from purveyor.model.json_limits import check_halves, check_json
+from purveyor.model.json_fields import Json, check_json, check_surrogates
+from purveyor.model.push_config import (
+    LONGEST_ACK_DEADLINE_SECONDS,
+    MOST_ENDPOINTS,
+    SHORTEST_ACK_DEADLINE_SECONDS,
+)
 from purveyor.model.registration import PrefillStatus, RecordState
 from purveyor.model.subscription import RealmTopic, Subscription, read_topics
 from purveyor.queues.registry import Registered, Unreadable
 
 _NAME_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
 _MOST_LEVELS = 1000
-LONGEST_PASSWORD = 1024
+MAX_PASSWORD_LENGTH = 1024
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_DELAY_SECONDS, allow_inf_nan=False)]
 RetentionSeconds = Annotated[
     float, Field(ge=SHORTEST_RETENTION_SECONDS, le=LONGEST_RETENTION_SECONDS, allow_inf_nan=False)
 ]
 LeaseSeconds = Annotated[float, Field(ge=1, le=LONGEST_LEASE_SECONDS, allow_inf_nan=False)]
-Wait = Annotated[float, Field(ge=0, le=LONGEST_WAIT_SECONDS, allow_inf_nan=False)]
-Password = Annotated[SecretStr, Field(min_length=1, max_length=LONGEST_PASSWORD)]
+Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)]
+Password = Annotated[SecretStr, Field(min_length=1, max_length=MAX_PASSWORD_LENGTH)]
 Sequence = Annotated[int, Field(ge=1, lt=1 << 63)]
+
+_LONGEST_URL = 2000
+_LONGEST_SECRET = 2000
+Url = Annotated[str, Field(min_length=1, max_length=_LONGEST_URL, examples=["https://shop.example/events"])]
+GivenSecret = Annotated[SecretStr, Field(min_length=1, max_length=_LONGEST_SECRET)]
+AckDeadline = Annotated[
+    float, Field(ge=SHORTEST_ACK_DEADLINE_SECONDS, le=LONGEST_ACK_DEADLINE_SECONDS, allow_inf_nan=False)
+]
+Grace = Annotated[float, Field(ge=0, le=LONGEST_DELAY_SECONDS, allow_inf_nan=False)]
 
 
 def _is_text(value: object) -> object:
@@ -54,24 +64,24 @@ Time = Annotated[datetime, BeforeValidator(_is_text)]
 
 
 class Given(BaseModel):
-    """The body of a request: a field that nobody knows is a mistake."""
+    """The body of a request. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _check_values(cls, given: object) -> object:
-        """Refuse what has no place in JSON or UTF-8, wherever it is: half of a character, NaN, a number of no end."""
+        """Refuse values that JSON or UTF-8 cannot hold, at any depth: lone surrogates, NaN, infinity."""
         try:
             check_json(given, "it", most_levels=_MOST_LEVELS)
-            check_halves(given, "it")
+            check_surrogates(given, "it")
         except InvalidInput as error:
             raise ValueError(error.message) from None
         return given
 
 
 class ProblemBody(BaseModel):
-    """What happened, and what to do."""
+    """An error: what happened (`detail`) and what to do (`fix`)."""
 
     title: str
     status: int
@@ -88,26 +98,86 @@ class TopicBody(Given):
 
 
 class FilterBody(Given):
-    """Only events whose attributes and fields all have one of these values."""
+    """Only events in which every named attribute and field has one of these values."""
 
     attributes: dict[str, str | list[str]] = Field(default_factory=dict, examples=[{"tenant": ["north"]}])
     fields: dict[str, Any] = Field(default_factory=dict, examples=[{"department": ["it"], "level": [3, 4]}])
 
 
 class RetryBody(Given):
-    """What becomes of a message that is not acknowledged."""
+    """When the API delivers a failed message again, and when it gives up."""
 
-    max_attempts: Annotated[int, Field(ge=1)] | None = Field(default=None, description="null: for ever")
+    max_attempts: Annotated[int, Field(ge=1)] | None = Field(default=None, description="null: no limit")
     min_backoff_seconds: Seconds = 1.0
     max_backoff_seconds: Seconds = 600.0
 
 
+class PushBody(BaseModel):
+    """Where and how the push worker sends messages: to one `endpoint`, or to several `endpoints` that share them.
+
+    A change to another host (scheme, host or port) must contain `secret` and `bearer_token` again.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    endpoint: Url | None = None
+    endpoints: Annotated[list[Url], Field(min_length=1, max_length=MOST_ENDPOINTS)] | None = None
+    ack_deadline_seconds: AckDeadline | None = Field(default=None, description="default: 10")
+    format: Literal["pubsub", "raw", "cloudevents"] | None = Field(default=None, description="default: pubsub")
+    ack_codes: Literal["pubsub", "2xx"] | None = Field(
+        default=None, description="pubsub (default): 102, 200, 201, 202, 204"
+    )
+    after_dead_letter: Literal["continue", "park_key"] | None = Field(
+        default=None,
+        description="park_key: after a dead letter, later messages of the same key become dead letters too",
+    )
+    secret: GivenSecret | None = Field(
+        default=None,
+        description="the key for signatures: whsec_..., or env:PURVEYOR_PUSH_SECRET_..., a variable of the push worker",
+    )
+    secret_grace_seconds: Grace | None = Field(
+        default=None, description="seconds for which the previous secret also signs; default: a day"
+    )
+    bearer_token: GivenSecret | None = Field(default=None, description="the token, or env:PURVEYOR_PUSH_SECRET_...")
+
+    def settings(self) -> Json:
+        """Return the given fields with secrets in clear, for the check of push input only."""
+        given: Json = self.model_dump(mode="json", exclude_unset=True, exclude={"secret", "bearer_token"})
+        for name in ("secret", "bearer_token"):
+            if name in self.model_fields_set:
+                value: SecretStr | None = getattr(self, name)
+                given[name] = None if value is None else value.get_secret_value()
+        return given
+
+
+class TroubleBody(BaseModel):
+    """Why a push worker sends nothing, and since when."""
+
+    reason: str
+    since: str
+
+
+class PushShown(BaseModel):
+    """Push settings without secrets: of a secret, only its existence or the name of its variable."""
+
+    endpoint: str | None = None
+    endpoints: list[str] | None = None
+    ack_deadline_seconds: float | None = None
+    format: str | None = None
+    ack_codes: str | None = None
+    after_dead_letter: str | None = None
+    secret: str | None = None
+    old_secret: str | None = None
+    old_secret_until: str | None = None
+    bearer_token: str | None = None
+
+
 class Options(Given):
-    """How a subscription wants its messages; what is left out is as a simple consumer expects it."""
+    """Options of delivery. The defaults suit a simple consumer."""
 
     filter: FilterBody | None = None
     hidden_fields: list[str] | None = Field(
-        default=None, description="fields of the object it never sees; default: hashes of passwords"
+        default=None, description="fields of the object that it does not get; default: hashes of passwords"
     )
     delivery: Literal["ordered", "parallel", "push"] | None = None
     order_by: Literal["position", "key"] | None = None
@@ -115,12 +185,12 @@ class Options(Given):
     retry: RetryBody | None = None
     push: PushBody | None = None
     retention_seconds: RetentionSeconds | None = Field(
-        default=None, description="after so long an unacknowledged message expires; null: never"
+        default=None, description="an unacknowledged message expires after these seconds; null: never"
     )
 
 
 class NewSubscription(Options):
-    """A subscription to be added."""
+    """A subscription to add."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -140,17 +210,17 @@ class NewSubscription(Options):
     request_prefill: bool = False
     password: Password
 
-    def definition(self, edge: PushEdge, existing: Subscription | None = None) -> Subscription:
-        """Checked by the rules. `existing` is the one of its name, if there is one."""
+    def definition(self, push_input: PushInput, existing: Subscription | None = None) -> Subscription:
+        """Return the checked definition. `existing` is the stored subscription of this name, if any."""
         given = self.model_dump(mode="json", exclude={"password", "push"}, exclude_none=True)
         if self.push is not None:
-            push = edge.added(self.push.settings(), None if existing is None else existing.push)
+            push = push_input.parse_new(self.push.settings(), None if existing is None else existing.push)
             given["push"] = push.to_json()
         return Subscription.from_json(given)
 
 
 class SubscriptionChange(Options):
-    """What is given is changed, the rest stays; null puts an option back to its default."""
+    """The fields to change. Other fields keep their values; null resets an option to its default."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -163,19 +233,19 @@ class SubscriptionChange(Options):
 
     paused: bool | None = None
     password: Password | None = None
-    password_grace_seconds: Seconds = Field(default=0, description="for so long the last password is valid as well")
-    keep_tokens: bool = Field(
-        default=False, description="with a password: tokens stay valid, and do not end with the last"
+    password_grace_seconds: Seconds = Field(
+        default=0, description="seconds for which the previous password stays valid"
     )
+    keep_tokens: bool = Field(default=False, description="with a new password: tokens stay valid")
 
     @property
     def options(self) -> Json:
-        """The options of the definition that are given."""
+        """The options of the definition that the request sets."""
         given = self.model_dump(mode="json", exclude_unset=True)
         return {name: given[name] for name in Options.model_fields if name in given}
 
-    def applied(self, to: Subscription, edge: PushEdge) -> Subscription:
-        """The definition with what is given; checked by the rules."""
+    def applied(self, to: Subscription, push_input: PushInput) -> Subscription:
+        """Return the checked definition with the changes."""
         changed, options = to.to_json(), self.options
         if "delivery" in options and "order_by" not in options:
             changed.pop("order_by", None)
@@ -183,20 +253,20 @@ class SubscriptionChange(Options):
             changed.pop("push", None)
         changed |= options
         if self.push is not None:
-            changed["push"] = edge.changed(self.push.settings(), to.push).to_json()
+            changed["push"] = push_input.parse_change(self.push.settings(), to.push).to_json()
         return Subscription.from_json({name: value for name, value in changed.items() if value is not None})
 
 
 class ExpiredBody(BaseModel):
-    """Messages that nobody acknowledged in time."""
+    """Messages that expired before the consumer acknowledged them."""
 
     count: int
-    position: int | None = Field(description="the newest event among them")
-    last: datetime = Field(description="when the last of them went")
+    position: int | None = Field(description="the position of the newest one")
+    last: datetime = Field(description="when the last one expired")
 
 
 class SubscriptionBody(BaseModel):
-    """A subscription. Options that are as they are by default are left out."""
+    """A subscription. Options equal to their defaults are omitted."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -223,24 +293,24 @@ class SubscriptionBody(BaseModel):
     lease_seconds: float | None = None
     retry: RetryBody | None = None
     push: PushShown | None = None
-    push_trouble: TroubleBody | None = Field(default=None, description="why it is not pushed, though it should be")
+    push_trouble: TroubleBody | None = Field(default=None, description="why the push worker does not send")
     retention_seconds: float | None = None
-    expired: ExpiredBody | None = Field(default=None, description="what nobody acknowledged in time")
-    paused: bool | None = Field(default=None, description="true: nothing is handed out at present")
-    pause_reason: str | None = Field(default=None, description="why, if it was not a person who paused it")
+    expired: ExpiredBody | None = Field(default=None, description="messages that expired")
+    paused: bool | None = Field(default=None, description="true: the API delivers no messages now")
+    pause_reason: str | None = Field(default=None, description="the reason, if Purveyor paused it")
     suspended: dict[str, Any] | None = Field(
-        default=None, description="nothing is written to its queue: from where on, and why"
+        default=None, description="the dispatcher writes nothing to its queue: from which position on, and why"
     )
     unreadable: str | None = Field(
         default=None,
-        description="why this API does not understand it, and does not serve it",
+        description="why this version of the API cannot read its record and does not serve it",
     )
 
 
 def subscription_json(found: Registered, expired: Expired | None = None) -> Json:
-    """A subscription as `SubscriptionBody` describes it."""
+    """Return a subscription in the form of `SubscriptionBody`."""
     status = prefill_status(found)
-    body: Json = {**found.record.definition.shown(), "prefill_queue_status": status.value}
+    body: Json = {**found.record.definition.to_public_json(), "prefill_queue_status": status.value}
     if status is PrefillStatus.FAILED and found.prefill is not None:
         body["prefill_queue_reason"] = found.prefill.reason
     if expired is not None and expired.count:
@@ -256,7 +326,7 @@ def subscription_json(found: Registered, expired: Expired | None = None) -> Json
 
 
 def unreadable_json(found: Unreadable) -> Json:
-    """A subscription that is not understood, as `SubscriptionBody` describes it."""
+    """Return a subscription with an unreadable record in the form of `SubscriptionBody`."""
     body: Json = {
         "name": found.name,
         "realms_topics": [],
@@ -268,7 +338,7 @@ def unreadable_json(found: Unreadable) -> Json:
 
 
 def prefill_status(found: Registered) -> PrefillStatus:
-    """How far its prefill is; one that was not asked for is done."""
+    """Return the status of its prefill. Without a requested prefill it is done."""
     if found.prefill is not None:
         return found.prefill.status
     unfinished = found.record.definition.request_prefill or found.record.state is RecordState.REGISTERING
@@ -276,133 +346,12 @@ def prefill_status(found: Registered) -> PrefillStatus:
 
 
 class PrefillReport(Given):
-    """How far the prefill of a subscription is."""
+    """The status of the prefill of a subscription."""
 
     status: Literal["pending", "running", "failed", "done"] = Field(
-        description="pending asks for another try of a prefill that failed"
+        description="pending requests a failed prefill again"
     )
     reason: str | None = Field(default=None, max_length=2000, description="why it failed")
-
-
-class StatusReport(Given):
-    """What became of a message."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"status": "ok"},
-                {"status": "retry", "delay": 30},
-                {"status": "reject", "reason": "no such mailbox"},
-                {"status": "extend", "lease_seconds": 60},
-            ]
-        }
-    )
-
-    status: Literal["ok", "retry", "reject", "extend"]
-    delay: Seconds | None = Field(default=None, description="retry: not before so many seconds; default: the policy's")
-    reason: str | None = Field(default=None, max_length=2000, description="reject: kept with the dead letter")
-    lease_seconds: LeaseSeconds | None = Field(default=None, description="extend: for so long from now on")
-
-
-class BulkReport(Given):
-    """All messages that an instance has at hand, up to one, are handled."""
-
-    status: Literal["ok"]
-    up_to: Sequence
-
-
-class LeaseRequest(Given):
-    """Many messages at once."""
-
-    max: Annotated[int, Field(ge=1, le=MOST_LEASED)] = 100
-    lease_seconds: LeaseSeconds | None = Field(default=None, description="default: the subscription's")
-    instance: str | None = Field(default=None, min_length=1, max_length=200, description="or X-Consumer-Instance")
-    timeout: Wait = Field(default=0, description="wait so many seconds for the first message")
-
-
-class BodyOfEvent(BaseModel):
-    """The object as it was and as it is; not both empty."""
-
-    old: dict[str, Any] = Field(default_factory=dict)
-    new: dict[str, Any] = Field(default_factory=dict)
-
-
-class EventBody(BaseModel):
-    """An event to be published."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "publisher_name": "hr",
-                    "ts": "2026-01-01T12:00:00Z",
-                    "realm": "udm",
-                    "topic": "users/user",
-                    "body": {"old": {}, "new": {"uuid": "u-1", "name": "Ada"}},
-                }
-            ]
-        }
-    )
-
-    publisher_name: str
-    ts: datetime
-    realm: str
-    topic: str
-    body: BodyOfEvent
-    key: str | None = Field(default=None, description="which object; default: found in it")
-    attributes: dict[str, str] | None = None
-    id: str | None = Field(default=None, description="by which a repetition is known; or the header Idempotency-Key")
-
-
-class MessageBody(EventBody):
-    """A message as a consumer gets it."""
-
-    sequence_number: int
-    num_delivered: int
-
-
-class LeasedMessage(MessageBody):
-    """A message with its lease."""
-
-    position: int | None = Field(description="the place of its event in the order of all events")
-    lease_id: str
-    lease_until: datetime
-    traceparent: str | None = Field(default=None, description="the trace that its event belongs to, if it has one")
-    tracestate: str | None = None
-
-
-class LeasedMessages(BaseModel):
-    """Messages of one lease, in their order."""
-
-    messages: list[LeasedMessage]
-
-
-class Extended(BaseModel):
-    """A lease that goes on."""
-
-    lease_until: datetime
-
-
-class Acknowledged(BaseModel):
-    """How many messages are handled now."""
-
-    acknowledged: int
-
-
-class Accepted(BaseModel):
-    """An event is stored: at which position, under which id; a duplicate was stored before."""
-
-    position: int
-    id: str
-    duplicate: bool
-
-
-class AcceptedMany(BaseModel):
-    """Events are stored, the last of them at this position."""
-
-    position: int
-    stored: int
-    duplicates: int
 
 
 class ReplayFilter(Given):
@@ -412,7 +361,7 @@ class ReplayFilter(Given):
 
 
 class ReplayRequest(Given):
-    """Events of the past: from a position or a time on, up to another or to now."""
+    """Past events: from a position or a time up to another one, or up to now."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"from": 1200, "to": 1300}]})
 
@@ -420,16 +369,16 @@ class ReplayRequest(Given):
     to: Sequence | Time | None = None
     filter: ReplayFilter | None = None
 
-    def places(self) -> tuple[Place, Place | None]:
-        """Where to begin and to end."""
+    def places(self) -> tuple[ReplayPoint, ReplayPoint | None]:
+        """Return where to begin and where to end."""
         return self.from_, self.to
 
     def topics(self) -> tuple[RealmTopic, ...]:
-        """The topics it is about; none: all."""
+        """Return the topics to replay; empty: all."""
         return () if self.filter is None else read_topics(self.filter.model_dump(), "realms_topics")
 
 
 class ReplayStarted(BaseModel):
-    """A replay is on its way."""
+    """The job of a requested replay."""
 
     job: str

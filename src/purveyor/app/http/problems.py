@@ -1,7 +1,7 @@
-"""Every error of the API as one JSON body: what happened (`detail`), and what to do about it (`fix`).
+"""Every error of the API as one JSON body: what happened (`detail`) and what to do (`fix`).
 
-Which status an error of ours has is decided by its type, here and nowhere else. What the client cannot help is a 503
-with `Retry-After`; a 500 would be a defect of ours.
+This module alone maps the type of an error to its HTTP status. An error that the client did not cause is a 503 with
+`Retry-After`; a 500 is a defect of the API.
 """
 
 import json
@@ -34,7 +34,7 @@ from purveyor.model.errors import (
     WindowFull,
     WrongRevision,
 )
-from purveyor.sources.http_events import TooLarge
+from purveyor.sources.http_events import EventTooLarge
 
 OF_EVERY_ROUTE: Final = (
     HTTPStatus.UNAUTHORIZED,
@@ -45,20 +45,20 @@ OF_EVERY_ROUTE: Final = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
-"""What every request that needs a login may be answered."""
+"""Errors that every route with a login may answer."""
 OF_PATHS_WITH_NAMES: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
-"""And where the path names something: it is not there, or cannot be."""
+"""Further errors of routes whose path names an object: it does not exist, or its name is invalid."""
 MEDIA_TYPE: Final = "application/problem+json"
-_AGAIN_SECONDS: Final = 1
-_UPGRADE_SECONDS: Final = 30
-"""When to ask again for what only an upgraded program understands."""
+_RETRY_SECONDS: Final = 1
+_UPGRADE_RETRY_SECONDS: Final = 30
+"""The Retry-After of a record that only a newer version can read."""
 _log = logging.getLogger(__name__)
 
 _STATUS: Final[Sequence[tuple[type[PurveyorError], HTTPStatus]]] = (
-    (TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    (EventTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (InvalidInput, HTTPStatus.UNPROCESSABLE_ENTITY),
     (NotFound, HTTPStatus.NOT_FOUND),
-    # The next are between us and the NATS server; the client's request may be good, later or elsewhere.
+    # The next concern the API and the NATS server: the client's request may succeed later or elsewhere.
     (PublishRefused, HTTPStatus.SERVICE_UNAVAILABLE),
     (PermissionDenied, HTTPStatus.SERVICE_UNAVAILABLE),
     (WrongRevision, HTTPStatus.SERVICE_UNAVAILABLE),
@@ -71,11 +71,11 @@ _STATUS: Final[Sequence[tuple[type[PurveyorError], HTTPStatus]]] = (
     (Refused, HTTPStatus.CONFLICT),
     (DataLost, HTTPStatus.GONE),
 )
-"""The first that an error is an instance of counts."""
+"""The first type that an error is an instance of decides."""
 
 
 class Problem(HTTPException):
-    """An error that only HTTP knows."""
+    """An error of the HTTP surface, with its status."""
 
     def __init__(self, status: HTTPStatus, detail: str, fix: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, detail, None if headers is None else dict(headers))
@@ -83,34 +83,34 @@ class Problem(HTTPException):
 
 
 def status_of(error: PurveyorError) -> HTTPStatus:
-    """The status that an error has in HTTP."""
+    """Return the HTTP status of an error."""
     return next((status for kind, status in _STATUS if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def answer_to(error: Exception) -> Response:
-    """The answer for an error of ours, or one that only HTTP knows."""
+    """Return the answer for any exception."""
     if isinstance(error, Problem):
         return _answer(HTTPStatus(error.status_code), error.detail, error.fix, headers=error.headers)
     if isinstance(error, PurveyorError):
         status = status_of(error)
         if status is HTTPStatus.INTERNAL_SERVER_ERROR:
-            _log.error("no status is known for %r", error)
+            _log.error("no HTTP status is defined for %r", error)
         mistakes = error.mistakes if isinstance(error, SchemaMismatch) else ()
         errors = [{"where": where, "what": what} for where, what in mistakes]
-        again = {"Retry-After": str(_UPGRADE_SECONDS)} if isinstance(error, UnreadableRecord) else None
-        return _answer(status, error.message, error.fix, headers=again, errors=errors)
+        retry = {"Retry-After": str(_UPGRADE_RETRY_SECONDS)} if isinstance(error, UnreadableRecord) else None
+        return _answer(status, error.message, error.fix, headers=retry, errors=errors)
     if isinstance(error, HTTPException):
-        if error.status_code == HTTPStatus.BAD_REQUEST:  # FastAPI's, for a body that is not even text
+        if error.status_code == HTTPStatus.BAD_REQUEST:  # from FastAPI, for a body that is not text
             return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, "the body cannot be read", "send JSON in UTF-8")
         return _answer(HTTPStatus(error.status_code), str(error.detail), _common_fix(error), headers=error.headers)
-    if isinstance(error, ClientDisconnect):  # for the count alone: the client reads no answer any more
+    if isinstance(error, ClientDisconnect):  # only for the metric: the client has gone
         return _answer(HTTPStatus.REQUEST_TIMEOUT, "the body of the request is not complete", "send all of it")
-    _log.error("a request failed for no reason that is known", exc_info=error)
-    return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, "this should not have happened", "the log of the API tells more")
+    _log.error("a request failed with an unexpected error", exc_info=error)
+    return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, "the API failed unexpectedly", "see the log of the API")
 
 
-def written(status: HTTPStatus, detail: str, fix: str) -> bytes:
-    """Return an answer as it goes over the wire, for what is refused before a request is complete."""
+def encode_response(status: HTTPStatus, detail: str, fix: str) -> bytes:
+    """Return an answer as HTTP/1.1 bytes, for requests that the API refuses before they are complete."""
     answer = _answer(status, detail, fix, headers={"connection": "close"})
     lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
     lines += [name + b": " + value for name, value in answer.raw_headers]
@@ -118,7 +118,7 @@ def written(status: HTTPStatus, detail: str, fix: str) -> bytes:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the routes so."""
+    """Register the handlers that turn exceptions of the routes into answers."""
 
     async def on_error(_request: Request, error: Exception) -> Response:
         return answer_to(error)
@@ -131,7 +131,7 @@ def install(app: FastAPI) -> None:
         return _answer(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"{first['where']}: {first['what']}{rest}",
-            "mend what `errors` names; /openapi.json tells the form of every request",
+            "correct the fields in `errors`; /openapi.json describes every request",
             errors=found,
         )
 
@@ -143,7 +143,7 @@ def install(app: FastAPI) -> None:
 
 
 def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    """Errors of a route for its documentation. Those of every route are added to all of them at once."""
+    """Return the errors of a route for OpenAPI. `application` adds those of every route."""
     every = (*statuses, HTTPStatus.SERVICE_UNAVAILABLE)
     return {int(status): {"description": status.phrase, "model": ProblemBody} for status in every}
 
@@ -161,13 +161,13 @@ def _answer(
         body["errors"] = errors
     given = dict(headers or {})
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
-        given.setdefault("Retry-After", str(_AGAIN_SECONDS))
-    data = json.dumps(body, separators=(",", ":")).encode()  # in ASCII: whatever a message quotes can be sent
+        given.setdefault("Retry-After", str(_RETRY_SECONDS))
+    data = json.dumps(body, separators=(",", ":")).encode()  # ASCII: a message may quote any text
     return Response(data, status, given, MEDIA_TYPE)
 
 
 def _one(error: Mapping[str, Any]) -> dict[str, str]:
-    """One mistake, without the value that was given: it may be a password."""
+    """Return one mistake without the given value, which may be a password."""
     where = ".".join(str(part) for part in error["loc"])
     return {"where": where, "what": str(error["msg"]).removeprefix("Value error, ")}
 
@@ -177,6 +177,6 @@ def _common_fix(error: HTTPException) -> str:
         case HTTPStatus.NOT_FOUND:
             return "/openapi.json lists the routes"
         case HTTPStatus.METHOD_NOT_ALLOWED:
-            return "/openapi.json tells the methods of every route"
+            return "/openapi.json lists the methods of every route"
         case _:
-            return "/openapi.json tells the form of every request"
+            return "/openapi.json describes every request"

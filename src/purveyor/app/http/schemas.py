@@ -1,4 +1,4 @@
-"""Routes of schemas: what the objects of a topic must look like, with revisions that follow one another."""
+"""Routes of schemas: the rules for the objects of a topic, in revisions."""
 
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
@@ -14,12 +14,12 @@ from purveyor.app.views.schema_view import judge, part_for, schema_json
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json
 from purveyor.model.subscription import RealmTopic, read_topics
-from purveyor.sources.schemas.registry import NewSchema, Schemas, no_schema, revision_problems
+from purveyor.sources.schemas.registry import NewSchema, SchemaRegistry, find_revision_problems, unknown_schema
 from purveyor.sources.schemas.schema import Compatibility, Encoding, Schema, SchemaType
 
 router = APIRouter(prefix="/v1/schemas", tags=["schemas"])
 READERS: Final = (Role.ADMIN, Role.EVENTS)
-"""Who may look: those who decide, and those who publish."""
+"""The roles that may read schemas and topics."""
 _NUMBER: Final = Path(ge=1, lt=1 << 31)
 _EXAMPLE: Final[Json] = {
     "type": "object",
@@ -27,11 +27,11 @@ _EXAMPLE: Final[Json] = {
     "required": ["id"],
 }
 
-CompatibilityWord = Literal["none", "backward", "forward", "full"]
+CompatibilityName = Literal["none", "backward", "forward", "full"]
 
 
 class NewSchemaBody(Given):
-    """A schema to be added, with its first revision."""
+    """A schema to add, with its first revision."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -49,13 +49,13 @@ class NewSchemaBody(Given):
 
     name: str = Field(json_schema_extra={"pattern": "^[A-Za-z0-9_-]{1,64}$"})
     type: Literal["json-schema", "avro"] = "json-schema"
-    encoding: Literal["json", "binary"] = Field(default="json", description="binary: Avro's own, in base64")
-    compatibility: CompatibilityWord = Field(default="backward", description="what the next revisions must keep")
+    encoding: Literal["json", "binary"] = Field(default="json", description="binary: Avro binary encoding in base64")
+    compatibility: CompatibilityName = Field(default="backward", description="the rule for the next revisions")
     realms_topics: list[TopicBody] = Field(min_length=1)
     definition: dict[str, Any]
 
-    def schema_wanted(self) -> NewSchema:
-        """Checked by the rules."""
+    def to_schema(self) -> NewSchema:
+        """Return the checked schema."""
         return NewSchema(
             name=self.name,
             type=SchemaType(self.type),
@@ -67,16 +67,16 @@ class NewSchemaBody(Given):
 
 
 class SchemaChange(Given):
-    """What is given is changed, the rest stays."""
+    """The fields to change. Other fields keep their values."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"compatibility": "full"}]})
 
-    compatibility: CompatibilityWord | None = None
+    compatibility: CompatibilityName | None = None
     realms_topics: Annotated[list[TopicBody], Field(min_length=1)] | None = None
 
 
 class NewRevision(Given):
-    """The text of the next revision."""
+    """The definition of the next revision."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"definition": _EXAMPLE}]})
 
@@ -84,24 +84,24 @@ class NewRevision(Given):
 
 
 class Rollback(Given):
-    """The revision whose text is in force again."""
+    """The revision to put in force again."""
 
     revision: Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 class Question(Given):
-    """A definition that could be the next revision, or an object that could be published; one of them."""
+    """A candidate for the next revision, or an object to validate. Exactly one of them."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"definition": _EXAMPLE}, {"object": {"id": "17"}}]}
     )
 
     definition: dict[str, Any] | None = None
-    object: dict[str, Any] | str | None = Field(default=None, description="a text: Avro's binary form in base64")
+    object: dict[str, Any] | str | None = Field(default=None, description="a text: Avro binary encoding in base64")
 
 
 class Judgement(BaseModel):
-    """Whether it would be taken, and if not, why."""
+    """Whether the API would accept it, and if not, the reasons."""
 
     ok: bool
     problems: list[str]
@@ -112,17 +112,17 @@ class RevisionBody(BaseModel):
 
     number: int
     created: str
-    copy_of: int | None = Field(default=None, description="the revision that was rolled back to")
+    copy_of: int | None = Field(default=None, description="the revision that a rollback copied")
     definition: dict[str, Any]
 
 
 class SchemaBody(BaseModel):
-    """A schema; its newest revision is in force."""
+    """A schema. Its newest revision is in force."""
 
     name: str
     type: Literal["json-schema", "avro"]
     encoding: Literal["json", "binary"]
-    compatibility: CompatibilityWord
+    compatibility: CompatibilityName
     realms_topics: list[TopicBody]
     revision: int
     revisions: list[int]
@@ -131,11 +131,11 @@ class SchemaBody(BaseModel):
 
 @router.get("", response_model=list[SchemaBody], responses=documented())
 async def list_schemas(request: Request) -> Response:
-    """All schemas. For: admin, events; a login that is bound to realms sees theirs only, with its own topics."""
+    """List all schemas. For: admin, events; a login with realms sees only the schemas and topics of its realms."""
     who = context.require_one_of(request, READERS)
     found = (await _schemas(request).list()).schemas
     seen = [part for name in sorted(found) if (part := part_for(found[name], who.realms)) is not None]
-    return context.as_json([schema_json(schema) for schema in seen])
+    return context.json_response([schema_json(schema) for schema in seen])
 
 
 @router.post(
@@ -143,40 +143,40 @@ async def list_schemas(request: Request) -> Response:
     status_code=HTTPStatus.CREATED,
     response_model=SchemaBody,
     responses={
-        200: {"description": "It was there, the same", "model": SchemaBody},
+        200: {"description": "The same schema exists", "model": SchemaBody},
         **documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
     },
 )
 async def add_schema(request: Request, given: NewSchemaBody) -> Response:
     """Add a schema. For: admin.
 
-    From now on events of its topics whose new object does not fit are refused with 422. 409: one of that name exists,
-    and is another. 404: somebody deleted it meanwhile.
+    From now on the API refuses events of its topics with 422 if the new object does not fit. 409: another schema of
+    that name exists. 404: another request deleted it meanwhile.
     """
-    schema, created = await _changing(request).add(given.schema_wanted())
-    return context.as_json(schema_json(schema), HTTPStatus.CREATED if created else HTTPStatus.OK)
+    schema, created = await _changing(request).add(given.to_schema())
+    return context.json_response(schema_json(schema), HTTPStatus.CREATED if created else HTTPStatus.OK)
 
 
 @router.get("/{name}", response_model=SchemaBody, responses=documented(HTTPStatus.NOT_FOUND))
 async def get_schema(request: Request, name: str) -> Response:
-    """A schema with the revision in force. For: admin, events."""
-    return context.as_json(schema_json(await _look(request, name)))
+    """Get a schema with the revision in force. For: admin, events."""
+    return context.json_response(schema_json(await _look(request, name)))
 
 
 @router.patch("/{name}", response_model=SchemaBody, responses=documented(HTTPStatus.NOT_FOUND))
 async def change_schema(request: Request, name: str, given: SchemaChange) -> Response:
-    """Set another compatibility or other topics. For: admin."""
+    """Change the compatibility or the topics. For: admin."""
     schema = await _changing(request).change(
         name,
         compatibility=None if given.compatibility is None else Compatibility(given.compatibility),
         topics=None if given.realms_topics is None else _topics(given.realms_topics),
     )
-    return context.as_json(schema_json(schema))
+    return context.json_response(schema_json(schema))
 
 
 @router.delete("/{name}", responses=documented(HTTPStatus.NOT_FOUND))
 async def delete_schema(request: Request, name: str) -> None:
-    """Delete a schema with all its revisions: its topics take any object again. For: admin."""
+    """Delete a schema with all its revisions. Its topics accept any object again. For: admin."""
     await _changing(request).delete(name)
 
 
@@ -185,23 +185,23 @@ async def delete_schema(request: Request, name: str) -> None:
     status_code=HTTPStatus.CREATED,
     response_model=SchemaBody,
     responses={
-        200: {"description": "It is in force already", "model": SchemaBody},
+        200: {"description": "It is already in force", "model": SchemaBody},
         **documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
     },
 )
 async def commit_revision(request: Request, name: str, given: NewRevision) -> Response:
-    """Commit a revision, which is in force with the answer. For: admin.
+    """Commit a revision. It is in force when the API answers. For: admin.
 
-    409: it is not compatible with the one in force, as the schema asks for; `detail` tells where.
+    409: it breaks the compatibility rule of the schema; `detail` names the place.
     """
     schema, changed = await _changing(request).commit(name, given.definition)
-    return context.as_json(schema_json(schema), HTTPStatus.CREATED if changed else HTTPStatus.OK)
+    return context.json_response(schema_json(schema), HTTPStatus.CREATED if changed else HTTPStatus.OK)
 
 
 @router.get("/{name}/revisions", response_model=list[RevisionBody], responses=documented(HTTPStatus.NOT_FOUND))
 async def list_revisions(request: Request, name: str) -> Response:
-    """All revisions of a schema, the oldest first. For: admin, events."""
-    return context.as_json([each.to_json() for each in (await _look(request, name)).revisions])
+    """List all revisions of a schema, the oldest first. For: admin, events."""
+    return context.json_response([each.to_json() for each in (await _look(request, name)).revisions])
 
 
 @router.delete("/{name}/revisions/{number}", responses=documented(HTTPStatus.NOT_FOUND))
@@ -217,8 +217,10 @@ async def delete_revision(request: Request, name: str, number: Annotated[int, _N
     responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def roll_back(request: Request, name: str, given: Rollback) -> Response:
-    """Put an earlier revision in force again, as a new one, compatible or not. For: admin."""
-    return context.as_json(schema_json(await _changing(request).roll_back(name, given.revision)), HTTPStatus.CREATED)
+    """Put an earlier revision in force again, as a new revision, compatible or not. For: admin."""
+    return context.json_response(
+        schema_json(await _changing(request).roll_back(name, given.revision)), HTTPStatus.CREATED
+    )
 
 
 @router.post(
@@ -227,16 +229,18 @@ async def roll_back(request: Request, name: str, given: Rollback) -> Response:
     responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def check(request: Request, name: str, given: Question) -> Response:
-    """Would this be the next revision, or would this object be accepted? Nothing is changed. For: admin, events."""
+    """Check a candidate for the next revision, or an object, without changing anything. For: admin, events."""
     schema = await _look(request, name)
     if (given.definition is None) == (given.object is None):
-        raise InvalidInput("neither a definition nor an object, or both", fix="give one of them")
+        raise InvalidInput(
+            "the request has neither a definition nor an object, or both", fix="give exactly one of them"
+        )
     definition = given.definition
     if definition is not None:
-        found = await _schemas(request).check(lambda: list(revision_problems(schema, definition)))
+        found = await _schemas(request).check(lambda: list(find_revision_problems(schema, definition)))
     else:
         found = await _schemas(request).check(lambda: judge(schema, given.object))
-    return context.as_json({"ok": not found, "problems": found})
+    return context.json_response({"ok": not found, "problems": found})
 
 
 def _topics(given: list[TopicBody]) -> tuple[RealmTopic, ...]:
@@ -244,18 +248,18 @@ def _topics(given: list[TopicBody]) -> tuple[RealmTopic, ...]:
 
 
 async def _look(request: Request, name: str) -> Schema:
-    """A schema as this login sees it; one of other realms is as if it were not there."""
+    """Return the part of a schema that this login may see. A schema of other realms is unknown to it."""
     who = context.require_one_of(request, READERS)
     found = part_for(await _schemas(request).get(name), who.realms)
     if found is None:
-        raise no_schema(name)
+        raise unknown_schema(name)
     return found
 
 
-def _changing(request: Request) -> Schemas:
+def _changing(request: Request) -> SchemaRegistry:
     context.require_role(request, Role.ADMIN)
     return _schemas(request)
 
 
-def _schemas(request: Request) -> Schemas:
-    return context.services(request).book.schemas
+def _schemas(request: Request) -> SchemaRegistry:
+    return context.services(request).schema_cache.registry

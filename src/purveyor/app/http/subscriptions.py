@@ -1,4 +1,4 @@
-"""Routes of subscriptions: add, list, look at, change, delete, replay, and the state of a prefill."""
+"""Routes of subscriptions: add, list, show, change, delete, replay, and the status of a prefill."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -20,8 +20,7 @@ from purveyor.app.http.models import (
     unreadable_json,
 )
 from purveyor.app.http.problems import documented
-from purveyor.delivery import prefill_status
-from purveyor.delivery.push.push_problems import Trouble, troubles_of
+from purveyor.delivery.push.push_problems import PushProblem, read_problems
 from purveyor.model import tracing
 from purveyor.model.errors import InvalidName, UnreadableRecord
 from purveyor.model.json_fields import Json
@@ -30,24 +29,24 @@ from purveyor.model.tracing import Carrier
 from purveyor.queues.registry import Registered
 
 router = APIRouter(prefix="/v1/subscriptions", tags=["subscriptions"])
-Force = Annotated[bool, Query(description="also one that this API does not understand")]
+Force = Annotated[bool, Query(description="also delete a subscription whose record this API cannot read")]
 _CHANGED: dict[str, Any] = {"response_model": SubscriptionBody, "response_model_exclude_unset": True}
 
 
 @router.get("", responses=documented(), response_model=list[SubscriptionBody])
 async def list_subscriptions(request: Request) -> Response:
-    """All subscriptions. For: admin.
+    """List all subscriptions. For: admin.
 
-    One that this API does not understand, because a newer one wrote it, has `unreadable` with the reason, and none of
-    what it asked for.
+    A subscription whose record this API cannot read, because a newer version wrote it, has `unreadable` with the reason
+    and no options.
     """
     context.require_role(request, Role.ADMIN)
     snapshot = await context.services(request).subscriptions.list()
     found = [each for each in snapshot.subscriptions.values() if each.record.state is not RecordState.DELETING]
-    troubles = await troubles_of(context.services(request).queues, found)
-    bodies = [{**subscription_json(each), **_trouble(each, troubles)} for each in found]
+    problems = await read_problems(context.services(request).queues, found)
+    bodies = [{**subscription_json(each), **_push_problem(each, problems)} for each in found]
     bodies += [unreadable_json(each) for each in snapshot.unreadable.values() if not each.deleting]
-    return context.as_json(sorted(bodies, key=lambda body: str(body["name"])))
+    return context.json_response(sorted(bodies, key=lambda body: str(body["name"])))
 
 
 @router.post(
@@ -55,38 +54,38 @@ async def list_subscriptions(request: Request) -> Response:
     status_code=HTTPStatus.CREATED,
     response_model=SubscriptionBody,
     responses={
-        200: {"description": "It was there, with the same parameters and password", "model": SubscriptionBody},
+        200: {"description": "It exists with the same options and password", "model": SubscriptionBody},
         **documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
     },
 )
 async def add_subscription(request: Request, given: NewSubscription) -> Response:
     """Add a subscription. For: admin.
 
-    With the answer 201 every event that is accepted from now on, and fits, will be delivered. 404: somebody deleted it
-    meanwhile.
+    After the answer 201, every matching event that the API accepts will be delivered. 404: another request deleted the
+    subscription meanwhile.
 
-    1. It is registered. 2. It gets its password. A crash between the two leaves one that nobody can log in to; the
-    same request again gives it its password then.
+    The API 1. registers the subscription and 2. sets its password. A crash between the two leaves a subscription
+    without a password: no client can log in to it until the same request is sent again, which sets the password.
     """
     context.require_role(request, Role.ADMIN)
     services = context.services(request)
     existing = await services.subscriptions.find(given.name) if given.push is not None else None
     definition = given.definition(context.push(request), existing)
-    if context.security(request).is_reserved(definition.name):
-        raise InvalidName(f"the name {definition.name!r} is that of a login", fix="choose another name")
+    if context.authenticator(request).is_reserved(definition.name):
+        raise InvalidName(f"a login of the settings has the name {definition.name!r}", fix="choose another name")
     with _traced(request, definition.name):
         record, created = await services.subscriptions.add(definition)
     new = await services.credentials.set_first(definition.name, record.incarnation, given.password.get_secret_value())
-    services.pull.forget(definition.name)
+    services.registrations.invalidate(definition.name)
     body = await _body(request, definition.name)
-    return context.as_json(body, HTTPStatus.CREATED if created or new else HTTPStatus.OK)
+    return context.json_response(body, HTTPStatus.CREATED if created or new else HTTPStatus.OK)
 
 
 @router.get("/{name}", responses=documented(HTTPStatus.NOT_FOUND), **_CHANGED)
 async def get_subscription(request: Request, name: str) -> Response:
-    """A subscription and the state of its prefill. For: the subscription, admin."""
+    """Get a subscription with the status of its prefill. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
-    return context.as_json(await _body(request, name))
+    return context.json_response(await _body(request, name))
 
 
 @router.patch(
@@ -99,22 +98,22 @@ async def get_subscription(request: Request, name: str) -> Response:
     **_CHANGED,
 )
 async def change_subscription(request: Request, name: str, given: SubscriptionChange) -> Response:
-    """Change options, pause or resume, set another password. For: admin; the last two also for the subscription.
+    """Change options, pause or resume, set a password. For: admin; the last two also for the subscription.
 
-    A new password ends the tokens of the subscription, with the last password if that stays valid for a while; unless
-    `keep_tokens` is true. A subscription sets it with its current password: what ends by itself must not become
-    permanent.
+    A new password ends the tokens of the subscription, together with the previous password if that stays valid for a
+    while, unless `keep_tokens` is true. A subscription needs its current password to set a new one: a credential that
+    expires must not become permanent.
     """
     who = context.require_owner_or_admin(request, name)
     if given.options and not who.is_admin:
         raise context.forbidden(who, f"an administrator, to change {', '.join(given.options)}")
     if given.password is not None and not who.is_admin and not who.proof.is_current_password:
-        raise context.forbidden(who, "the current password, and no token or former password, to set another one")
+        raise context.forbidden(who, "the current password (not a token or a previous password) to set a new one")
     services = context.services(request)
     found = await services.subscriptions.get(name)
     if given.options:
-        edge = context.push(request)
-        await services.subscriptions.redefine(name, lambda now: given.applied(now, edge))
+        push_input = context.push(request)
+        await services.subscriptions.redefine(name, lambda now: given.applied(now, push_input))
     if given.paused is not None:
         with _traced(request, name):
             await (services.subscriptions.pause if given.paused else services.subscriptions.resume)(name)
@@ -126,20 +125,19 @@ async def change_subscription(request: Request, name: str, given: SubscriptionCh
             keep_seconds=given.password_grace_seconds,
             keep_tokens=given.keep_tokens,
         )
-        # Told at once to this process too: the answer 200 means that the old one is not accepted here any more.
-        context.security(request).forget_password(name)
-    services.pull.forget(name)
-    return context.as_json(await _body(request, name))
+        # At once in this process: after the answer 200 it does not accept the old password any more.
+        context.authenticator(request).invalidate_password(name)
+    services.registrations.invalidate(name)
+    return context.json_response(await _body(request, name))
 
 
 @router.delete("/{name}", responses=documented(HTTPStatus.NOT_FOUND))
 async def delete_subscription(request: Request, name: str, force: Force = False) -> None:
-    """End a subscription, with all that waits in its queue. For: the subscription, admin."""
+    """Delete a subscription with all messages in its queue. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
     services = context.services(request)
     incarnation = await services.subscriptions.delete(name, force=force)
-    services.pull.forget(name)
-    services.gate.forget(name)
+    services.registrations.invalidate(name)
     await services.credentials.remove(name, incarnation)
 
 
@@ -147,14 +145,14 @@ async def delete_subscription(request: Request, name: str, force: Force = False)
     "/{name}/prefill",
     responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def tell_prefill(request: Request, name: str, given: PrefillReport) -> None:
-    """Say how far the prefill of a subscription is. For: the prefill user, admin."""
+async def set_prefill(request: Request, name: str, given: PrefillReport) -> None:
+    """Set the status of the prefill of a subscription. For: the prefill user, admin."""
     who = context.principal(request)
     if not who.is_admin:
         context.require_role(request, Role.PREFILL)
     services = context.services(request)
-    await prefill_status.tell(services.subscriptions, name, PrefillStatus(given.status), reason=given.reason)
-    services.pull.forget(name)
+    await services.subscriptions.set_prefill_status(name, PrefillStatus(given.status), reason=given.reason)
+    services.registrations.invalidate(name)
 
 
 @router.post(
@@ -168,9 +166,9 @@ async def tell_prefill(request: Request, name: str, given: PrefillReport) -> Non
     ),
 )
 async def replay(request: Request, name: str, given: ReplayRequest) -> Json:
-    """Write events of the past to its queue again, those that fit. For: the subscription, admin.
+    """Write matching past events to its queue again. For: the subscription, admin.
 
-    409: a replay of this subscription waits already; `detail` names its job. Ask again when it has begun.
+    409: a replay of this subscription already waits; `detail` names its job. Try again when that job has begun.
     """
     context.require_owner_or_admin(request, name)
     begin, end = given.places()
@@ -180,23 +178,23 @@ async def replay(request: Request, name: str, given: ReplayRequest) -> Json:
 
 
 def _traced(request: Request, name: str) -> AbstractContextManager[Carrier]:
-    """A job that comes of the request belongs to its trace."""
-    return tracing.span("ask", tracing.carrier(request.headers.get), subscription=name)
+    """Open a span, so that a job which the request creates belongs to the trace of the request."""
+    return tracing.span("ask", tracing.read_carrier(request.headers.get), subscription=name)
 
 
 async def _body(request: Request, name: str) -> Json:
     services = context.services(request)
     found = await services.subscriptions.get(name)
-    trouble = _trouble(found, await troubles_of(services.queues, [found]))
+    push_problem = _push_problem(found, await read_problems(services.queues, [found]))
     if found.record.definition.retention_seconds is None:
-        return {**subscription_json(found), **trouble}
+        return {**subscription_json(found), **push_problem}
     try:
-        book = await (await services.subscriptions.registry()).book(found)
+        state = await (await services.subscriptions.registry()).read_acknowledged(found)
     except UnreadableRecord as error:
-        return {**subscription_json(found), **trouble, "unreadable": error.message}
-    return {**subscription_json(found, None if book is None else book.expired), **trouble}
+        return {**subscription_json(found), **push_problem, "unreadable": error.message}
+    return {**subscription_json(found, None if state is None else state.expired), **push_problem}
 
 
-def _trouble(found: Registered, troubles: Mapping[str, Trouble]) -> Json:
-    told = troubles.get(found.name)
-    return {} if told is None else {"push_trouble": told.to_json()}
+def _push_problem(found: Registered, problems: Mapping[str, PushProblem]) -> Json:
+    problem = problems.get(found.name)
+    return {} if problem is None else {"push_trouble": problem.to_json()}

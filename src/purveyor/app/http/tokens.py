@@ -1,7 +1,7 @@
-"""Routes of tokens: another way to log in, several at once for a login, so that they can be exchanged one by one.
+"""Routes of tokens: a second way to log in. A login may have several, so that clients can exchange them one by one.
 
-What is valid for a while makes nothing that is valid for longer: a token that is made with a token ends with that one,
-and a password that is valid for a while beside a new one makes no tokens.
+A credential that expires cannot create one that lives longer: a token created with a token ends with it, and a
+previous password in its grace time creates no tokens.
 """
 
 from datetime import UTC, datetime
@@ -22,15 +22,15 @@ router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 
 class NewToken(Given):
-    """A token to be made."""
+    """A token to create."""
 
-    login: str | None = Field(default=None, description="whose; default: that of the one who asks (admin may name any)")
+    login: str | None = Field(default=None, description="its login; default: your own (admin may name any)")
     label: str = Field(default="", max_length=200, examples=["host a"])
     expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)] | None = None
 
 
 class TokenBody(BaseModel):
-    """A token, without its text."""
+    """A token without its text."""
 
     id: str
     login: str
@@ -40,14 +40,14 @@ class TokenBody(BaseModel):
 
 
 class MadeToken(TokenBody):
-    """A token with its text, which is shown this once."""
+    """A new token with its text, which the API shows only once."""
 
     token: str
 
 
 @router.get("", responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
 async def list_tokens(request: Request, login: str | None = None) -> list[TokenBody]:
-    """The tokens of the login that asks; an administrator may name another. For: every login."""
+    """List the tokens of your login; an administrator may name another login. For: every login."""
     whose, _ = await _whose(request, login)
     return [_body(token) for token in await context.services(request).credentials.tokens(whose)]
 
@@ -57,15 +57,15 @@ async def list_tokens(request: Request, login: str | None = None) -> list[TokenB
     status_code=HTTPStatus.CREATED,
     responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def make_token(request: Request, given: NewToken) -> MadeToken:
-    """Make a token: `Authorization: Bearer <token>` logs in like the password. It is shown this once.
+async def create_token(request: Request, given: NewToken) -> MadeToken:
+    """Create a token: `Authorization: Bearer <token>` logs in like the password. The API shows it only once.
 
-    One that is made with a token ends with that token. 409: the login has 100 tokens. For: every login.
+    A token created with a token ends with that token. 409: the login has 100 tokens. For: every login.
     """
     whose, incarnation = await _whose(request, given.login)
     who = context.principal(request)
     _check(who.proof, given.expires_in_seconds)
-    own = context.security(request).login(whose)
+    own = context.authenticator(request).login(whose)
     options = TokenOptions(
         label=given.label,
         seconds=given.expires_in_seconds,
@@ -83,48 +83,48 @@ async def make_token(request: Request, given: NewToken) -> MadeToken:
     responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def end_token(request: Request, token_id: str, login: str | None = None) -> None:
-    """End a token, and those that were made with it: nobody logs in with them any more.
+    """End a token and all tokens created with it: they do not log in any more.
 
-    For: every login, its own ones.
+    For: every login, its own tokens.
     """
     whose, _ = await _whose(request, login)
     for ended in await context.services(request).credentials.remove_token(whose, token_id):
-        context.security(request).forget_token(ended)
+        context.authenticator(request).invalidate_token(ended)
 
 
 async def _whose(request: Request, login: str | None) -> tuple[str, str | None]:
-    """The login that is meant, and the incarnation if it is a subscription's."""
+    """Return the login that the request is about, and the incarnation if it is a subscription."""
     who: Principal = context.principal(request)
     if login is None or login == who.login:
         return who.login, who.incarnation
     if not who.is_admin:
         raise context.forbidden(who, f"{login!r} itself, or an administrator")
-    if context.security(request).is_reserved(login):
+    if context.authenticator(request).is_reserved(login):
         return login, None
     return login, (await context.services(request).subscriptions.get(login)).incarnation
 
 
 def _check(proof: Proof, seconds: float | None) -> None:
-    """Refuse a token that would be valid for longer than what it is made with."""
+    """Refuse a token that would live longer than the credential that creates it."""
     if proof.derived:
         raise Problem(
             HTTPStatus.FORBIDDEN,
-            "a token that was made with a token makes no tokens",
-            "log in with the password, or with the token that it was made with",
+            "a token that was created with a token cannot create tokens",
+            "log in with the password, or with the token that created it",
         )
     if proof.until is None:
         return
     if proof.token is None:
         raise Problem(
             HTTPStatus.FORBIDDEN,
-            f"this password was replaced, is valid until {proof.until.isoformat()}, and makes no tokens",
+            f"this password was replaced, is valid until {proof.until.isoformat()}, and cannot create tokens",
             "log in with the new password",
         )
     left = (proof.until - datetime.now(UTC)).total_seconds()
     if seconds is not None and seconds > left:
         raise InvalidInput(
-            f"a token of {seconds:g} seconds would be valid for longer than the token it is made with",
-            fix=f"ask for {max(left, 0):.0f} seconds or less, for no time at all, or log in with the password",
+            f"a token of {seconds:g} seconds would live longer than the token that creates it",
+            fix=f"give {max(left, 0):.0f} seconds or less, leave the time out, or log in with the password",
         )
 
 

@@ -1,4 +1,4 @@
-"""Routes of topics: those that were declared or seen, with the schema and the subscriptions of each."""
+"""Routes of topics: declared topics and those of accepted events, with the schema and the subscriptions of each."""
 
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -12,26 +12,26 @@ from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import Given
 from purveyor.app.http.problems import documented
 from purveyor.app.http.schemas import READERS
-from purveyor.app.views.topic_view import known_topics, no_topic, topic_known
-from purveyor.sources.schemas.cache import MOST_TOPICS
+from purveyor.app.views.schema_view import known_topics, no_topic, topic_known
+from purveyor.sources.schemas.cache import MAX_TOPICS
 from purveyor.sources.schemas.schema import Topic
 
 router = APIRouter(prefix="/v1/topics", tags=["topics"])
 LIMIT_REACHED: Final = "Purveyor-Limit-Reached"
-"""The header of a list that has no room for more."""
+"""The header of a full list of topics."""
 
 
 class NewTopic(Given):
-    """A topic to be declared."""
+    """A topic to declare."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"realm": "shop", "topic": "orders", "description": "Orders"}]}
     )
 
     realm: str = Field(min_length=1, examples=["shop"])
-    topic: str = Field(min_length=1, examples=["orders"], description="exact")
+    topic: str = Field(min_length=1, examples=["orders"], description="the exact name")
     description: str = Field(default="", max_length=1000)
-    strict: bool = Field(default=False, description="true: its realm takes events of declared topics alone")
+    strict: bool = Field(default=False, description="true: the realm accepts only events of declared topics")
 
 
 class SchemaOfTopic(BaseModel):
@@ -42,31 +42,33 @@ class SchemaOfTopic(BaseModel):
 
 
 class KnownTopic(BaseModel):
-    """A topic that was declared, or that an event was accepted for."""
+    """A topic that is declared, or for which the API accepted an event."""
 
     realm: str
     topic: str
-    since: datetime = Field(description="declared or seen first")
+    since: datetime = Field(description="when it was declared or first seen")
     declared: bool
     strict: bool
     description: str
     schema_: SchemaOfTopic | None = Field(alias="schema")
-    subscriptions: list[str] = Field(description="those that ask for it; a filter may let through only some events")
+    subscriptions: list[str] = Field(
+        description="subscriptions that match it; a filter may select only some of its events"
+    )
 
 
 @router.get("", response_model=list[KnownTopic], responses=documented())
 async def list_topics(request: Request) -> Response:
-    """All topics that were declared, or that an event was accepted for. For: admin, events.
+    """List all topics that are declared, or for which the API accepted an event. For: admin, events.
 
-    A login that is bound to realms sees those only. The list has an end: when it is full, the header
-    `Purveyor-Limit-Reached` tells how many topics it holds; events of others are delivered all the same.
+    A login with realms sees only those realms. The list has a limit: when it is full, the header
+    `Purveyor-Limit-Reached` holds the limit; events of other topics are still delivered.
     """
     who = context.require_one_of(request, READERS)
     services = context.services(request)
-    found = await known_topics(services.book.schemas, services.subscriptions, who.realms)
-    answer = context.as_json([each.to_json() for each in found])
-    if services.book.is_full:
-        answer.headers[LIMIT_REACHED] = str(MOST_TOPICS)
+    found = await known_topics(services.schema_cache.registry, services.subscriptions, who.realms)
+    answer = context.json_response([each.to_json() for each in found])
+    if services.schema_cache.is_full:
+        answer.headers[LIMIT_REACHED] = str(MAX_TOPICS)
     return answer
 
 
@@ -75,36 +77,38 @@ async def list_topics(request: Request) -> Response:
     status_code=HTTPStatus.CREATED,
     response_model=KnownTopic,
     responses={
-        200: {"description": "It was declared before", "model": KnownTopic},
+        200: {"description": "It was already declared", "model": KnownTopic},
         **documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
     },
 )
 async def declare_topic(request: Request, given: NewTopic) -> Response:
-    """Declare a topic, or change what was declared. For: admin.
+    """Declare a topic, or change its declaration. For: admin.
 
-    If a topic of a realm is strict, events of topics of that realm that are not declared are refused with 422.
+    If a topic of a realm is strict, the API refuses events of undeclared topics of that realm with 422.
     """
     context.require_role(request, Role.ADMIN)
     services = context.services(request)
     topic = Topic(**given.model_dump(), since=datetime.now(UTC), declared=True)
-    _, created = await services.book.schemas.declare(topic)
-    body = (await topic_known(services.book.schemas, services.subscriptions, topic.realm, topic.topic)).to_json()
-    return context.as_json(body, HTTPStatus.CREATED if created else HTTPStatus.OK)
+    _, created = await services.schema_cache.registry.declare(topic)
+    body = (
+        await topic_known(services.schema_cache.registry, services.subscriptions, topic.realm, topic.topic)
+    ).to_json()
+    return context.json_response(body, HTTPStatus.CREATED if created else HTTPStatus.OK)
 
 
 @router.get("/{realm}/{topic:path}", response_model=KnownTopic, responses=documented(HTTPStatus.NOT_FOUND))
 async def get_topic(request: Request, realm: str, topic: str) -> Response:
-    """A topic. For: admin, events; a login that is bound to realms sees those only."""
+    """Get a topic. For: admin, events; a login with realms sees only those realms."""
     who = context.require_one_of(request, READERS)
     if who.realms is not None and realm not in who.realms:
         raise no_topic(realm, topic)
     services = context.services(request)
-    found = await topic_known(services.book.schemas, services.subscriptions, realm, topic)
-    return context.as_json(found.to_json())
+    found = await topic_known(services.schema_cache.registry, services.subscriptions, realm, topic)
+    return context.json_response(found.to_json())
 
 
 @router.delete("/{realm}/{topic:path}", responses=documented(HTTPStatus.NOT_FOUND))
 async def forget_topic(request: Request, realm: str, topic: str) -> None:
-    """Forget a topic. The next event that is accepted for it makes it known again. For: admin."""
+    """Forget a topic. The next accepted event of the topic adds it again. For: admin."""
     context.require_role(request, Role.ADMIN)
-    await context.services(request).book.schemas.forget_topic(realm, topic)
+    await context.services(request).schema_cache.registry.forget_topic(realm, topic)

@@ -1,7 +1,7 @@
-"""Logs of long-running parts: lines for people, or one JSON object a line for programs; on standard error.
+"""Logs of long-running processes on standard error: lines for people, or one JSON object per line for programs.
 
-Parts log with the standard library and know nothing of this; what they pass as `extra` (positions, ids, names) becomes
-fields. Only here structlog is known.
+All other code logs with the standard library; its `extra` values (positions, ids, names) become fields. Only this
+module uses structlog.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 
 import structlog
 
-from purveyor.app.cli.sanitize import safe
+from purveyor.app.cli.output import safe
 from purveyor.app.settings import LogFormat, LogLevel
 from purveyor.model import tracing
 
@@ -22,7 +22,7 @@ Line = MutableMapping[str, Any]
 
 
 @contextlib.contextmanager
-def logging_to(
+def configure_logging(
     form: LogFormat,
     level: LogLevel,
     about: Mapping[str, str] | None = None,
@@ -30,10 +30,10 @@ def logging_to(
     *,
     libraries: LogLevel = LogLevel.WARNING,
 ) -> Iterator[None]:
-    """Send the logs of this process to standard error in that form, as long as the block lasts.
+    """Send the logs of this process to standard error in this form until the end of the block.
 
-    `about` stands in every line. Our own are told from `level` on, those of `libraries` from theirs: what they say in
-    detail (the bridge to Spark repeats every call) may hold secrets.
+    Every line contains `about`. `level` is for Purveyor's own loggers, `libraries` for all others: their debug lines
+    may hold secrets (the bridge to Spark repeats every call).
     """
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
@@ -46,23 +46,26 @@ def logging_to(
         ],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(form, stream)],
     )
-    number = logging.getLevelNamesMapping()[level.name]
-    others = logging.StreamHandler(stream or sys.stderr)
-    others.addFilter(lambda record: not record.name.startswith(PACKAGE))
-    ours = logging.StreamHandler(stream or sys.stderr)
-    for handler in (others, ours):
+    own_level = logging.getLevelNamesMapping()[level.name]
+    library_handler = logging.StreamHandler(stream or sys.stderr)
+    library_handler.addFilter(lambda record: not record.name.startswith(PACKAGE))
+    own_handler = logging.StreamHandler(stream or sys.stderr)
+    for handler in (library_handler, own_handler):
         handler.setFormatter(formatter)
-    apart = max(number, logging.getLevelNamesMapping()[libraries.name])
+    library_level = max(own_level, logging.getLevelNamesMapping()[libraries.name])
     package = logging.getLogger(PACKAGE)
-    with _instead(logging.getLogger(), others, apart), _instead(package, ours, number):
-        # Not by way of the root: the pipeline sends what is ours to a file as well, and no further.
+    with (
+        _replace_handlers(logging.getLogger(), library_handler, library_level),
+        _replace_handlers(package, own_handler, own_level),
+    ):
+        # Not through the root logger: the pipeline also writes our own lines to a file.
         package.propagate = False
         yield
 
 
 @contextlib.contextmanager
-def _instead(logger: logging.Logger, handler: logging.Handler, level: int) -> Iterator[None]:
-    """A logger with this handler instead of those that it had."""
+def _replace_handlers(logger: logging.Logger, handler: logging.Handler, level: int) -> Iterator[None]:
+    """Give a logger only this handler until the end of the block."""
     before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:] = [handler]
     logger.setLevel(level)
@@ -76,7 +79,7 @@ def _instead(logger: logging.Logger, handler: logging.Handler, level: int) -> It
 def _renderers(form: LogFormat, stream: TextIO | None) -> list[Any]:
     if form is LogFormat.JSON:
         return [
-            structlog.processors.format_exc_info,  # as text: with the values of variables it would tell secrets
+            structlog.processors.format_exc_info,  # as text: variables may hold secrets
             structlog.processors.EventRenamer("message"),
             structlog.processors.JSONRenderer(default=str),
         ]
@@ -92,16 +95,16 @@ def _renderers(form: LogFormat, stream: TextIO | None) -> list[Any]:
 
 
 def _readable(_logger: object, _method: str, line: Line) -> Line:
-    """What comes from outside cannot forge a line of its own, or speak to the terminal."""
+    """Escape control characters: outside text must not forge log lines or control the terminal."""
     line["event"] = safe(str(line["event"]))
     return line
 
 
 def _traced(_logger: object, _method: str, line: Line) -> Line:
-    """The span in which a line was written, if there is one."""
-    current = tracing.current()
+    """Add the ids of the current span, if there is one."""
+    current = tracing.current_carrier()
     if current is not None:
-        line.update(zip(_TRACE, tracing.ids(current), strict=True))
+        line.update(zip(_TRACE, tracing.trace_ids(current), strict=True))
     return line
 
 

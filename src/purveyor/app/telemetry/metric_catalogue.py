@@ -1,119 +1,119 @@
-"""Every metric there is, by name: those that parts keep (`model.figures`), and those that are looked up when asked.
+"""The catalogue of all metrics: those that the code counts (`model.metrics`), and those read at each scrape.
 
-Prometheus' page, its documentation, the dashboard and the alerts are all held to this list.
+Tests compare the metrics page, its documentation, the dashboard and the alerts with this list.
 """
 
 from typing import Final
 
-from purveyor.model.metric_types import Figure, Kind
-from purveyor.model.metrics import METERS
+from purveyor.model.metrics import INSTRUMENTS, MetricInfo, MetricKind
 
-QUEUE_MESSAGES: Final = Figure(
+QUEUE_MESSAGES: Final = MetricInfo(
     "purveyor_queue_messages",
-    Kind.GAUGE,
-    "Messages that wait in a queue; kind: subscription, stage or internal",
+    MetricKind.GAUGE,
+    "Messages in a queue; kind: subscription, stage or internal",
     ("queue", "kind"),
 )
-QUEUE_BYTES: Final = Figure("purveyor_queue_bytes", Kind.GAUGE, "What a queue takes on disk", ("queue", "kind"))
-QUEUE_AGE: Final = Figure(
+QUEUE_BYTES: Final = MetricInfo("purveyor_queue_bytes", MetricKind.GAUGE, "Size of a queue on disk", ("queue", "kind"))
+QUEUE_AGE: Final = MetricInfo(
     "purveyor_queue_oldest_age_seconds",
-    Kind.GAUGE,
-    "How long the oldest message has been in a queue; 0 if it is empty",
+    MetricKind.GAUGE,
+    "Age of the oldest message in a queue; 0 if it is empty",
     ("queue", "kind"),
 )
-QUEUE_WRITTEN: Final = Figure(
+QUEUE_WRITTEN: Final = MetricInfo(
     "purveyor_queue_written_total",
-    Kind.COUNTER,
-    "How many messages were ever written to a queue: its last sequence",
+    MetricKind.COUNTER,
+    "Messages ever written to a queue: its last sequence",
     ("queue", "kind"),
 )
-QUEUE_SEALED: Final = Figure(
-    "purveyor_queue_sealed", Kind.GAUGE, "1 while a queue is sealed for its migration", ("queue", "kind")
+QUEUE_SEALED: Final = MetricInfo(
+    "purveyor_queue_sealed", MetricKind.GAUGE, "1 while a queue is sealed for its migration", ("queue", "kind")
 )
-DEAD_LETTERS: Final = Figure(
-    "purveyor_dead_letters", Kind.GAUGE, "Dead letters that are parked, by what gave them up", ("origin",)
+DEAD_LETTERS: Final = MetricInfo(
+    "purveyor_dead_letters", MetricKind.GAUGE, "Parked dead letters by the part or subscription that gave up", ("origin",)
 )
-SUBSCRIPTIONS: Final = Figure(
+SUBSCRIPTIONS: Final = MetricInfo(
     "purveyor_subscriptions",
-    Kind.GAUGE,
-    "Subscriptions by what they do: active, paused, suspended, prefilling, prefill_failed, unreadable",
+    MetricKind.GAUGE,
+    "Subscriptions by state: active, paused, suspended, prefilling, prefill_failed, unreadable",
     ("state",),
 )
-SUSPENDED: Final = Figure(
+SUSPENDED: Final = MetricInfo(
     "purveyor_subscription_suspended",
-    Kind.GAUGE,
-    "1 for each subscription to whose queue nothing is written: it refused, or a dispatcher does not understand it",
+    MetricKind.GAUGE,
+    "1 for each subscription whose queue gets no events: the queue refused, or a dispatcher cannot read the record",
     ("subscription",),
 )
-UNREADABLE: Final = Figure(
+UNREADABLE: Final = MetricInfo(
     "purveyor_subscription_unreadable",
-    Kind.GAUGE,
-    "1 for each subscription that this process does not understand, because a newer program wrote its record",
+    MetricKind.GAUGE,
+    "1 for each subscription whose record this process cannot read, because a newer version wrote it",
     ("subscription",),
 )
-PREFILL_FAILED: Final = Figure(
+PREFILL_FAILED: Final = MetricInfo(
     "purveyor_subscription_prefill_failed",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "1 for each subscription whose prefill failed",
     ("subscription",),
 )
-SERVER_UP: Final = Figure("purveyor_nats_up", Kind.GAUGE, "Whether the NATS server answers this process")
-PART_UP: Final = Figure("purveyor_pipeline_part_up", Kind.GAUGE, "Whether a part of the pipeline runs", ("part",))
-PART_POSITION: Final = Figure(
-    "purveyor_pipeline_position", Kind.GAUGE, "The position up to which a part of the pipeline is", ("part",)
+SERVER_UP: Final = MetricInfo("purveyor_nats_up", MetricKind.GAUGE, "1 if the NATS server answers this process")
+PART_UP: Final = MetricInfo("purveyor_pipeline_part_up", MetricKind.GAUGE, "1 if a part of the pipeline runs", ("part",))
+PART_POSITION: Final = MetricInfo(
+    "purveyor_pipeline_position", MetricKind.GAUGE, "The position that a part of the pipeline has reached", ("part",)
 )
-PART_LAG: Final = Figure(
-    "purveyor_pipeline_lag_messages", Kind.GAUGE, "How many messages a part of the pipeline is behind", ("part",)
+PART_LAG: Final = MetricInfo(
+    "purveyor_pipeline_lag_messages",
+    MetricKind.GAUGE,
+    "Messages between a part of the pipeline and the newest one",
+    ("part",),
 )
-PART_RATE: Final = Figure(
-    "purveyor_pipeline_rows_per_second", Kind.GAUGE, "How fast the last batch of a part went", ("part",)
+PART_RATE: Final = MetricInfo(
+    "purveyor_pipeline_rows_per_second", MetricKind.GAUGE, "Speed of the last batch of a part", ("part",)
 )
-PART_BATCH: Final = Figure(
-    "purveyor_pipeline_last_batch_seconds", Kind.GAUGE, "How long the last batch of a part took", ("part",)
+PART_BATCH: Final = MetricInfo(
+    "purveyor_pipeline_last_batch_seconds", MetricKind.GAUGE, "Duration of the last batch of a part", ("part",)
 )
-PART_RESTARTS: Final = Figure(
-    "purveyor_pipeline_restarts_total", Kind.COUNTER, "How often a part was started again after it failed", ("part",)
+PART_RESTARTS: Final = MetricInfo(
+    "purveyor_pipeline_restarts_total", MetricKind.COUNTER, "Restarts of a part after a failure", ("part",)
 )
-WAITING: Final = Figure(
+WAITING: Final = MetricInfo(
     "purveyor_publishers_waiting",
-    Kind.GAUGE,
-    "Publishers of this process that wait for a queue which is being migrated",
+    MetricKind.GAUGE,
+    "Publishers of this process that wait for the migration of a queue",
     ("queue",),
 )
-WAITED: Final = Figure(
+WAITED: Final = MetricInfo(
     "purveyor_publisher_waits_total",
-    Kind.COUNTER,
-    "How often a publisher had to wait for a queue which was being migrated",
+    MetricKind.COUNTER,
+    "Waits of publishers for the migration of a queue",
     ("queue",),
 )
-WAITED_SECONDS: Final = Figure(
+WAITED_SECONDS: Final = MetricInfo(
     "purveyor_publisher_wait_seconds_total",
-    Kind.COUNTER,
-    "For how long publishers waited for a queue which was being migrated, the waits under way included",
+    MetricKind.COUNTER,
+    "Time that publishers waited for the migration of a queue, current waits included",
     ("queue",),
 )
-BUFFERED: Final = Figure(
+BUFFERED: Final = MetricInfo(
     "purveyor_publisher_buffered_messages",
-    Kind.GAUGE,
-    "Messages in the hands of publishers that wait for a queue which is being migrated",
+    MetricKind.GAUGE,
+    "Messages of publishers that wait for the migration of a queue",
     ("queue",),
 )
-OUTBOX: Final = Figure(
+OUTBOX: Final = MetricInfo(
     "purveyor_outbox_messages",
-    Kind.GAUGE,
-    "Messages in the outbox of an application: unsent, or held because nobody takes them",
+    MetricKind.GAUGE,
+    "Messages in the outbox of an application: unsent, or held because no stage accepts them",
     ("app", "state"),
 )
-STAGE_FAILING: Final = Figure(
+STAGE_FAILING: Final = MetricInfo(
     "purveyor_stage_failing_messages",
-    Kind.GAUGE,
-    "Messages that failed and will be tried again; counted up to 100",
+    MetricKind.GAUGE,
+    "Failed messages that will be retried; counted up to 100",
     ("app",),
 )
-DATABASE_UP: Final = Figure(
-    "purveyor_database_up", Kind.GAUGE, "Whether the database of an application answers", ("app",)
-)
-BUILD: Final = Figure("purveyor_build_info", Kind.GAUGE, "Always 1; the version is the label", ("version",))
+DATABASE_UP: Final = MetricInfo("purveyor_database_up", MetricKind.GAUGE, "1 if the database of an application answers", ("app",))
+BUILD: Final = MetricInfo("purveyor_build_info", MetricKind.GAUGE, "Always 1; the version is the label", ("version",))
 
 LOOKED_UP: Final = (
     BUILD,
@@ -144,17 +144,17 @@ LOOKED_UP: Final = (
 )
 
 
-def figures() -> tuple[Figure, ...]:
-    """All of them, by name."""
-    return tuple(sorted((*LOOKED_UP, *(meter.figure for meter in METERS)), key=lambda figure: figure.name))
+def all_metrics() -> tuple[MetricInfo, ...]:
+    """Return all metrics, sorted by name."""
+    return tuple(sorted((*LOOKED_UP, *(instrument.info for instrument in INSTRUMENTS)), key=lambda metric: metric.name))
 
 
-def samples(figure: Figure) -> tuple[str, ...]:
-    """The names of the series that a figure has on the page.
+def sample_names(metric: MetricInfo) -> tuple[str, ...]:
+    """Return the names of the series of a metric.
 
-    >>> samples(Figure("a_seconds", Kind.HISTOGRAM, ""))
+    >>> sample_names(MetricInfo("a_seconds", MetricKind.HISTOGRAM, ""))
     ('a_seconds_bucket', 'a_seconds_sum', 'a_seconds_count')
     """
-    if figure.kind is Kind.HISTOGRAM:
-        return tuple(f"{figure.name}_{end}" for end in ("bucket", "sum", "count"))
-    return (figure.name,)
+    if metric.kind is MetricKind.HISTOGRAM:
+        return tuple(f"{metric.name}_{end}" for end in ("bucket", "sum", "count"))
+    return (metric.name,)

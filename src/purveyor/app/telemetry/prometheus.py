@@ -1,7 +1,18 @@
-"""Figures as the page that Prometheus reads. Only here prometheus-client is known."""
+"""The metrics page for Prometheus, and a small HTTP server for processes that have no HTTP API.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+Only this module uses prometheus-client. The server answers `GET /metrics` and nothing else, on its own thread. If its
+port is taken, it retries until the port is free and does not stop the process: so a standby on the same machine gets
+the port when it takes over.
+"""
+
+import contextlib
+import http.server
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from itertools import accumulate
 from typing import Final, assert_never
 
@@ -12,80 +23,164 @@ from prometheus_client.registry import Collector
 
 from purveyor import __version__
 from purveyor.app.telemetry import metric_catalogue
-from purveyor.model.metric_types import Figure, Histogram, Kind, Labels, Meter, Spread, Waits
-from purveyor.model.metrics import METERS, MIGRATION_WAITS
+from purveyor.model.metrics import INSTRUMENTS, MIGRATION_WAITS, MetricInfo, Histogram, MetricKind, Labels, Instrument, HistogramValues, WaitTracker
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 
 @dataclass(slots=True)
-class Reading:
-    """A figure with its values, as somebody looked it up."""
+class MetricValues:
+    """A metric with its values by labels."""
 
-    figure: Figure
+    metric: MetricInfo
     values: dict[Labels, float] = field(default_factory=dict)
 
     def add(self, value: float, *labels: str) -> None:
-        """One value."""
+        """Set the value for these labels."""
         self.values[labels] = value
 
 
-def render(looked_up: Iterable[Reading] = ()) -> bytes:
-    """The page: what was looked up, what the parts count, and what the system says about the process."""
+def render(looked_up: Iterable[MetricValues] = ()) -> bytes:
+    """Return the page: the given values, the counters of this process, and process statistics."""
     registry = CollectorRegistry()
-    registry.register(_Once([*_about_us(), *_waits(MIGRATION_WAITS), *looked_up], METERS))
+    registry.register(_StaticCollector([*_about_us(), *_waits(MIGRATION_WAITS), *looked_up], INSTRUMENTS))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-def _about_us() -> Iterator[Reading]:
-    yield Reading(metric_catalogue.BUILD, {(__version__,): 1})
+def _about_us() -> Iterator[MetricValues]:
+    yield MetricValues(metric_catalogue.BUILD, {(__version__,): 1})
 
 
-def _waits(waits: Waits) -> Iterator[Reading]:
+def _waits(waits: WaitTracker) -> Iterator[MetricValues]:
     found = waits.values()
-    yield Reading(metric_catalogue.WAITING, {(queue,): waited.now for queue, waited in found.items()})
-    yield Reading(metric_catalogue.WAITED, {(queue,): waited.ever for queue, waited in found.items()})
-    yield Reading(metric_catalogue.WAITED_SECONDS, {(queue,): waited.seconds for queue, waited in found.items()})
-    yield Reading(metric_catalogue.BUFFERED, {(queue,): waited.held for queue, waited in found.items()})
+    yield MetricValues(metric_catalogue.WAITING, {(queue,): waited.now for queue, waited in found.items()})
+    yield MetricValues(metric_catalogue.WAITED, {(queue,): waited.ever for queue, waited in found.items()})
+    yield MetricValues(metric_catalogue.WAITED_SECONDS, {(queue,): waited.seconds for queue, waited in found.items()})
+    yield MetricValues(metric_catalogue.BUFFERED, {(queue,): waited.held for queue, waited in found.items()})
 
 
-class _Once(Collector):
-    """Tells what was read already: collecting asks nobody."""
+class _StaticCollector(Collector):
+    """Returns values that were read before: collecting does no I/O."""
 
-    def __init__(self, readings: Sequence[Reading], meters: Sequence[Meter]) -> None:
+    def __init__(self, readings: Sequence[MetricValues], instruments: Sequence[Instrument]) -> None:
         self._readings = readings
-        self._meters = meters
+        self._meters = instruments
 
     def collect(self) -> Iterator[Metric]:
         for reading in self._readings:
-            yield _plain(reading.figure, reading.values)
-        for meter in self._meters:
-            if isinstance(meter, Histogram):
-                yield _spread(meter.figure, meter.bounds, meter.values())
+            yield _plain(reading.metric, reading.values)
+        for instrument in self._meters:
+            if isinstance(instrument, Histogram):
+                yield _spread(instrument.info, instrument.bounds, instrument.values())
             else:
-                yield _plain(meter.figure, meter.values())
+                yield _plain(instrument.info, instrument.values())
 
 
-def _plain(figure: Figure, values: Mapping[Labels, float]) -> Metric:
-    match figure.kind:
-        case Kind.COUNTER:
-            family: Metric = CounterMetricFamily(figure.name.removesuffix("_total"), figure.help, labels=figure.labels)
-        case Kind.GAUGE:
-            family = GaugeMetricFamily(figure.name, figure.help, labels=figure.labels)
-        case Kind.HISTOGRAM:
-            raise AssertionError(figure.name)
+def _plain(metric: MetricInfo, values: Mapping[Labels, float]) -> Metric:
+    match metric.kind:
+        case MetricKind.COUNTER:
+            family: Metric = CounterMetricFamily(metric.name.removesuffix("_total"), metric.help, labels=metric.labels)
+        case MetricKind.GAUGE:
+            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+        case MetricKind.HISTOGRAM:
+            raise AssertionError(metric.name)
         case _:
-            assert_never(figure.kind)
+            assert_never(metric.kind)
     for labels, value in sorted(values.items()):
-        family.add_sample(figure.name, dict(zip(figure.labels, labels, strict=True)), value)
+        family.add_sample(metric.name, dict(zip(metric.labels, labels, strict=True)), value)
     return family
 
 
-def _spread(figure: Figure, bounds: Sequence[float], values: Mapping[Labels, Spread]) -> Metric:
-    family = HistogramMetricFamily(figure.name, figure.help, labels=figure.labels)
+def _spread(metric: MetricInfo, bounds: Sequence[float], values: Mapping[Labels, HistogramValues]) -> Metric:
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     for labels, spread in sorted(values.items()):
         counts = accumulate(spread.counts)
         buckets = [(str(bound), count) for bound, count in zip((*bounds, "+Inf"), counts, strict=True)]
         family.add_metric(labels, buckets, spread.total)
     return family
+
+
+PATH: Final = "/metrics"
+_log = logging.getLogger(__name__)
+_BIND_RETRY_SECONDS: Final = 1.0
+_REQUEST_TIMEOUT_SECONDS: Final = 5.0
+
+Read = Callable[[], Iterable[MetricValues]]
+
+
+def _nothing() -> Iterable[MetricValues]:
+    return ()
+
+
+@contextlib.contextmanager
+def serve_metrics(port: int | None, read: Read = _nothing, *, host: str = "127.0.0.1") -> Iterator[None]:
+    """Serve metrics until the end of the block; without a port, do nothing. The server thread calls `read`."""
+    if port is None:
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_serve, args=(host, port, read, over), name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_REQUEST_TIMEOUT_SECONDS)
+
+
+def _serve(host: str, port: int, read: Read, over: threading.Event) -> None:
+    server = _bind(host, port, read, over)
+    if server is None:
+        return
+    with server:
+        while not over.is_set():
+            server.handle_request()
+
+
+def _bind(host: str, port: int, read: Read, over: threading.Event) -> "_Server | None":
+    warned = False
+    while not over.is_set():
+        try:
+            return _Server((host, port), read)
+        except OSError as error:
+            if not warned:
+                _log.warning("cannot serve metrics at %s port %d yet: %s", host, port, error.strerror)
+                warned = True
+        over.wait(_BIND_RETRY_SECONDS)
+    return None
+
+
+class _Server(http.server.HTTPServer):
+    """Serves one request at a time."""
+
+    timeout = 0.2
+
+    def __init__(self, where: tuple[str, int], read: Read) -> None:
+        self.read = read
+        self.address_family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+        super().__init__(where, _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log a failed request at debug level only: clients may disconnect."""
+        _log.debug("a request for metrics was not answered", exc_info=True)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    timeout = _REQUEST_TIMEOUT_SECONDS
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answer `/metrics` with the page, and any other path with 404."""
+        if self.path.partition("?")[0] != PATH:
+            self.send_error(HTTPStatus.NOT_FOUND, f"there is only {PATH}")
+            return
+        page = render(self.server.read())
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
+        """Log no line per request."""

@@ -1,8 +1,8 @@
-"""What the server knows, looked up when Prometheus asks: queues, dead letters, subscriptions.
+"""Metrics read from the NATS server at each scrape: queues, dead letters, subscriptions.
 
-A handful of questions however many subscriptions there are: one listing in pages, one look at the dead letters, and of
-the registry only what has changed since the last time. Asked again within a second, the answer is the same: nobody can
-make the server work by asking often.
+A scrape needs a few requests for any number of subscriptions: a listing of streams in pages, the counts of dead
+letters, and the changes of the registry since the last scrape. Scrapes within a second share one result, so frequent
+scrapes cannot load the server.
 """
 
 import asyncio
@@ -14,76 +14,93 @@ from datetime import UTC, datetime
 from typing import Final
 
 from purveyor.app.telemetry import metric_catalogue
-from purveyor.app.telemetry.prometheus import Reading
+from purveyor.app.telemetry.prometheus import MetricValues
 from purveyor.jetstream.maintenance import STREAM_PREFIX
-from purveyor.jetstream.streams import Fill
+from purveyor.jetstream.streams import StreamUsage
 from purveyor.model.errors import PermissionDenied, Unavailable
 from purveyor.model.metrics import ACKNOWLEDGED, DELIVERED, DISPATCHED, REDELIVERED, RETURNED
 from purveyor.model.registration import PrefillStatus, RecordState
-from purveyor.queues.catalogue import reserved_names
+from purveyor.queues.catalogue import STAGE_STREAMS, reserved_names
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.store import LetterBox
-from purveyor.queues.registry import Registered, Snapshot, Unreadable, read_subscriptions
-from purveyor.queues.stage_queues import STAGE_STREAMS
+from purveyor.queues.dead_letters.store import DeadLetterStore
+from purveyor.queues.registry import Registered, Snapshot, Unreadable, read_snapshot
 
 _log = logging.getLogger(__name__)
 _FRESH_SECONDS: Final = 1.0
-_PATIENCE_SECONDS: Final = 2.0
+_TIMEOUT_SECONDS: Final = 2.0
 _INTERNAL: Final = reserved_names()
 _BY_SUBSCRIPTION: Final = (DISPATCHED, DELIVERED, REDELIVERED, ACKNOWLEDGED, RETURNED)
 
 
-class QueueFigures:
-    """Looks at one server. `read` never raises: a server that is away is a figure too."""
+class RegistrySnapshots:
+    """All subscriptions of the registry. Each read fetches only the changes since the last one.
+
+    The metrics and the console of an API process share one.
+    """
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._snapshot = Snapshot()
-        self._asking = asyncio.Lock()
-        self._found: list[Reading] = []
+        self._latest = Snapshot()
+        self._lock = asyncio.Lock()
+
+    async def read(self) -> Snapshot:
+        """Return the subscriptions as of now."""
+        async with self._lock:
+            self._latest = await read_snapshot(self._queues, self._latest)
+            return self._latest
+
+
+class QueueMetrics:
+    """Reads the metrics of one server. `read` never raises: `purveyor_nats_up` is 0 if the server does not answer."""
+
+    def __init__(self, queues: Queues, registry: RegistrySnapshots) -> None:
+        self._queues = queues
+        self._registry = registry
+        self._lock = asyncio.Lock()
+        self._found: list[MetricValues] = []
         self._found_at = float("-inf")
 
-    async def read(self) -> Sequence[Reading]:
-        """All that the server tells."""
-        async with self._asking:
+    async def read(self) -> Sequence[MetricValues]:
+        """Return all values, at most a second old."""
+        async with self._lock:
             if time.monotonic() - self._found_at > _FRESH_SECONDS:
-                self._found = await self._look()
+                self._found = await self._collect()
                 self._found_at = time.monotonic()
             return self._found
 
-    async def _look(self) -> list[Reading]:
+    async def _collect(self) -> list[MetricValues]:
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                await self._queues.connection.wait_connected(_PATIENCE_SECONDS)
-                fills = await self._queues.streams.fills()
-                letters = await LetterBox(self._queues).counts()
-                self._snapshot = await asyncio.to_thread(read_subscriptions, self._queues.address, self._snapshot)
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                await self._queues.connection.wait_until_connected(_TIMEOUT_SECONDS)
+                usage = await self._queues.streams.usage()
+                dead_letters = await DeadLetterStore(self._queues).counts()
+                snapshot = await self._registry.read()
         except (TimeoutError, Unavailable):
             return [server_up(there=False)]
         except PermissionDenied as error:
-            _log.warning("the figures of queues cannot be looked up: %s", error)
+            _log.warning("cannot read the metrics of queues: %s", error)
             return [server_up(there=True)]
-        names = frozenset({*self._snapshot.subscriptions, *self._snapshot.unreadable})
-        for meter in _BY_SUBSCRIPTION:
-            meter.keep("subscription", names)
+        names = frozenset({*snapshot.subscriptions, *snapshot.unreadable})
+        for instrument in _BY_SUBSCRIPTION:
+            instrument.keep_only("subscription", names)
         return [
             server_up(there=True),
-            *queue_readings(fills, names, datetime.now(UTC)),
-            Reading(metric_catalogue.DEAD_LETTERS, {(origin,): count for origin, count in letters.items()}),
-            *subscription_readings(self._snapshot),
+            *queue_values(usage, names, datetime.now(UTC)),
+            MetricValues(metric_catalogue.DEAD_LETTERS, {(origin,): count for origin, count in dead_letters.items()}),
+            *subscription_values(snapshot),
         ]
 
 
-def server_up(*, there: bool) -> Reading:
-    """Whether the server answers."""
-    return Reading(metric_catalogue.SERVER_UP, {(): float(there)})
+def server_up(*, there: bool) -> MetricValues:
+    """Return the metric that says whether the server answers."""
+    return MetricValues(metric_catalogue.SERVER_UP, {(): float(there)})
 
 
-def queue_readings(fills: Sequence[Fill], subscriptions: frozenset[str], now: datetime) -> list[Reading]:
-    """Every queue of ours; streams of others on the same server are none of our business."""
+def queue_values(usage: Sequence[StreamUsage], subscriptions: frozenset[str], now: datetime) -> list[MetricValues]:
+    """Return the metrics of Purveyor's queues, without other streams of the server."""
     messages, size, age, written, sealed = (
-        Reading(figure)
-        for figure in (
+        MetricValues(metric)
+        for metric in (
             metric_catalogue.QUEUE_MESSAGES,
             metric_catalogue.QUEUE_BYTES,
             metric_catalogue.QUEUE_AGE,
@@ -91,22 +108,22 @@ def queue_readings(fills: Sequence[Fill], subscriptions: frozenset[str], now: da
             metric_catalogue.QUEUE_SEALED,
         )
     )
-    for fill in fills:
-        kind = kind_of(fill.stream, subscriptions)
+    for stream_usage in usage:
+        kind = kind_of(stream_usage.stream, subscriptions)
         if kind is None:
             continue
-        labels = fill.stream.removeprefix(STREAM_PREFIX), kind
-        messages.add(fill.messages, *labels)
-        size.add(fill.bytes, *labels)
-        # The clock of another machine may be ahead of ours.
-        age.add(0.0 if fill.oldest is None else max((now - fill.oldest).total_seconds(), 0.0), *labels)
-        written.add(fill.last_sequence, *labels)
-        sealed.add(fill.sealed, *labels)
+        labels = stream_usage.stream.removeprefix(STREAM_PREFIX), kind
+        messages.add(stream_usage.messages, *labels)
+        size.add(stream_usage.bytes, *labels)
+        # The clock of the server may be ahead.
+        age.add(0.0 if stream_usage.oldest is None else max((now - stream_usage.oldest).total_seconds(), 0.0), *labels)
+        written.add(stream_usage.last_sequence, *labels)
+        sealed.add(stream_usage.sealed, *labels)
     return [messages, size, age, written, sealed]
 
 
 def kind_of(stream: str, subscriptions: frozenset[str]) -> str | None:
-    """What a stream is to us; None if it is not ours.
+    """Return the kind of a queue by its stream; None if the stream is not Purveyor's.
 
     >>> kind_of("stream:ox", frozenset({"ox"})), kind_of("stream:incoming", frozenset()), kind_of("ORDERS", frozenset())
     ('subscription', 'internal', None)
@@ -121,25 +138,25 @@ def kind_of(stream: str, subscriptions: frozenset[str]) -> str | None:
     return "internal" if name in _INTERNAL else None
 
 
-def subscription_readings(snapshot: Snapshot) -> list[Reading]:
-    """How many subscriptions there are in which state, and the names of those that need somebody."""
+def subscription_values(snapshot: Snapshot) -> list[MetricValues]:
+    """Return the number of subscriptions by state, and the names of those with problems."""
     found, unread = snapshot.subscriptions.values(), snapshot.unreadable.values()
     states = Counter(state_of(each) for each in found)
     states.update({"unreadable": len(unread)} if unread else {})
     every: list[Registered | Unreadable] = [*found, *unread]
     suspended = [each.name for each in every if each.suspended is not None]
     return [
-        Reading(metric_catalogue.SUBSCRIPTIONS, {(state,): count for state, count in states.items()}),
-        Reading(metric_catalogue.SUSPENDED, {(name,): 1 for name in suspended}),
-        Reading(metric_catalogue.UNREADABLE, {(each.name,): 1 for each in unread}),
-        Reading(
+        MetricValues(metric_catalogue.SUBSCRIPTIONS, {(state,): count for state, count in states.items()}),
+        MetricValues(metric_catalogue.SUSPENDED, {(name,): 1 for name in suspended}),
+        MetricValues(metric_catalogue.UNREADABLE, {(each.name,): 1 for each in unread}),
+        MetricValues(
             metric_catalogue.PREFILL_FAILED, {(each.name,): 1 for each in found if state_of(each) == "prefill_failed"}
         ),
     ]
 
 
 def state_of(found: Registered) -> str:
-    """One word for a subscription: the one that matters most."""
+    """Return the most important state of a subscription."""
     if found.record.state is not RecordState.ACTIVE:
         return str(found.record.state.value)
     if found.suspended is not None:
@@ -152,4 +169,4 @@ def state_of(found: Registered) -> str:
     return "active" if prefill is PrefillStatus.DONE else "prefilling"
 
 
-__all__ = ["QueueFigures", "kind_of", "queue_readings", "server_up", "state_of", "subscription_readings"]
+__all__ = ["QueueMetrics", "kind_of", "queue_values", "server_up", "state_of", "subscription_values"]

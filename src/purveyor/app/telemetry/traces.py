@@ -1,8 +1,8 @@
-"""Spans for an OpenTelemetry collector. Only here OpenTelemetry is known, and only when it is wanted.
+"""Export of spans to an OpenTelemetry collector. Only this module imports OpenTelemetry, and only when it is enabled.
 
-Wanted is: `PURVEYOR_OTEL_ENDPOINT`, or one of the standard variables (`OTEL_EXPORTER_OTLP_ENDPOINT`,
-`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, or `OTEL_TRACES_EXPORTER`); `OTEL_SDK_DISABLED` turns it off. All other `OTEL_*`
-variables (headers, sampling, batching) mean what OpenTelemetry says.
+`PURVEYOR_OTEL_ENDPOINT` or one of the standard variables (`OTEL_EXPORTER_OTLP_ENDPOINT`,
+`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, `OTEL_TRACES_EXPORTER`) enables it; `OTEL_SDK_DISABLED` disables it. All other
+`OTEL_*` variables (headers, sampling, batching) have their standard meaning.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ _KINDS: Final = {
     "replay": "CONSUMER",
     "catch-up": "CONSUMER",
 }
-"""What a span is to the outside, by its name."""
+"""The OpenTelemetry kind of a span by its name."""
 
 
-def wanted(endpoint: str | None) -> bool:
-    """Whether spans are to be sent anywhere."""
+def is_enabled(endpoint: str | None) -> bool:
+    """Return whether settings or environment enable the export of spans."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     chosen = os.environ.get("OTEL_TRACES_EXPORTER", "")
@@ -50,17 +50,17 @@ def wanted(endpoint: str | None) -> bool:
 
 
 @contextlib.contextmanager
-def tracing_to(endpoint: str | None, component: str, exporter: "SpanExporter | None" = None) -> Iterator[None]:
-    """Send the spans of this process to a collector, as long as the block lasts; if that is wanted."""
-    if exporter is None and not wanted(endpoint):
+def export_traces(endpoint: str | None, component: str, exporter: "SpanExporter | None" = None) -> Iterator[None]:
+    """Send the spans of this process to a collector until the end of the block, if that is enabled."""
+    if exporter is None and not is_enabled(endpoint):
         yield
         return
     provider = _provider(component, exporter or _exporter(endpoint))
-    tracing.install(_OpenTelemetry(provider))
+    tracing.install_tracer(_OpenTelemetry(provider))
     try:
         yield
     finally:
-        tracing.install(None)
+        tracing.install_tracer(None)
         provider.force_flush(_END_MILLISECONDS)
         provider.shutdown()
 
@@ -70,7 +70,7 @@ def _exporter(endpoint: str | None) -> "SpanExporter":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     except ImportError:
         raise SetupError(
-            "traces are configured, and the exporter of OpenTelemetry is not installed",
+            "traces are enabled, but the OpenTelemetry exporter is not installed",
             fix="pip install 'purveyor[telemetry]', or unset PURVEYOR_OTEL_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT",
         ) from None
     if endpoint is None:
@@ -79,7 +79,7 @@ def _exporter(endpoint: str | None) -> "SpanExporter":
 
 
 def _provider(component: str, exporter: "SpanExporter") -> Any:
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - see the top
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - only when enabled
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
@@ -91,7 +91,7 @@ def _provider(component: str, exporter: "SpanExporter") -> Any:
 
 
 class _OpenTelemetry:
-    """Our spans as those of OpenTelemetry."""
+    """Opens Purveyor's spans as OpenTelemetry spans."""
 
     def __init__(self, provider: Any) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
@@ -118,19 +118,19 @@ class _OpenTelemetry:
         self._tracer.start_span(name, above, start_time=began, **self._about(name, links, attributes)).end()
 
     def link(self, links: Sequence[Carrier]) -> None:
-        from opentelemetry import trace  # noqa: PLC0415 - see the top
+        from opentelemetry import trace  # noqa: PLC0415 - only when enabled
 
         here = trace.get_current_span()
         for context in self._contexts(links):
             here.add_link(context)
 
     def _contexts(self, links: Sequence[Carrier]) -> "list[SpanContext]":
-        from opentelemetry import trace  # noqa: PLC0415 - see the top
+        from opentelemetry import trace  # noqa: PLC0415 - only when enabled
 
         return [trace.get_current_span(self._form.extract(link)).get_span_context() for link in links]
 
     def _about(self, name: str, links: Sequence[Carrier], attributes: Mapping[str, Value]) -> dict[str, Any]:
-        from opentelemetry import trace  # noqa: PLC0415 - see the top
+        from opentelemetry import trace  # noqa: PLC0415 - only when enabled
 
         return {
             "kind": trace.SpanKind[_KINDS.get(name, "INTERNAL")],

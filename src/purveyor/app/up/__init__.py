@@ -1,1 +1,1 @@
-"""Everything on one machine: the parts of Purveyor as processes of one supervisor."""
+"""`purveyor up`: the parts of Purveyor as processes of one supervisor."""

@@ -1,6 +1,7 @@
-"""Keeps one part running: starts its process, tells what it says, starts it again when it dies, ends it in order.
+"""The parts that run on one machine, and the process of one part.
 
-The process cannot outlive this one: on Linux it is told when its parent dies, also by kill -9.
+`ManagedProcess` starts the process, reports the events that it prints, restarts it when it dies, and stops it. The
+process cannot outlive this one: on Linux the kernel signals it when its parent dies, also by kill -9.
 """
 
 import asyncio
@@ -8,77 +9,131 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from purveyor.app.up.exit_rules import Again, Backoff, Life, Past, after
-from purveyor.app.up.processes import Part
-from purveyor.jetstream.server.process import describe_exit, tied
+from purveyor.jetstream.server.process import describe_exit, tie_to_parent
 from purveyor.model.errors import ServerFailed
+from purveyor.model.restarts import GiveUp, RestartPolicy, Restarts, RunEnd
 
-_LONGEST_LINE: Final = 1 << 20
-_KEPT_LINES: Final = 20
+PROGRAM: Final = (sys.executable, "-c", "from purveyor.app.cli import main; main()")
+"""The command of this program."""
+NATS: Final = "NATS"
+PIPELINE: Final = "pipeline"
+API: Final = "API"
+PUSH: Final = "push"
+_MAX_LINE_BYTES: Final = 1 << 20
+_KEPT_ERROR_LINES: Final = 20
+RESTART_POLICY: Final = RestartPolicy(max_deaths=None, first_pause_seconds=0.5, max_pause_seconds=30.0)
 LOG: Final = "log"
-"""A line of JSON that a part logged: it is passed on as it is."""
+"""The event of a log line in JSON, which `up` passes on unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What happened to a part: for people `detail`, for programs also the rest of what it said."""
+class Part:
+    """A part: its command line, and how long it may take to stop."""
+
+    name: str
+    command: tuple[str, ...]
+    grace_seconds: float
+    must_be_ready: bool = False
+    """Whether the supervisor starts the later parts only when this one is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """The flags of the parts; `options` stand before the command of every part."""
+
+    options: tuple[str, ...] = ()
+    with_nats: bool = True
+    pipeline: tuple[str, ...] = ()
+    push: tuple[str, ...] = ()
+    api: tuple[str, ...] = ()
+    nats: tuple[str, ...] = ()
+
+
+def make_parts(options: UpOptions) -> tuple[Part, ...]:
+    """Return the parts in the order of their start; clients come after their servers, and stop before them.
+
+    >>> [part.name for part in make_parts(UpOptions())]
+    ['NATS', 'pipeline', 'push', 'API']
+    """
+
+    def command(name: str, *flags: str) -> tuple[str, ...]:
+        return (*PROGRAM, *options.options, "serve", name, "--json", *flags)
+
+    nats = Part(NATS, command("nats", *options.nats), grace_seconds=20, must_be_ready=True)
+    return (
+        *((nats,) if options.with_nats else ()),
+        Part(PIPELINE, command("pipeline", *options.pipeline), grace_seconds=60),
+        Part(PUSH, command("push", *options.push), grace_seconds=20),
+        Part(API, command("api", *options.api), grace_seconds=20),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PartEvent:
+    """An event of a part, with the other fields that the part printed."""
 
     part: str
     event: str
     detail: str
-    more: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-Tell = Callable[[News], None]
+OnEvent = Callable[[PartEvent], None]
 
 
-class Keeper:
-    """One part. `run` until `stop`; made in the thread that starts processes, which must be the main one."""
+class ManagedProcess:
+    """Runs the process of one part from `run` to `stop`. Create it in the main thread, which starts processes."""
 
     def __init__(
-        self, part: Part, tell: Tell, *, backoff: Backoff | None = None, environment: Mapping[str, str] | None = None
+        self,
+        part: Part,
+        on_event: OnEvent,
+        *,
+        restart_policy: RestartPolicy = RESTART_POLICY,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.part = part
         self.ready = asyncio.Event()
-        """It has come up once, at least."""
-        self._tell = tell
-        self._backoff = backoff or Backoff()
+        """Set when the part was ready once."""
+        self._on_event = on_event
+        self._restart_policy = restart_policy
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
-        self._came_up = False
-        self._complaints: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._troubles: dict[str, str] = {}
+        self._was_ready = False
+        self._error_lines: deque[str] = deque(maxlen=_KEPT_ERROR_LINES)
+        self._last_errors: dict[str, str] = {}
 
     @property
     def pid(self) -> int | None:
-        """Its process, if it has one at the moment."""
+        """Return the id of the process; None if none runs now."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
     async def run(self) -> None:
-        """Until it is stopped; ServerFailed, with its own words, if it cannot be started at all."""
-        past = Past()
+        """Run until `stop`; raise ServerFailed with the error of the part if it cannot start at all."""
+        restarts = Restarts(self._restart_policy)
         while not self._stopping.is_set():
-            life = await self._live()
+            code, end = await self._run_once()
             if self._stopping.is_set():
                 break
-            past, decision = after(past, life, self._backoff)
-            why = self._complaint() or describe_exit(life.code)
-            if not isinstance(decision, Again):
-                raise ServerFailed(f"{self.part.name} did not start: {why}", fix=self._fix())
-            self._say("died", f"{why}; starting again in {decision.pause_seconds:g} s")
+            decision = restarts.decide(end, time.monotonic())
+            reason = self._error_text() or describe_exit(code)
+            if isinstance(decision, GiveUp):
+                raise ServerFailed(f"{self.part.name} did not start: {reason}", fix=self._fix())
+            self._report("died", f"{reason}; starting again in {decision.pause_seconds:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), decision.pause_seconds)
 
     async def stop(self) -> None:
-        """Ask it to end; one that does not in its time is killed, with all that it has started."""
+        """Stop the process; kill it with its children if it does not end within its grace period."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -88,83 +143,84 @@ class Keeper:
         try:
             await asyncio.wait_for(process.wait(), self.part.grace_seconds)
         except TimeoutError:
-            self._say("killed", f"it did not end within {self.part.grace_seconds:g} s")
+            self._report("killed", f"it did not stop within {self.part.grace_seconds:g} s")
             self.kill()
             await process.wait()
 
     def kill(self) -> None:
-        """End it at once, with all that it has started: it has a session of its own."""
+        """Kill the process at once, with its children, which are in its session."""
         self._stopping.set()
         if self._process is not None and self._process.returncode is None:
             _kill_group(self._process.pid)
 
-    async def _live(self) -> Life:
-        """One life of its process."""
-        self._came_up = False
-        self._complaints.clear()
+    async def _run_once(self) -> tuple[int, RunEnd]:
+        """Start the process, and wait until it ends."""
+        self._was_ready = False
+        self._error_lines.clear()
         began = time.monotonic()
         process = self._process = await asyncio.create_subprocess_exec(
-            *tied(self.part.command),
+            *tie_to_parent(self.part.command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=self._environment,
-            start_new_session=True,  # Ctrl-C in a terminal is for us, who end the parts in order
-            limit=_LONGEST_LINE,
+            start_new_session=True,  # Ctrl-C in a terminal is for `up`, which stops the parts in order
+            limit=_MAX_LINE_BYTES,
         )
         assert process.stdout is not None
         assert process.stderr is not None
         readers = [
-            asyncio.create_task(_each_line(process.stdout, self._heard)),
-            asyncio.create_task(_each_line(process.stderr, self._complained)),
+            asyncio.create_task(_read_lines(process.stdout, self._read_output)),
+            asyncio.create_task(_read_lines(process.stderr, self._read_error_line)),
         ]
         code = await process.wait()
-        _kill_group(process.pid)  # what it started and left, a JVM say: it would work on for a moment
+        _kill_group(process.pid)  # its children, such as a JVM, would work on for a moment
         await asyncio.wait(readers, timeout=1)
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-        return Life(code, time.monotonic() - began, self._came_up)
+        ran_seconds = time.monotonic() - began
+        return code, RunEnd(ran_seconds=ran_seconds, was_ready=self._was_ready, exit_code=code)
 
-    def _heard(self, line: str) -> None:
+    def _read_output(self, line: str) -> None:
         try:
-            said = dict(json.loads(line))
-            event = str(said.pop("event"))
+            fields = dict(json.loads(line))
+            event = str(fields.pop("event"))
         except (ValueError, TypeError, KeyError):
-            self._say("said", line)
+            self._report("said", line)
             return
         if event == "progress":
-            self._progress(said)
+            self._progress(fields)
             return
         if event == "ready":
-            self._came_up = True
+            self._was_ready = True
             self.ready.set()
-        self._say(event, str(said.pop("detail", "")), said)
+        self._report(event, str(fields.pop("detail", "")), fields)
 
-    def _progress(self, said: Mapping[str, Any]) -> None:
-        """Of the many readings of the pipeline only a new error is news here."""
-        name, error = str(said.get("part")), str(said.get("error") or "")
-        if error and error != self._troubles.get(name):
-            self._say("trouble", f"{name} {said.get('state')}: {error}", said)
-        self._troubles[name] = error
+    def _progress(self, fields: Mapping[str, Any]) -> None:
+        """Report a progress line of the pipeline only if it has a new error."""
+        name, error = str(fields.get("part")), str(fields.get("error") or "")
+        if error and error != self._last_errors.get(name):
+            self._report("trouble", f"{name} {fields.get('state')}: {error}", fields)
+        self._last_errors[name] = error
 
-    def _complained(self, line: str) -> None:
+    def _read_error_line(self, line: str) -> None:
         if line.startswith('{"'):
-            self._say(LOG, line)
+            self._report(LOG, line)
             return
-        self._complaints.append(line)
+        self._error_lines.append(line)
         if not line.startswith(("error: ", "fix: ")):
-            self._say("note", line)
+            self._report("note", line)
 
-    def _complaint(self) -> str:
-        """The error that it ended with, in its own words."""
-        return next((line.removeprefix("error: ") for line in self._complaints if line.startswith("error: ")), "")
+    def _error_text(self) -> str:
+        """Return the error message with which the process ended."""
+        return next((line.removeprefix("error: ") for line in self._error_lines if line.startswith("error: ")), "")
 
     def _fix(self) -> str | None:
-        return next((line.removeprefix("fix: ") for line in self._complaints if line.startswith("fix: ")), None)
+        return next((line.removeprefix("fix: ") for line in self._error_lines if line.startswith("fix: ")), None)
 
-    def _say(self, event: str, detail: str, more: Mapping[str, Any] | None = None) -> None:
-        self._tell(News(self.part.name, event, detail, more or {}))
+    def _report(self, event: str, detail: str, fields: Mapping[str, Any] | None = None) -> None:
+        self._on_event(PartEvent(self.part.name, event, detail, fields or {}))
 
 
 def _kill_group(leader: int) -> None:
@@ -172,12 +228,12 @@ def _kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-async def _each_line(stream: asyncio.StreamReader, heard: Callable[[str], None]) -> None:
+async def _read_lines(stream: asyncio.StreamReader, on_line: Callable[[str], None]) -> None:
     while True:
         try:
             line = await stream.readline()
-        except ValueError:  # longer than any line of ours: what is left of it comes as the next one
+        except ValueError:  # longer than any line of Purveyor: the rest comes as the next line
             continue
         if not line:
             return
-        heard(line.decode(errors="replace").rstrip("\r\n"))
+        on_line(line.decode(errors="replace").rstrip("\r\n"))

@@ -1,78 +1,79 @@
-"""All parts together: started in the order in which they need each other, stopped in the opposite one."""
+"""The supervisor of all parts: starts them in the order of their dependencies, and stops them in reverse."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
-from purveyor.app.up.exit_rules import Backoff
-from purveyor.app.up.managed_process import Keeper, News, Tell
-from purveyor.app.up.processes import Part
+from purveyor.app.up.managed_process import RESTART_POLICY, ManagedProcess, OnEvent, Part, PartEvent
+from purveyor.model.restarts import RestartPolicy
 
 ALL: Final = "everything"
 
 
 class Supervisor:
-    """The parts of one machine. `run` in the main thread, whose end is the end of the parts."""
+    """Supervises the parts of one machine. Use it in the main thread: the parts end with that thread."""
 
     def __init__(
         self,
         parts: Sequence[Part],
-        tell: Tell,
+        on_event: OnEvent,
         *,
-        backoff: Backoff | None = None,
+        restart_policy: RestartPolicy = RESTART_POLICY,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._keepers = [Keeper(part, self._say, backoff=backoff, environment=environment) for part in parts]
-        self._tell = tell
-        self._running: list[tuple[Keeper, asyncio.Task[None]]] = []
-        self._asked = asyncio.Event()
+        self._processes = [
+            ManagedProcess(part, self._report, restart_policy=restart_policy, environment=environment) for part in parts
+        ]
+        self._on_event = on_event
+        self._running: list[tuple[ManagedProcess, asyncio.Task[None]]] = []
+        self._stop_requested = asyncio.Event()
 
     def stop(self) -> None:
-        """Ask for the end; asked twice, at once. May be called by a signal handler of the loop."""
-        if self._asked.is_set():
-            for keeper in self._keepers:
-                keeper.kill()
-        self._asked.set()
+        """Stop all parts; a second call kills them. A signal handler of the loop may call this."""
+        if self._stop_requested.is_set():
+            for process in self._processes:
+                process.kill()
+        self._stop_requested.set()
 
     def pid(self, name: str) -> int | None:
-        """The process of a part, if it has one at the moment."""
-        return next((keeper.pid for keeper in self._keepers if keeper.part.name == name), None)
+        """Return the process id of a part; None if none runs now."""
+        return next((process.pid for process in self._processes if process.part.name == name), None)
 
     async def run(self) -> None:
-        """Until `stop`; ServerFailed if a part cannot be started at all, after the others were stopped."""
+        """Run until `stop`; if a part cannot start at all, stop the others and raise ServerFailed."""
         async with self.running():
-            if not self._asked.is_set():
-                self._say(News(ALL, "up", "all parts are ready; Ctrl-C stops them"))
-            await self._first(asyncio.create_task(self._asked.wait()))
+            if not self._stop_requested.is_set():
+                self._report(PartEvent(ALL, "up", "all parts are ready; Ctrl-C stops them"))
+            await self._wait_for_first(asyncio.create_task(self._stop_requested.wait()))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """All parts are up as long as the block lasts (or a stop was asked for)."""
+        """Run all parts during the block, or until `stop`."""
         try:
-            for keeper in self._keepers:
-                if self._asked.is_set():
+            for process in self._processes:
+                if self._stop_requested.is_set():
                     break
-                self._running.append((keeper, asyncio.create_task(keeper.run())))
-                if keeper.part.needed:
-                    await self._until_ready(keeper)
-            for keeper, _ in self._running:
-                await self._until_ready(keeper)
+                self._running.append((process, asyncio.create_task(process.run())))
+                if process.part.must_be_ready:
+                    await self._wait_until_ready(process)
+            for process, _ in self._running:
+                await self._wait_until_ready(process)
             yield
         finally:
-            await self._end()
+            await self._stop_all()
 
-    def _say(self, news: News) -> None:
+    def _report(self, event: PartEvent) -> None:
         try:
-            self._tell(news)
-        except OSError:  # the reader of our output is gone: so is whoever wanted this
-            self._asked.set()
+            self._on_event(event)
+        except OSError:  # the program that read our output has ended
+            self._stop_requested.set()
 
-    async def _until_ready(self, keeper: Keeper) -> None:
-        ready, asked = asyncio.create_task(keeper.ready.wait()), asyncio.create_task(self._asked.wait())
-        await self._first(ready, asked)
+    async def _wait_until_ready(self, process: ManagedProcess) -> None:
+        ready, asked = asyncio.create_task(process.ready.wait()), asyncio.create_task(self._stop_requested.wait())
+        await self._wait_for_first(ready, asked)
 
-    async def _first(self, *awaited: "asyncio.Task[bool]") -> None:
+    async def _wait_for_first(self, *awaited: "asyncio.Task[bool]") -> None:
         """Wait for one of these, or for the failure of a part, which is raised."""
         tasks = [task for _, task in self._running]
         try:
@@ -84,9 +85,9 @@ class Supervisor:
             for each in awaited:
                 each.cancel()
 
-    async def _end(self) -> None:
-        """One after another: a part that still asks finds the one that answers."""
+    async def _stop_all(self) -> None:
+        """Stop the parts one after another, clients before their servers."""
         while self._running:
-            keeper, task = self._running.pop()
-            await keeper.stop()
+            process, task = self._running.pop()
+            await process.stop()
             await asyncio.gather(task, return_exceptions=True)

@@ -1,17 +1,17 @@
-"""A dead letter as JSON: the same from the command line and over HTTP."""
+"""Dead letters as JSON, for the command line and the HTTP API."""
 
 import base64
 from datetime import datetime
 from typing import Any
 
-from purveyor.delivery.dead_letters.park import ATTEMPTS_LOG
-from purveyor.delivery.dead_letters.service import Attempt, Report, attempts_of
+from purveyor.delivery.dead_letters.park import ATTEMPTS_LOG, Attempt, attempts_of
+from purveyor.delivery.dead_letters.service import Report
 from purveyor.jetstream.headers import Headers
-from purveyor.queues.dead_letters.store import Parked
+from purveyor.queues.dead_letters.store import ParkedMessage
 
 
-def summary(parked: Parked) -> dict[str, Any]:
-    """A letter in a list."""
+def summary(parked: ParkedMessage) -> dict[str, Any]:
+    """Return a dead letter for a list."""
     letter = parked.letter
     return {
         "id": parked.id,
@@ -25,8 +25,8 @@ def summary(parked: Parked) -> dict[str, Any]:
     }
 
 
-def whole(parked: Parked) -> dict[str, Any]:
-    """A letter with all that is known: the message as it was, its headers, and every attempt that was noted."""
+def whole(parked: ParkedMessage) -> dict[str, Any]:
+    """Return a dead letter with its original message, headers and recorded attempts."""
     letter = parked.letter
     if letter is None:
         return {**summary(parked), "headers": _headers(parked.headers), **payload(parked.data)}
@@ -43,7 +43,7 @@ def whole(parked: Parked) -> dict[str, Any]:
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """What came of dealing with many."""
+    """Return the result of a retry or discard."""
     return {
         "chosen": report.chosen,
         "done": report.done,
@@ -54,7 +54,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def payload(data: bytes) -> dict[str, str]:
-    """Bytes as a field: text if they are text, else base64 under another name."""
+    """Return a body as the field `data` if it is text, else as `data_base64`."""
     try:
         return {"data": data.decode()}
     except UnicodeDecodeError:
@@ -75,7 +75,7 @@ def _headers(headers: Headers) -> dict[str, list[str]]:
 
 
 def _readable(text: str) -> str:
-    """What was not UTF-8 is marked: JSON has no bytes."""
+    """Replace bytes that are not UTF-8: JSON cannot hold them."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

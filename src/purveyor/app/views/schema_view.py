@@ -1,19 +1,28 @@
-"""Schemas as every surface shows them, and what one says to an object."""
+"""Schemas and topics as JSON, for the command line and the HTTP API, and the check of an object against a schema.
 
+Matching patterns against topics runs in a thread: each match is bounded (`model.topic_cost`), but there may be many.
+"""
+
+import asyncio
 import dataclasses
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from purveyor.model.errors import SchemaMismatch
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model.errors import SchemaMismatch, UnknownTopic
 from purveyor.model.event import Event
 from purveyor.model.json_fields import Json
-from purveyor.sources.schemas.event_validator import Governor
-from purveyor.sources.schemas.schema import Schema
+from purveyor.model.registration import RecordState
+from purveyor.queues.registry import Snapshot
+from purveyor.sources.schemas.event_validator import SchemaValidator
+from purveyor.sources.schemas.registry import RegistryContents, SchemaRegistry
+from purveyor.sources.schemas.schema import Schema, Topic, find_governing_schema, topic_key
 
 
 def schema_json(schema: Schema) -> Json:
-    """A schema with the revision in force, for the API and the command line."""
+    """Return a schema with the revision in force."""
     return {
-        **schema.heading(),
+        **schema.metadata_json(),
         "revision": schema.newest.number,
         "revisions": [each.number for each in schema.revisions],
         "definition": schema.newest.definition,
@@ -21,9 +30,9 @@ def schema_json(schema: Schema) -> Json:
 
 
 def part_for(schema: Schema, realms: Collection[str] | None) -> Schema | None:
-    """Return the part of a schema that a login of these realms may see; None if there is none.
+    """Return the part of a schema that a login with these realms may see; None if there is none.
 
-    A login without realms (None) is bound to none and sees all of it.
+    `realms` None: the login sees all realms.
     """
     if realms is None:
         return schema
@@ -32,12 +41,64 @@ def part_for(schema: Schema, realms: Collection[str] | None) -> Schema | None:
 
 
 def judge(schema: Schema, given: object) -> list[str]:
-    """What is wrong with an object, as if it were published now; a text is its binary form."""
+    """Return the problems of an object, as if it were published now. A text is Avro binary in base64."""
     topic = schema.realms_topics[0]
     about = {"publisher_name": "check", "ts": "2026-01-01T00:00:00Z", "realm": topic.realm, "topic": topic.topic}
-    governor = Governor(schema)
+    validator = SchemaValidator(schema)
     try:
-        governor.check(Event.from_json(governor.decoded({**about, "body": {"new": given}})))
+        validator.check(Event.from_json(validator.decode({**about, "body": {"new": given}})))
     except SchemaMismatch as error:
         return [f"{where.removeprefix('body.new').removeprefix('.') or 'it'}: {what}" for where, what in error.mistakes]
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A topic with its schema and its subscriptions."""
+
+    topic: Topic
+    schema: Schema | None
+    subscriptions: tuple[str, ...]
+
+    def to_json(self) -> Json:
+        """Return the topic as JSON."""
+        schema = self.schema
+        return {
+            **self.topic.to_json(),
+            "schema": None if schema is None else {"name": schema.name, "revision": schema.newest.number},
+            "subscriptions": list(self.subscriptions),
+        }
+
+
+async def known_topics(
+    schemas: SchemaRegistry, subscriptions: Subscriptions, realms: Collection[str] | None = None
+) -> list[Known]:
+    """Return all topics, or those of some realms, sorted by realm and name."""
+    declared, snapshot = await schemas.list(), await subscriptions.list()
+    found = (each for each in declared.topics.values() if realms is None or each.realm in realms)
+    topics = sorted(found, key=lambda each: (each.realm, each.topic))
+    return await asyncio.to_thread(lambda: [_known(topic, declared, snapshot) for topic in topics])
+
+
+async def topic_known(schemas: SchemaRegistry, subscriptions: Subscriptions, realm: str, topic: str) -> Known:
+    """Return one topic. Raise `UnknownTopic` if it was neither declared nor seen."""
+    declared = await schemas.list()
+    found = declared.topics.get(topic_key(realm, topic))
+    if found is None:
+        raise no_topic(realm, topic)
+    return await asyncio.to_thread(_known, found, declared, await subscriptions.list())
+
+
+def no_topic(realm: str, topic: str) -> UnknownTopic:
+    """Return the error for a topic that was neither declared nor seen, or that the login may not see."""
+    return UnknownTopic(f"no topic {realm}:{topic}", fix="`purveyor topic list` lists them")
+
+
+def _known(topic: Topic, declared: RegistryContents, snapshot: Snapshot) -> Known:
+    asking = tuple(
+        name
+        for name, found in snapshot.subscriptions.items()
+        if found.record.state is not RecordState.DELETING
+        and any(wanted.matches(topic.realm, topic.topic) for wanted in found.record.definition.realms_topics)
+    )
+    return Known(topic, find_governing_schema(declared.schemas.values(), topic.realm, topic.topic), asking)

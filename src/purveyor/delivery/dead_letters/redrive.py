@@ -1,19 +1,21 @@
-"""Dead letters go back to where they were given up, each once, whoever is cut off and however many try it at once.
+"""Redrive: put dead letters back to where they were given up, each once, despite crashes and concurrent callers.
 
-Into the queue of a subscription, for a portion of letters at a time:
+Into the queue of a subscription, for a batch of dead letters at a time:
 
-1. The book of the subscription notes that they are being put back. A crash after this leaves them in that note.
-2. What is known about each is read: whether it is there, and whether it was settled before.
-3. They are stored on `<subscription>.retry`, under ids of their own. Those that an earlier attempt had noted are looked
-   for in the queue first: one that is neither there nor acknowledged (the note tells) was not stored. Ids catch what
-   two do at the same moment.
+1. The delivery state records that their redrive is under way. A crash after this leaves them in that record.
+2. Each dead letter and its receipt are read: whether it exists, and whether it was redriven or discarded before.
+3. They are stored on `<subscription>.retry`, under ids of their own. Those that an earlier attempt had recorded are
+   searched for in the queue first: one that is neither there nor acknowledged (the record says so) was not stored. The
+   ids catch what two processes do at the same moment.
 4. Each gets its receipt.
-5. The book notes how far dead letters were put back, so that every process looks for them before it gives out anything
-   else; and that nothing is being put back any more. Before this nobody needs to find them; they are still letters.
-6. The letters go. A crash before this, after step 4: the receipt tells, and only 5 and 6 are made up for.
+5. The delivery state records the highest sequence of a redriven message, so that every process reads up to it before it
+   leases anything else, and that the redrive is over. Before this step the messages need not be found: they are still
+   dead letters.
+6. The dead letters are deleted. After a crash between 4 and 6, the receipt says what was done, and only 5 and 6 are
+   repeated.
 
-Into other queues, where there is no book: 2, 3, 4 and 6. There it is the window of duplicates of the server that knows
-a message which a crash between 3 and 4 has left behind, and for stages, without a limit of time, their inbox.
+Into other queues, which have no delivery state: steps 2, 3, 4 and 6. A message that a crash between 3 and 4 left behind
+is recognised by the duplicate window of the server; stages recognise it in their inbox, without a time limit.
 """
 
 import asyncio
@@ -24,12 +26,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from purveyor.delivery.dead_letters.redrive_target import Way, check_takes_back, way_back
-from purveyor.delivery.message_buffer import letter_of
-from purveyor.delivery.state import Book
-from purveyor.delivery.state_writer import Desk, Step
-from purveyor.delivery.state_writer_cache import Desks
+from purveyor.delivery.dead_letters.redrive_target import RedriveTarget, check_accepts, redrive_target
+from purveyor.delivery.lease_types import dead_letter_id
+from purveyor.delivery.state_writer import StateWriter, StateWriterCache, Transition
 from purveyor.jetstream.publisher import Expect
+from purveyor.model.delivery_state import DeliveryState
 from purveyor.model.errors import (
     PurveyorError,
     Refused,
@@ -39,26 +40,26 @@ from purveyor.model.errors import (
     UnreadableRecord,
 )
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.store import Fate, LetterBox, Parked, Receipt
+from purveyor.queues.dead_letters.store import DeadLetterStore, ParkedMessage, Resolution, SettlementReceipt
 from purveyor.queues.registry import Registered
-from purveyor.queues.subscriptions import make_queue
+from purveyor.queues.subscription_queues import create_queue
 
-_TRUST_SECONDS: Final = 60.0
-"""What was found is believed for so long: half of the time in which the server knows a message again."""
+_LOOKUP_VALID_SECONDS: Final = 60.0
+"""How long the result of a lookup is used: half of the server's duplicate window."""
 
 
-class Point(Enum):
-    """Where a crash may be made to happen."""
+class CrashPoint(Enum):
+    """Where tests make a redrive crash."""
 
-    NOTED = "noted"
+    RECORDED = "recorded"
     STORED = "stored"
     SETTLED = "settled"
-    OPENED = "opened"
+    FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What came of one letter: put back, or why not. `gone`: somebody else has dealt with it."""
+class RedriveResult:
+    """The result for one dead letter. `gone`: another process redrove or discarded it. `error`: why it stays."""
 
     id: int
     gone: bool = False
@@ -66,179 +67,188 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
-    """A letter on its way; `put_at` when an attempt before has stored it."""
+class _Redrive:
+    """A dead letter and its target. `sequence` is where it was stored; 0 before that."""
 
-    parked: Parked
-    way: Way
-    put_at: int = 0
+    parked: ParkedMessage
+    target: RedriveTarget
+    sequence: int = 0
 
 
-class PuttingBack:
-    """See the module."""
+class Redriver:
+    """Puts dead letters back. `reach` is called at each crash point."""
 
     def __init__(
         self,
         queues: Queues,
-        box: LetterBox,
-        desks: Desks,
+        store: DeadLetterStore,
+        state_writers: StateWriterCache,
         *,
         replicas: int = 1,
-        reach: Callable[[Point], None] = lambda _point: None,
+        reach: Callable[[CrashPoint], None] = lambda _point: None,
     ) -> None:
         self._queues = queues
-        self._box = box
-        self._desks = desks
+        self._store = store
+        self._state_writers = state_writers
         self._replicas = replicas
         self._reach = reach
 
-    async def to_subscription(self, found: Registered, letters: Sequence[int]) -> list[Done]:
-        """Put letters of a subscription back into its queue, in the order given."""
-        desk = await self._desks.of(found)
-        await make_queue(
+    async def to_subscription(self, registered: Registered, letters: Sequence[int]) -> list[RedriveResult]:
+        """Put dead letters of a subscription back into its queue, in the given order."""
+        writer = await self._state_writers.get(registered)
+        await create_queue(
             self._queues,
-            found.name,
-            found.incarnation,
-            still_ours=lambda: _refuse_replaced(found.name),
+            registered.name,
+            registered.incarnation,
+            check_owner=lambda: _refuse_replaced(registered.name),
             replicas=self._replicas,
         )
         begun = time.monotonic()
-        before = await desk.decide(lambda book: _note(book, letters))  # 1
-        self._reach(Point.NOTED)
-        results: dict[int, Done] = {}
-        ready = await self._prepare(letters, results, found)  # 2
-        if time.monotonic() - begun > _TRUST_SECONDS:
-            raise Unavailable("the server took too long to tell about dead letters", fix="try again")
-        ready = await self._found_again(desk, ready, before)
-        stored = await self._store(ready, results)  # 3
-        self._reach(Point.STORED)
-        await asyncio.gather(*(self._box.settle(each.parked, Fate.RETRIED, each.put_at) for each in stored))  # 4
-        self._reach(Point.SETTLED)
-        newest = max((each.put_at for each in stored), default=0)
-        await desk.decide(lambda book: _open(book, letters, newest))  # 5
-        self._reach(Point.OPENED)
-        await self._remove(stored, results)  # 6
+        recorded = await writer.commit(lambda state: _record_redrive(state, letters))  # 1
+        self._reach(CrashPoint.RECORDED)
+        results: dict[int, RedriveResult] = {}
+        redrives = await self._prepare(letters, results, registered)  # 2
+        if time.monotonic() - begun > _LOOKUP_VALID_SECONDS:
+            raise Unavailable("the server answered too slowly about dead letters", fix="try again")
+        redrives = await self._find_stored(writer, redrives, recorded)
+        stored = await self._publish_all(redrives, results)  # 3
+        self._reach(CrashPoint.STORED)
+        await self._write_receipts(stored)  # 4
+        self._reach(CrashPoint.SETTLED)
+        newest = max((each.sequence for each in stored), default=0)
+        await writer.commit(lambda state: _finish_redrive(state, letters, newest))  # 5
+        self._reach(CrashPoint.FINISHED)
+        await self._delete(stored, results)  # 6
         return [results[letter] for letter in letters]
 
-    async def elsewhere(self, letters: Sequence[int]) -> list[Done]:
-        """Put letters of other parts back, in the order given."""
-        results: dict[int, Done] = {}
-        stored = await self._store(await self._prepare(letters, results), results)
-        await asyncio.gather(*(self._box.settle(each.parked, Fate.RETRIED, each.put_at) for each in stored))
-        await self._remove(stored, results)
+    async def to_other_queue(self, letters: Sequence[int]) -> list[RedriveResult]:
+        """Put dead letters of other parts back, in the given order."""
+        results: dict[int, RedriveResult] = {}
+        stored = await self._publish_all(await self._prepare(letters, results), results)
+        await self._write_receipts(stored)
+        await self._delete(stored, results)
         return [results[letter] for letter in letters]
 
     async def _prepare(
-        self, letters: Sequence[int], results: dict[int, Done], found: Registered | None = None
-    ) -> list[_Ready]:
-        ready: list[_Ready] = []
-        for letter, parked in zip(letters, await asyncio.gather(*map(self._box.find, letters)), strict=True):
+        self, letters: Sequence[int], results: dict[int, RedriveResult], registered: Registered | None = None
+    ) -> list[_Redrive]:
+        redrives: list[_Redrive] = []
+        for letter, parked in zip(letters, await asyncio.gather(*map(self._store.find, letters)), strict=True):
             if parked is None:
-                results[letter] = Done(letter, gone=True)
+                results[letter] = RedriveResult(letter, gone=True)
                 continue
             try:
-                way = way_back(parked)
-                if found is not None:
-                    check_takes_back(parked, found)
+                target = redrive_target(parked)
+                if registered is not None:
+                    check_accepts(parked, registered)
             except (Refused, UnreadableRecord) as error:
-                results[letter] = Done(letter, error=error)
+                results[letter] = RedriveResult(letter, error=error)
                 continue
-            ready.append(_Ready(parked, way))
-        receipts = await asyncio.gather(*(self._receipt(each.parked, results) for each in ready))
-        for each, receipt in zip(ready, receipts, strict=True):
-            if receipt is not None and receipt.fate is Fate.DISCARDED:  # somebody is about to remove it, or was
-                await self._box.remove(each.parked.id)
-                results[each.parked.id] = Done(each.parked.id, gone=True)
+            redrives.append(_Redrive(parked, target))
+        receipts = await asyncio.gather(*(self._read_receipt(each.parked, results) for each in redrives))
+        for each, receipt in zip(redrives, receipts, strict=True):
+            if (
+                receipt is not None and receipt.resolution is Resolution.DISCARDED
+            ):  # its deletion is under way, or a crash cut it off
+                await self._store.remove(each.parked.id)
+                results[each.parked.id] = RedriveResult(each.parked.id, gone=True)
         return [
-            replace(each, put_at=receipt.put_at if receipt is not None else 0)
-            for each, receipt in zip(ready, receipts, strict=True)
+            replace(each, sequence=receipt.redriven_to if receipt is not None else 0)
+            for each, receipt in zip(redrives, receipts, strict=True)
             if each.parked.id not in results
         ]
 
-    async def _receipt(self, parked: Parked, results: dict[int, Done]) -> Receipt | None:
+    async def _read_receipt(self, parked: ParkedMessage, results: dict[int, RedriveResult]) -> SettlementReceipt | None:
         try:
-            return await self._box.receipt(parked)
+            return await self._store.find_receipt(parked)
         except UnreadableRecord as error:
-            results[parked.id] = Done(parked.id, error=error)
+            results[parked.id] = RedriveResult(parked.id, error=error)
             return None
 
-    async def _found_again(self, desk: Desk, ready: Sequence[_Ready], noted: frozenset[int]) -> list[_Ready]:
-        """With the places of those that an attempt before has stored.
+    async def _find_stored(
+        self, writer: StateWriter, redrives: Sequence[_Redrive], recorded: frozenset[int]
+    ) -> list[_Redrive]:
+        """Add the sequences of dead letters that an earlier attempt has stored.
 
-        The queue is read first and the book then: what was acknowledged in between is seen in one or the other. A note
-        that is gone means that somebody else has come to the end of it.
+        The queue is read before the state: a message that is acknowledged in between is seen in one or the other. A
+        record that is gone means that another process has completed the redrive.
         """
-        doubtful = {each.parked.id for each in ready if not each.put_at and each.parked.id in noted}
+        doubtful = {each.parked.id for each in redrives if not each.sequence and each.parked.id in recorded}
         if not doubtful:
-            return list(ready)
-        places = await self._places(desk.name, ready[0].way)
-        book = await desk.look()
-        for letter in doubtful - places.keys():
-            if book.putting.get(letter, True):
-                places[letter] = max(book.retry.last, book.retry_to)
+            return list(redrives)
+        sequences = await self._stored_sequences(writer.name, redrives[0].target)
+        state = await writer.current()
+        for letter in doubtful - sequences.keys():
+            if state.redriving.get(letter, True):
+                sequences[letter] = max(state.retry.last, state.redriven_up_to)
         return [
-            replace(each, put_at=places.get(each.parked.id, 0)) if each.parked.id in doubtful else each
-            for each in ready
+            replace(each, sequence=sequences.get(each.parked.id, 0)) if each.parked.id in doubtful else each
+            for each in redrives
         ]
 
-    async def _places(self, name: str, way: Way) -> dict[int, int]:
-        """Where each letter lies that was put back and not acknowledged, asked of the leader."""
+    async def _stored_sequences(self, name: str, target: RedriveTarget) -> dict[int, int]:
+        """Ask the leader for the sequence of each redriven message that is not acknowledged, by dead letter."""
         found: dict[int, int] = {}
         at = 1
         with contextlib.suppress(UnknownMessage):
             while True:
-                message = await self._queues.streams.get_next(way.stream, at, f"{name}.retry")
-                found[letter_of(message.headers)] = message.sequence
+                message = await self._queues.streams.get_next(target.stream, at, f"{name}.retry")
+                found[dead_letter_id(message.headers)] = message.sequence
                 at = message.sequence + 1
         return found
 
-    async def _store(self, ready: Sequence[_Ready], results: dict[int, Done]) -> list[_Ready]:
-        """Store them, all under way at once; they arrive in the order in which they are sent."""
-        answers = await asyncio.gather(
-            *(self._publish(each.way) if not each.put_at else _answer(each.put_at) for each in ready),
-            return_exceptions=True,
-        )
-        stored: list[_Ready] = []
-        for each, answer in zip(ready, answers, strict=True):
+    async def _publish_all(self, redrives: Sequence[_Redrive], results: dict[int, RedriveResult]) -> list[_Redrive]:
+        """Publish all at once; the server stores them in the order in which they are sent."""
+        answers = await asyncio.gather(*(self._publish(each) for each in redrives), return_exceptions=True)
+        stored: list[_Redrive] = []
+        for each, answer in zip(redrives, answers, strict=True):
             if isinstance(answer, PurveyorError) and not answer.retryable:
-                results[each.parked.id] = Done(each.parked.id, error=answer)
+                results[each.parked.id] = RedriveResult(each.parked.id, error=answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                stored.append(replace(each, put_at=answer))
+                stored.append(replace(each, sequence=answer))
         return stored
 
-    async def _publish(self, way: Way) -> int:
-        expect = Expect(stream=way.stream)
+    async def _publish(self, redrive: _Redrive) -> int:
+        """Publish a message and return its sequence, unless an earlier attempt has stored it."""
+        if redrive.sequence:
+            return redrive.sequence
+        target = redrive.target
         receipt = await self._queues.publish(
-            way.subject, way.data, headers=dict(way.headers), msg_id=way.msg_id, expect=expect
+            target.subject,
+            target.data,
+            headers=dict(target.headers),
+            msg_id=target.msg_id,
+            expect=Expect(stream=target.stream),
         )
         return receipt.sequence
 
-    async def _remove(self, stored: Sequence[_Ready], results: dict[int, Done]) -> None:
-        removed = await asyncio.gather(*(self._box.remove(each.parked.id) for each in stored))
+    async def _write_receipts(self, stored: Sequence[_Redrive]) -> None:
+        await asyncio.gather(*(self._store.settle(each.parked, Resolution.RETRIED, each.sequence) for each in stored))
+
+    async def _delete(self, stored: Sequence[_Redrive], results: dict[int, RedriveResult]) -> None:
+        removed = await asyncio.gather(*(self._store.remove(each.parked.id) for each in stored))
         for each, was_there in zip(stored, removed, strict=True):
-            results[each.parked.id] = Done(each.parked.id, gone=not was_there)
+            results[each.parked.id] = RedriveResult(each.parked.id, gone=not was_there)
 
 
-def _note(book: Book, letters: Sequence[int]) -> Step[frozenset[int]]:
-    """Note that letters are being put back; which of them were noted before."""
-    before = frozenset(letters).intersection(book.putting)
-    fresh = {letter: False for letter in letters if letter not in before}
-    noted = book._replace(putting={**book.putting, **fresh}) if fresh else None
-    return Step(value=before, book=noted, empty=noted is None)
+def _record_redrive(state: DeliveryState, letters: Sequence[int]) -> Transition[frozenset[int]]:
+    """Record that a redrive is under way; return the dead letters that were recorded before."""
+    before = frozenset(letters).intersection(state.redriving)
+    added = {letter: False for letter in letters if letter not in before}
+    after = state._replace(redriving={**state.redriving, **added}) if added else None
+    return Transition(value=before, state=after, needs_fresh_state=after is None)
 
 
-def _open(book: Book, letters: Sequence[int], newest: int) -> Step[None]:
-    """Letters are back in the queue, up to a sequence."""
-    putting = {letter: done for letter, done in book.putting.items() if letter not in letters}
-    changed = book._replace(putting=putting, retry_to=max(book.retry_to, newest))
-    return Step(value=None, book=changed if changed != book else None, frees=True)
-
-
-async def _answer(sequence: int) -> int:
-    return sequence
+def _finish_redrive(state: DeliveryState, letters: Sequence[int], newest: int) -> Transition[None]:
+    """Record that dead letters are back in the queue, up to a sequence."""
+    redriving = {letter: acked for letter, acked in state.redriving.items() if letter not in letters}
+    after = state._replace(redriving=redriving, redriven_up_to=max(state.redriven_up_to, newest))
+    return Transition(value=None, state=after if after != state else None, notifies=True)
 
 
 async def _refuse_replaced(name: str) -> None:
-    raise UnknownSubscription(f"subscription {name!r} was deleted meanwhile", fix="is there another of its name?")
+    raise UnknownSubscription(
+        f"subscription {name!r} was deleted meanwhile", fix="check whether another subscription has its name"
+    )

@@ -1,45 +1,48 @@
 """List, show, redrive and discard dead letters, for the command line, the HTTP API and the console.
 
-The dead letters of all parts are in one queue (`queues/dead_letters/store.py`). A `Choice` selects some of them.
-`redrive_target` decides where a dead letter goes back to; `redrive` puts it back once.
+The dead letters of all parts are in one queue (`queues/dead_letters/store.py`). A `DeadLetterFilter` selects some of
+them. `redrive_target` decides where a dead letter goes back to; `redrive` puts it back once.
 """
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, Final, Self
+from datetime import timedelta
+from typing import Final
 
-from purveyor.delivery.dead_letters.park import ATTEMPTS_LOG
-from purveyor.delivery.dead_letters.redrive import Done, Point, PuttingBack
-from purveyor.delivery.dead_letters.redrive_target import belongs_to, origins_of, way_back
-from purveyor.delivery.notifier import Bells
-from purveyor.delivery.registration_cache import Gate
-from purveyor.delivery.state_writer_cache import Desks
+from purveyor.delivery.dead_letters.redrive import CrashPoint, Redriver, RedriveResult
+from purveyor.delivery.dead_letters.redrive_target import belongs_to, origins_of, redrive_target
+from purveyor.delivery.state_writer import SharedServices
 from purveyor.model.errors import PurveyorError, Refused, UnknownMessage, UnknownSubscription, UnreadableRecord
 from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.store import LETTERS, Fate, LetterBox, Parked, subjects_of
+from purveyor.queues.dead_letters.store import LETTER_SUBJECTS, DeadLetterStore, ParkedMessage, Resolution, subjects_of
 from purveyor.queues.registry import Registered
 
-_PORTION: Final = 50
+_BATCH_SIZE: Final = 50
+
+
+def _ignore_progress(_count: int) -> None:
+    pass
+
+
+def _ignore_point(_point: CrashPoint) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which letters: all that fit every part that is given. Nothing given means all there are."""
+class DeadLetterFilter:
+    """Selects the dead letters that match every given field; without fields, all."""
 
     ids: tuple[int, ...] = ()
     subscription: str | None = None
     """Given up in the queue of this subscription, or too large for it."""
     origin: str | None = None
     reason: str | None = None
-    """A part of the reason, in whatever case."""
+    """A part of the reason, in upper or lower case."""
 
-    def fits(self, parked: Parked) -> bool:
-        """Whether a letter is meant, as far as it tells itself. Pure."""
+    def matches(self, parked: ParkedMessage) -> bool:
+        """Return whether a dead letter matches all fields except `subscription`. Pure."""
         return (
             (not self.ids or parked.id in self.ids)
             and (self.origin is None or parked.origin == self.origin)
@@ -47,30 +50,20 @@ class Choice:
         )
 
 
-ALL: Final = Choice()
+ALL: Final = DeadLetterFilter()
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Letters, the oldest first; `next` is what to give as `after` for more, None at the end."""
+    """Dead letters, the oldest first. Pass `next` as `after` for the next page; None at the end."""
 
-    letters: tuple[Parked, ...]
+    letters: tuple[ParkedMessage, ...]
     next: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One delivery that failed."""
-
-    time: datetime | None
-    status: int | None = None
-    error: str | None = None
-    excerpt: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
-    """A letter that stays, and why."""
+    """A dead letter that stays, and why."""
 
     id: int
     message: str
@@ -79,19 +72,19 @@ class Failure:
 
 @dataclass(slots=True)
 class Report:
-    """What came of dealing with many letters."""
+    """The result of redriving or discarding many dead letters."""
 
     done: int = 0
     gone: int = 0
-    """Others had dealt with them meanwhile."""
+    """Dead letters that another process redrove or discarded meanwhile."""
     failed: list[Failure] = field(default_factory=list)
     chosen: int = 0
-    """How many there were to deal with."""
+    """How many dead letters the filter selected."""
     targets: dict[str, int] = field(default_factory=dict)
-    """Where those go that can be put back: how many to which subject."""
+    """The subjects that redriven dead letters go to, with their number."""
 
-    def add(self, results: Sequence[Done]) -> None:
-        """Count what came of some."""
+    def add(self, results: Sequence[RedriveResult]) -> None:
+        """Count results."""
         for each in results:
             if each.error is not None:
                 self.failed.append(Failure(each.id, each.error.message, each.error.fix))
@@ -102,175 +95,162 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
-    """A letter that was chosen, without its bytes: where it goes back to, or why it cannot."""
+class _Selected:
+    """A selected dead letter without its body: where it goes back to, or why that is not possible."""
 
     id: int
     subscription: str | None = None
     subject: str = ""
-    place: int = 0
+    sort_position: int = 0
     error: PurveyorError | None = None
 
 
 class DeadLetters:
-    """See the module. One per process, on one connection; closed with `close` or as a context manager.
+    """The dead letters of a server. `reach` is called at each `CrashPoint` of a redrive, for tests.
 
-    >>> letters = DeadLetters(queues)  # doctest: +SKIP
-    >>> page = await letters.list(Choice(subscription="ox", reason="no such mailbox"))  # doctest: +SKIP
-    >>> report = await letters.retry(Choice(ids=(page.letters[0].id,)))  # doctest: +SKIP
+    >>> async with open_dead_letters(queues) as letters:  # doctest: +SKIP
+    ...     page = await letters.list(DeadLetterFilter(subscription="ox", reason="no such mailbox"))
+    ...     report = await letters.retry(DeadLetterFilter(ids=(page.letters[0].id,)))
     """
 
-    def __init__(
-        self, queues: Queues, *, replicas: int = 1, reach: Callable[[Point], None] = lambda _point: None
-    ) -> None:
-        self._queues = queues
-        self._replicas = replicas
-        self._box = LetterBox(queues)
-        bells = Bells(queues.connection)
-        self._gate = Gate(queues, bells.ring, replicas=replicas)
-        self._desks = Desks(queues, self._gate, bells, replicas=replicas)
-        self._putting = PuttingBack(queues, self._box, self._desks, replicas=replicas, reach=reach)
+    def __init__(self, shared: SharedServices, *, reach: Callable[[CrashPoint], None] = _ignore_point) -> None:
+        self._registrations = shared.registrations
+        self._replicas = shared.replicas
+        self._store = DeadLetterStore(shared.queues)
+        self._redriver = Redriver(
+            shared.queues, self._store, shared.state_writers, replicas=shared.replicas, reach=reach
+        )
 
-    async def list(self, choice: Choice = ALL, *, after: int = 0, limit: int = 100) -> Page:
-        """Letters behind one, so many at most. `UnknownSubscription` if one is named that is not there."""
-        found: list[Parked] = []
-        async for parked in self._chosen(choice, after):
+    async def list(self, choice: DeadLetterFilter = ALL, *, after: int = 0, limit: int = 100) -> Page:
+        """Return up to `limit` dead letters after one. `UnknownSubscription` if the filter names an unknown one."""
+        found: list[ParkedMessage] = []
+        async for parked in self._select(choice, after):
             found.append(parked)
             if len(found) > limit:
                 return Page(tuple(found[:limit]), found[limit - 1].id)
         return Page(tuple(found))
 
-    async def show(self, number: int, choice: Choice = ALL) -> Parked:
-        """One letter; `UnknownMessage` if it is not there or not among those."""
-        parked = await self._box.find(number)
-        if parked is None or not await self._is_chosen(parked, choice):
+    async def show(self, number: int, choice: DeadLetterFilter = ALL) -> ParkedMessage:
+        """Return one dead letter; `UnknownMessage` if it does not exist or does not match the filter."""
+        parked = await self._store.find(number)
+        if parked is None or not _matches(parked, choice, await self._owner(choice)):
             raise _unknown([number])
         return parked
 
     async def counts(self) -> dict[str, int]:
-        """How many letters each origin has, by its token in the subject: for those who watch."""
-        return await self._box.counts()
+        """Return the number of dead letters of each origin, by its token in the subject."""
+        return await self._store.counts()
 
     async def retry(
         self,
-        choice: Choice,
+        choice: DeadLetterFilter,
         *,
         dry_run: bool = False,
-        most: int | None = None,
-        advance: Callable[[int], None] = lambda _count: None,
+        limit: int | None = None,
+        advance: Callable[[int], None] = _ignore_progress,
     ) -> Report:
-        """Put letters back, the oldest position first; each once, however often it is tried.
+        """Redrive dead letters, the lowest position first. Each goes back once, however often this is called.
 
-        With `dry_run` nothing is done but told. `advance` hears how many more are dealt with.
+        `limit` selects the oldest ones. With `dry_run` only the report is made. `advance` is called with the number of
+        dead letters that are done.
         """
-        chosen = await self._choose(choice, most)
-        report = Report(chosen=len(chosen))
-        for each in chosen:
+        selected = await self._select_all(choice, limit)
+        report = Report(chosen=len(selected))
+        for each in selected:
             if each.error is not None:
                 report.failed.append(Failure(each.id, each.error.message, each.error.fix))
             else:
                 report.targets[each.subject] = report.targets.get(each.subject, 0) + 1
-        ready = sorted((each for each in chosen if each.error is None), key=_in_order)
+        ready = sorted((each for each in selected if each.error is None), key=_redrive_order)
         advance(len(report.failed))
         if dry_run:
             return report
         for name in dict.fromkeys(each.subscription for each in ready):
-            its = [each.id for each in ready if each.subscription == name]
-            for start in range(0, len(its), _PORTION):
-                portion = its[start : start + _PORTION]
-                report.add(await self._put_back(name, portion))
-                advance(len(portion))
+            ids = [each.id for each in ready if each.subscription == name]
+            for start in range(0, len(ids), _BATCH_SIZE):
+                batch = ids[start : start + _BATCH_SIZE]
+                report.add(await self._redrive(name, batch))
+                advance(len(batch))
         return report
 
     async def discard(
         self,
-        choice: Choice,
+        choice: DeadLetterFilter,
         *,
         dry_run: bool = False,
-        most: int | None = None,
-        advance: Callable[[int], None] = lambda _count: None,
+        limit: int | None = None,
+        advance: Callable[[int], None] = _ignore_progress,
     ) -> Report:
-        """Take letters out for good. What became of them stays noted, for the audit."""
-        chosen = [each.id for each in await self._choose(choice, most)]
-        report = Report(chosen=len(chosen))
-        for start in range(0, 0 if dry_run else len(chosen), _PORTION):
-            portion = chosen[start : start + _PORTION]
-            report.add(await asyncio.gather(*map(self._discard, portion)))
-            advance(len(portion))
+        """Delete dead letters. Their receipts stay, for the audit."""
+        ids = [each.id for each in await self._select_all(choice, limit)]
+        report = Report(chosen=len(ids))
+        for start in range(0, 0 if dry_run else len(ids), _BATCH_SIZE):
+            batch = ids[start : start + _BATCH_SIZE]
+            report.add(await asyncio.gather(*map(self._discard, batch)))
+            advance(len(batch))
         return report
 
-    async def keep(self, kept: timedelta) -> None:
-        """Keep letters for so long, and no longer; zero: for ever."""
-        await self._box.keep(kept, replicas=self._replicas)
+    async def set_retention(self, retention: timedelta) -> None:
+        """Set how long dead letters are kept; zero: for ever."""
+        await self._store.set_retention(retention, replicas=self._replicas)
 
-    async def _discard(self, number: int) -> Done:
-        """1. The receipt. 2. The letter goes. A crash in between leaves a letter that the next one removes."""
-        parked = await self._box.find(number)
+    async def _discard(self, number: int) -> RedriveResult:
+        """1. Write the receipt. 2. Delete the dead letter. After a crash in between, the next call deletes it."""
+        parked = await self._store.find(number)
         if parked is None:
-            return Done(number, gone=True)
+            return RedriveResult(number, gone=True)
         try:
             parked.check_understood()
-            settled = await self._box.receipt(parked)
+            receipt = await self._store.find_receipt(parked)
         except UnreadableRecord as error:
-            return Done(number, error=error)
-        if settled is None:
-            await self._box.settle(parked, Fate.DISCARDED)
-        removed = await self._box.remove(number)
-        return Done(number, gone=not removed or (settled is not None and settled.fate is Fate.RETRIED))
+            return RedriveResult(number, error=error)
+        if receipt is None:
+            await self._store.settle(parked, Resolution.DISCARDED)
+        removed = await self._store.remove(number)
+        return RedriveResult(
+            number, gone=not removed or (receipt is not None and receipt.resolution is Resolution.RETRIED)
+        )
 
-    async def close(self) -> None:
-        """End what is under way."""
-        await self._gate.close()
-        await self._desks.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _put_back(self, name: str | None, letters: Sequence[int]) -> Sequence[Done]:
+    async def _redrive(self, name: str | None, letters: Sequence[int]) -> Sequence[RedriveResult]:
         if name is None:
-            return await self._putting.elsewhere(letters)
+            return await self._redriver.to_other_queue(letters)
         try:
-            return await self._putting.to_subscription(await self._gate.look_again(name), letters)
+            return await self._redriver.to_subscription(await self._registrations.refresh(name), letters)
         except (UnknownSubscription, UnreadableRecord) as error:
-            return [Done(letter, error=error) for letter in letters]
+            return [RedriveResult(letter, error=error) for letter in letters]
 
-    async def _choose(self, choice: Choice, most: int | None) -> Sequence[_Chosen]:
-        """All that are meant, or the oldest of them, without their bytes. An id that is not there is an error."""
-        chosen: dict[int, _Chosen] = {}
-        async for parked in self._chosen(choice, 0):
-            if most is not None and len(chosen) == most:
+    async def _select_all(self, choice: DeadLetterFilter, limit: int | None) -> Sequence[_Selected]:
+        """Return all selected dead letters, or the oldest of them, without their bodies. Unknown ids are errors."""
+        selected: dict[int, _Selected] = {}
+        async for parked in self._select(choice, 0):
+            if limit is not None and len(selected) == limit:
                 break
-            chosen[parked.id] = _look(parked)
-        if choice.ids and not chosen:
+            selected[parked.id] = _with_target(parked)
+        if choice.ids and not selected:
             raise _unknown(choice.ids)
         for number in choice.ids:
-            if most is None and number not in chosen:
-                chosen[number] = _Chosen(number, error=_unknown([number]))
-        return tuple(chosen.values())
+            if limit is None and number not in selected:
+                selected[number] = _Selected(number, error=_unknown([number]))
+        return tuple(selected.values())
 
-    async def _chosen(self, choice: Choice, after: int) -> AsyncIterator[Parked]:
+    async def _select(self, choice: DeadLetterFilter, after: int) -> AsyncIterator[ParkedMessage]:
         owner = await self._owner(choice)
         if choice.ids:
             for number in sorted({*choice.ids}):
-                parked = await self._box.find(number) if number > after else None
-                if parked is not None and _fits(parked, choice, owner):
+                parked = await self._store.find(number) if number > after else None
+                if parked is not None and _matches(parked, choice, owner):
                     yield parked
             return
-        subjects = (LETTERS,) if owner is None else subjects_of(origins_of(owner.name))
+        subjects = (LETTER_SUBJECTS,) if owner is None else subjects_of(origins_of(owner.name))
         if owner is None and choice.origin is not None:
             subjects = subjects_of([choice.origin])
-        async for parked in self._merged(subjects, after):
-            if _fits(parked, choice, owner):
+        async for parked in self._merge(subjects, after):
+            if _matches(parked, choice, owner):
                 yield parked
 
-    async def _merged(self, subjects: Sequence[str], after: int) -> AsyncIterator[Parked]:
-        """What lies on some subjects, the oldest first."""
-        scans = [self._box.scan(subject, after) for subject in subjects]
+    async def _merge(self, subjects: Sequence[str], after: int) -> AsyncIterator[ParkedMessage]:
+        """Yield the dead letters on some subjects, the oldest first."""
+        scans = [self._store.scan(subject, after) for subject in subjects]
         heads = [await anext(scan, None) for scan in scans]
         while any(head is not None for head in heads):
             _, at = min((head.id, number) for number, head in enumerate(heads) if head is not None)
@@ -279,54 +259,37 @@ class DeadLetters:
             yield head
             heads[at] = await anext(scans[at], None)
 
-    async def _owner(self, choice: Choice) -> Registered | None:
-        return None if choice.subscription is None else await self._gate.look_again(choice.subscription)
-
-    async def _is_chosen(self, parked: Parked, choice: Choice) -> bool:
-        return _fits(parked, choice, await self._owner(choice))
+    async def _owner(self, choice: DeadLetterFilter) -> Registered | None:
+        return None if choice.subscription is None else await self._registrations.refresh(choice.subscription)
 
 
-def _fits(parked: Parked, choice: Choice, owner: Registered | None) -> bool:
+@contextlib.asynccontextmanager
+async def open_dead_letters(
+    queues: Queues, *, replicas: int = 1, reach: Callable[[CrashPoint], None] = _ignore_point
+) -> AsyncIterator[DeadLetters]:
+    """Open the dead letters with their own shared services, for a program that needs no other delivery service."""
+    async with SharedServices.build(queues, replicas=replicas) as shared:
+        yield DeadLetters(shared, reach=reach)
+
+
+def _matches(parked: ParkedMessage, choice: DeadLetterFilter, owner: Registered | None) -> bool:
     if owner is not None and (parked.letter is None or not belongs_to(parked.letter, owner)):
         return False
-    return choice.fits(parked)
+    return choice.matches(parked)
 
 
-def _look(parked: Parked) -> _Chosen:
+def _with_target(parked: ParkedMessage) -> _Selected:
     try:
-        way = way_back(parked)
+        target = redrive_target(parked)
     except (Refused, UnreadableRecord) as error:
-        return _Chosen(parked.id, error=error)
-    return _Chosen(parked.id, way.subscription, way.subject, way.place)
+        return _Selected(parked.id, error=error)
+    return _Selected(parked.id, target.subscription, target.subject, target.sort_position)
 
 
 def _unknown(numbers: Iterable[int]) -> UnknownMessage:
-    told = ", ".join(map(str, numbers))
-    return UnknownMessage(f"no dead letter {told}", fix="it was dealt with already, or never was there")
+    ids = ", ".join(map(str, numbers))
+    return UnknownMessage(f"no dead letter {ids}", fix="it was redriven or discarded already, or never existed")
 
 
-def _in_order(chosen: _Chosen) -> tuple[str, int, int]:
-    return chosen.subject, chosen.place, chosen.id
-
-
-def attempts_of(parked: Parked) -> tuple[Attempt, ...]:
-    """The attempts that were noted one by one; none where only their number is known."""
-    text = parked.letter.details.get(ATTEMPTS_LOG) if parked.letter is not None else None
-    try:
-        given: Any = json.loads(text) if isinstance(text, str) else []
-    except ValueError:
-        return ()
-    return tuple(_attempt(each) for each in given if isinstance(each, dict)) if isinstance(given, list) else ()
-
-
-def _attempt(given: dict[str, Any]) -> Attempt:
-    moment = None
-    with contextlib.suppress(ValueError):
-        moment = datetime.fromisoformat(str(given.get("time")))
-    status = given.get("status")
-    return Attempt(
-        time=moment,
-        status=status if isinstance(status, int) else None,
-        error=None if given.get("error") is None else str(given["error"]),
-        excerpt=None if given.get("excerpt") is None else str(given["excerpt"]),
-    )
+def _redrive_order(selected: _Selected) -> tuple[str, int, int]:
+    return selected.subject, selected.sort_position, selected.id

@@ -1,1 +1,1 @@
-"""Push: messages of subscriptions are sent to HTTP endpoints, which acknowledge them by a status code."""
+"""Push delivery: a worker sends the messages of push subscriptions to HTTP endpoints."""

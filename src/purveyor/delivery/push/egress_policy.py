@@ -1,7 +1,8 @@
-"""Which addresses push may reach: public ones, and those that the settings list. Pure, but for asking the resolver.
+"""Which addresses push may reach: public ones, and those that the settings allow.
 
-A name is resolved once, all its addresses are checked, and the connection is made to one of those: a name that points
-elsewhere a moment later reaches nothing. Without TLS push goes to listed addresses alone.
+A host name is resolved once, all its addresses are checked, and the connection goes to one of them: a name that
+resolves to another address a moment later (DNS rebinding) has no effect. Without TLS push reaches only addresses that
+the settings allow.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def parse_ranges(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Address ranges such as `10.0.0.0/8`, or single addresses; InvalidConfig names the one that is none.
+    """Parse address ranges such as `10.0.0.0/8`, or single addresses; raise InvalidConfig for an invalid one.
 
     >>> parse_ranges(["127.0.0.1", "10.1.0.0/16"])
     (IPv4Network('127.0.0.1/32'), IPv4Network('10.1.0.0/16'))
@@ -37,9 +38,9 @@ def parse_ranges(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody's endpoint may be there: no private, loopback, link-local or otherwise special address.
+    """Return whether an address is public: not private, loopback, link-local or otherwise special.
 
-    An IPv6 address that stands for an IPv4 one is judged by that.
+    An IPv6 address that embeds an IPv4 address is checked by that one.
 
     >>> [is_public(ipaddress.ip_address(text)) for text in ("93.184.216.34", "10.0.0.1", "169.254.169.254", "::1")]
     [True, False, False, False]
@@ -56,17 +57,17 @@ def is_public(address: Address) -> bool:
 
 
 def is_listed(address: Address, allowed: Sequence[Network]) -> bool:
-    """Whether the settings list an address."""
+    """Return whether the settings allow an address."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return any(each in network for network in allowed for each in (address, mapped) if each is not None)
 
 
 def check_address(endpoint: Endpoint, address: Address, allowed: Sequence[Network]) -> None:
-    """Refuse an address that push must not reach."""
+    """Raise `Refused` for an address that push must not reach."""
     listed = is_listed(address, allowed)
     if not listed and not is_public(address):
         raise Refused(
-            f"{endpoint.host} is {address}, which is no public address",
+            f"{endpoint.host} is {address}, which is not a public address",
             fix="list it in PURVEYOR_PUSH_ALLOW if push may reach it",
         )
     if not listed and endpoint.scheme != "https":
@@ -74,7 +75,7 @@ def check_address(endpoint: Endpoint, address: Address, allowed: Sequence[Networ
 
 
 def check_endpoint(url: str, allowed: Sequence[Network]) -> None:
-    """Refuse at once what can be seen to be refused later; InvalidInput. Names are resolved when something is sent."""
+    """Raise InvalidInput for a URL that push would refuse. Host names are resolved only when push connects."""
     endpoint = Endpoint.parse(url)
     address = _literal(endpoint.host)
     try:
@@ -87,7 +88,7 @@ def check_endpoint(url: str, allowed: Sequence[Network]) -> None:
 
 
 async def resolve(endpoint: Endpoint, allowed: Sequence[Network]) -> list[Address]:
-    """The addresses of an endpoint, all of them allowed. `Refused` if one is not, `Unavailable` if there are none."""
+    """Return the addresses of an endpoint. Raise `Refused` if one is not allowed, `Unavailable` if there are none."""
     literal = _literal(endpoint.host)
     if literal is not None:
         found: list[Address] = [literal]
@@ -96,7 +97,7 @@ async def resolve(endpoint: Endpoint, allowed: Sequence[Network]) -> list[Addres
         try:
             answers = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise Unavailable(f"{endpoint.host} cannot be resolved: {error}", fix="is the name right?") from None
+            raise Unavailable(f"{endpoint.host} cannot be resolved: {error}", fix="check the host name") from None
         found = [ipaddress.ip_address(str(answer[4][0]).partition("%")[0]) for answer in answers]
     for address in found:
         check_address(endpoint, address, allowed)

@@ -1,158 +1,277 @@
-"""The endpoints of one subscription: which of them has room, and what is learnt from every attempt.
+"""The endpoints of one subscription: choose one for each message, probe those that are down, build the requests.
 
-An endpoint that is down is left alone until its time comes; then a connection is tried before any message is taken for
-it, so that no attempt is spent on a host that is not there.
+An endpoint that is down gets no messages until its circuit breaker is half open. Then the pool opens a connection
+before any message is leased for it, so that no attempt is spent on a host that does not answer.
 """
 
 import asyncio
+import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
-from purveyor.delivery.push.circuit_breaker import State
-from purveyor.delivery.push.endpoint_sender import Lane, Secrets
-from purveyor.delivery.push.http_pool import why
-from purveyor.delivery.push.push_services import Shop
-from purveyor.delivery.push.retry_decision import Outcome, Verdict, What
-from purveyor.delivery.push.timer import Alarm
+from purveyor import __version__
+from purveyor.delivery.push.endpoint_health import BreakerState, ConcurrencyWindow, EndpointHealth
+from purveyor.delivery.push.http_pool import HostPool, HttpPool, describe_connect_error
+from purveyor.delivery.push.payloads import CONTENT_TYPE, encode, read_envelope
+from purveyor.delivery.push.push_problems import PushReporter
+from purveyor.delivery.push.retry_decision import Action, Decision, Outcome
+from purveyor.delivery.push.secret_encryption import SecretCipher
+from purveyor.delivery.push.signing import PushSecrets
+from purveyor.delivery.transitions import DeliveredMessage
 from purveyor.model.errors import Refused
-from purveyor.model.push_config import Push
+from purveyor.model.push_config import Endpoint, Push
+from purveyor.model.tracing import carrier_from_headers
 
-_REFUSED_SECONDS: Final = 30.0
-_OTHERS_PROBE_SECONDS: Final = 1.0
+_USER_AGENT: Final = f"purveyor/{__version__}"
+_REFUSED_PAUSE_SECONDS: Final = 30.0
+_OTHER_PROBE_SECONDS: Final = 1.0
+"""How long a subscription waits while another one probes the same endpoint."""
 
 
-class Lanes:
-    """See the module. `look_again` is called when there may be room where there was none.
+class EarliestTimer:
+    """A timer that fires once, at the earliest of the times it is set to."""
 
-    `hindered` hears of an endpoint why push must not go there, and nothing when it may.
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self._loop = asyncio.get_running_loop()
+        self._at = float("inf")
+        self._handle: asyncio.Handle | None = None
+
+    def set(self, seconds: float) -> None:
+        """Fire after this many seconds, unless it fires earlier anyway."""
+        at = self._loop.time() + seconds
+        if at < self._at:
+            self.cancel()
+            self._at = at
+            self._handle = self._loop.call_later(seconds, self._fire)
+
+    def cancel(self) -> None:
+        """Do not fire."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._at, self._handle = float("inf"), None
+
+    def _fire(self) -> None:
+        self._at, self._handle = float("inf"), None
+        self._callback()
+
+
+class EndpointSender:
+    """One subscription's access to one endpoint: requests, concurrency window and health."""
+
+    def __init__(self, endpoint: Endpoint, health: EndpointHealth, host: HostPool) -> None:
+        self.endpoint = endpoint
+        self.health = health
+        self.host = host
+        self.window = ConcurrencyWindow()
+        self.in_flight = 0
+        self.is_probing = False
+        """Whether it may send one message to test an endpoint whose breaker is half open."""
+        self.reported_refusal = ""
+        """The refusal of the endpoint that is shown in the status of the subscription."""
+
+    def configure(self, subscription: str, push: Push, secrets: PushSecrets) -> None:
+        """Apply new settings; the window and the health stay."""
+        self._subscription = subscription
+        self._format = push.format
+        self._secrets = secrets
+        self._signer = secrets.signer(time.time())
+        self._signer_valid_until = secrets.old_until if time.time() < secrets.old_until else float("inf")
+        bearer = "" if secrets.bearer_token is None else f"authorization: Bearer {secrets.bearer_token}\r\n"
+        self._head = (
+            f"POST {self.endpoint.path} HTTP/1.1\r\nhost: {self.endpoint.authority}\r\nuser-agent: {_USER_AGENT}\r\n"
+            f"accept: */*\r\ncontent-type: {CONTENT_TYPE}\r\n{bearer}"
+        ).encode("latin-1")
+
+    def capacity(self, now: float) -> int:
+        """Return how many more messages may be sent."""
+        if self.health.state(now) is BreakerState.CLOSED:
+            return max(self.window.limit - self.in_flight, 0)
+        return 1 if self.is_probing and not self.in_flight else 0
+
+    def has_capacity(self, now: float) -> bool:
+        """Return whether another message may be sent. It runs for every message, so it is fast."""
+        if self.health.breaker.open_until is None:
+            return self.window.size - self.in_flight >= 1
+        return self.capacity(now) > 0
+
+    def end_probe(self) -> None:
+        """End a probe that was not used, or whose outcome is known."""
+        if self.is_probing:
+            self.is_probing = False
+            self.health.breaker = self.health.breaker.cancel_probe()
+
+    def build_request(self, message: DeliveredMessage) -> bytes:
+        """Return the bytes of the request for a message."""
+        now = time.time()
+        if now >= self._signer_valid_until:
+            self._signer, self._signer_valid_until = self._secrets.signer(now), float("inf")
+        envelope = read_envelope(message, self._subscription)
+        body, headers = encode(self._format, message, envelope, self._subscription)
+        signature = self._signer.headers(envelope.id, int(now), body)
+        found = carrier_from_headers(message.headers)
+        trace = b"".join(b"%s: %s\r\n" % (name.encode(), value.encode()) for name, value in found.items())
+        return b"%s%s%s%scontent-length: %d\r\n\r\n%s" % (self._head, headers, trace, signature, len(body), body)
+
+
+class EndpointFactory:
+    """Creates endpoint senders. All subscriptions of a worker share connections, and the health of each URL."""
+
+    def __init__(self, http: HttpPool, cipher: SecretCipher) -> None:
+        self._http = http
+        self._cipher = cipher
+        self._health: weakref.WeakValueDictionary[str, EndpointHealth] = weakref.WeakValueDictionary()
+
+    def create_sender(self, endpoint: Endpoint) -> EndpointSender:
+        """Create a sender for one endpoint."""
+        health = self._health.get(endpoint.url)
+        if health is None:
+            health = self._health[endpoint.url] = EndpointHealth()
+        return EndpointSender(endpoint, health, self._http.host(endpoint))
+
+    def decrypt_secrets(self, push: Push) -> PushSecrets:
+        """Decrypt the secrets of a definition; raise InvalidInput if one is not available."""
+        return PushSecrets.decrypt(push, self._cipher)
+
+
+class EndpointPool:
+    """The endpoints of one subscription.
+
+    It calls `wake` when there may be capacity that was not there before, and sets `timer` to when there may be.
     """
 
     def __init__(
         self,
-        shop: Shop,
         name: str,
+        factory: EndpointFactory,
+        reporter: PushReporter,
         *,
-        look_again: Callable[[], None],
-        say: Callable[[str, str], None],
-        hindered: Callable[[str, str], None],
+        wake: Callable[[], None],
+        timer: EarliestTimer,
     ) -> None:
-        self._shop = shop
         self._name = name
-        self._look_again = look_again
-        self._say = say
-        self._hindered = hindered
+        self._factory = factory
+        self._reporter = reporter
+        self._wake = wake
+        self._timer = timer
         self._loop = asyncio.get_running_loop()
-        self._lanes: list[Lane] = []
+        self._senders: list[EndpointSender] = []
         self._probes: set[asyncio.Task[None]] = set()
-        self._alarm = Alarm(look_again)
 
     @property
     def window(self) -> int:
-        """How many may be under way to all of them."""
-        return sum(lane.flow.window for lane in self._lanes)
+        """How many messages may be in flight to all endpoints."""
+        return sum(sender.window.limit for sender in self._senders)
 
     def configure(self, push: Push) -> None:
-        """Take over settings; what was learnt of an endpoint that stays is kept. InvalidInput without its secrets."""
-        known: dict[str, Lane] = {lane.endpoint.url: lane for lane in self._lanes}
-        for lane in self._lanes:
-            lane.health.listeners.discard(self._look_again)
-        self._lanes = []
-        secrets = Secrets.open(push, self._shop.box)
+        """Apply settings, and keep the state of endpoints that stay. Raise InvalidInput if a secret is missing."""
+        known: dict[str, EndpointSender] = {sender.endpoint.url: sender for sender in self._senders}
+        for sender in self._senders:
+            sender.health.listeners.discard(self._wake)
+        self._senders = []
+        secrets = self._factory.decrypt_secrets(push)
         for endpoint in push.targets:
             found = known.pop(endpoint.url, None)
-            health, host = self._shop.health(endpoint.url), self._shop.sender.host(endpoint)
-            lane = Lane(endpoint, health, host) if found is None else found
-            lane.adopt(self._name, push, secrets)
-            lane.health.listeners.add(self._look_again)
-            self._lanes.append(lane)
-        for dropped in known.values():
-            dropped.end_probe()
-            self._hindered(dropped.endpoint.url, "")
+            sender = self._factory.create_sender(endpoint) if found is None else found
+            sender.configure(self._name, push, secrets)
+            sender.health.listeners.add(self._wake)
+            self._senders.append(sender)
+        for removed in known.values():
+            removed.end_probe()
+            self._reporter.set_problem(removed.endpoint.url, "")
 
-    def room(self) -> int:
-        """How many messages can be sent now; those that are down are seen to."""
+    def capacity(self) -> int:
+        """Return how many messages can be sent now, and start probes of endpoints that are down."""
         now = self._loop.time()
-        room = 0
-        for lane in self._lanes:
-            if lane.health.state(now) is not State.CLOSED and not lane.probing:
-                self._await_lane(lane, now)
-            if lane.health.refused or lane.refused:
-                lane.refused = lane.health.refused
-                self._hindered(lane.endpoint.url, lane.refused)
-            room += lane.room(now)
-        return room
+        total = 0
+        for sender in self._senders:
+            if sender.health.state(now) is not BreakerState.CLOSED and not sender.is_probing:
+                self._probe_when_due(sender, now)
+            if sender.health.refusal or sender.reported_refusal:
+                sender.reported_refusal = sender.health.refusal
+                self._reporter.set_problem(sender.endpoint.url, sender.reported_refusal)
+            total += sender.capacity(now)
+        return total
 
-    def choose(self, now: float) -> Lane | None:
-        """The one with the most room; None if there is none."""
-        if len(self._lanes) == 1:
-            only = self._lanes[0]
-            return only if only.has_room(now) else None
-        found = max(self._lanes, key=lambda lane: lane.room(now), default=None)
-        return found if found is not None and found.room(now) else None
+    def choose(self, now: float) -> EndpointSender | None:
+        """Return the endpoint with the most capacity; None if there is none."""
+        if len(self._senders) == 1:
+            only = self._senders[0]
+            return only if only.has_capacity(now) else None
+        found = max(self._senders, key=lambda sender: sender.capacity(now), default=None)
+        return found if found is not None and found.capacity(now) else None
 
-    def learn(self, lane: Lane, outcome: Outcome, verdict: Verdict, *, turn: int, slow: bool) -> None:
-        """What an attempt tells about the endpoint. `turn` is the round of its window in which it was sent."""
-        if verdict.what is What.ACKNOWLEDGE:
-            lane.flow = lane.flow.failed(turn) if slow else lane.flow.succeeded(lane.under_way)
-            lane.health.succeeded()
-            lane.probing = False
+    def record(
+        self, sender: EndpointSender, outcome: Outcome, decision: Decision, *, sent_in_round: int, is_slow: bool
+    ) -> None:
+        """Update window and health after an attempt. `sent_in_round`: the round of the window when it was sent."""
+        if decision.action is Action.ACKNOWLEDGE:
+            if is_slow:
+                sender.window = sender.window.record_failure(sent_in_round)
+            else:
+                sender.window = sender.window.record_success(sender.in_flight)
+            sender.health.record_success()
+            sender.is_probing = False
             return
-        now = self._loop.time()
+        now, health = self._loop.time(), sender.health
         if outcome.refused:
-            lane.health.asked_for_pause(now, _REFUSED_SECONDS)
-            lane.health.refused = outcome.words
-            self._say("refused", outcome.words)
+            health.pause(now, _REFUSED_PAUSE_SECONDS)
+            health.refusal = outcome.summary
+            self._reporter.report_event("refused", outcome.summary)
         elif outcome.sent:
-            lane.health.refused = ""
-            lane.flow = lane.flow.failed(turn)
-            if outcome.is_down:
-                lane.health.failed(now)
-            else:  # it is there, and does not like this message
-                lane.health.succeeded()
-            if verdict.pause_seconds:
-                lane.health.asked_for_pause(now, verdict.pause_seconds)
-            if lane.health.state(now) is State.OPEN:
-                self._say("down", f"{lane.endpoint.url}: {outcome.words}")
-        lane.end_probe()
+            health.refusal = ""
+            sender.window = sender.window.record_failure(sent_in_round)
+            if outcome.is_endpoint_down:
+                health.record_failure(now)
+            else:  # it answers, and rejects this message
+                health.record_success()
+            if decision.pause_seconds:
+                health.pause(now, decision.pause_seconds)
+            if health.state(now) is BreakerState.OPEN:
+                self._reporter.report_event("down", f"{sender.endpoint.url}: {outcome.summary}")
+        sender.end_probe()
 
     def end_probes(self) -> None:
-        """There is nothing to probe with."""
-        for lane in self._lanes:
-            if not lane.under_way:
-                lane.end_probe()
+        """End probes that no message can use, because the queue is empty."""
+        for sender in self._senders:
+            if not sender.in_flight:
+                sender.end_probe()
 
     async def close(self) -> None:
-        """Leave the endpoints to others."""
-        self._alarm.stop()
+        """Cancel probes and stop listening to the health of the endpoints."""
         for probe in self._probes:
             probe.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
-        for lane in self._lanes:
-            lane.health.listeners.discard(self._look_again)
-            lane.end_probe()
+        for sender in self._senders:
+            sender.health.listeners.discard(self._wake)
+            sender.end_probe()
 
-    def _await_lane(self, lane: Lane, now: float) -> None:
-        breaker = lane.health.breaker
-        if breaker.until is not None and now < breaker.until:
-            self._alarm.set(breaker.until - now + 0.001)
+    def _probe_when_due(self, sender: EndpointSender, now: float) -> None:
+        breaker = sender.health.breaker
+        if breaker.open_until is not None and now < breaker.open_until:
+            self._timer.set(breaker.open_until - now + 0.001)
         elif breaker.may_send(now):
-            lane.health.breaker = breaker.probe()
-            task = self._loop.create_task(self._probe(lane))
+            sender.health.breaker = breaker.start_probe()
+            task = self._loop.create_task(self._probe(sender))
             self._probes.add(task)
             task.add_done_callback(self._probes.discard)
         else:
-            self._alarm.set(_OTHERS_PROBE_SECONDS)
+            self._timer.set(_OTHER_PROBE_SECONDS)
 
-    async def _probe(self, lane: Lane) -> None:
+    async def _probe(self, sender: EndpointSender) -> None:
+        health = sender.health
         try:
-            await lane.host.probe()
-        except Exception as error:  # noqa: BLE001 - a probe that ended without an outcome would be the last one
-            lane.health.failed(self._loop.time())
-            lane.health.refused = why(error) if isinstance(error, Refused) else ""
-            self._say("refused" if lane.health.refused else "down", f"{lane.endpoint.url}: {why(error)}")
+            await sender.host.probe()
+        except Exception as error:  # noqa: BLE001 - a probe without an outcome would keep the breaker half open forever
+            health.record_failure(self._loop.time())
+            reason = describe_connect_error(error)
+            health.refusal = reason if isinstance(error, Refused) else ""
+            event = "refused" if health.refusal else "down"
+            self._reporter.report_event(event, f"{sender.endpoint.url}: {reason}")
         except asyncio.CancelledError:
-            lane.health.breaker = lane.health.breaker.give_up_probe()
+            health.breaker = health.breaker.cancel_probe()
             raise
         else:
-            lane.probing, lane.health.refused = True, ""
-        self._look_again()
+            sender.is_probing, health.refusal = True, ""
+        self._wake()

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection to an endpoint: a request goes out, and its answer comes back whole, or it has failed.
+"""One HTTP/1.1 connection to an endpoint: `send` writes a request and returns the outcome of the whole response.
 
-The parser is llhttp (httptools). What is particular to push: 102 is an answer, not a notice that one is on its way; an
-answer counts when it is whole; of a long body only the beginning is read; nothing is ever redirected.
+httptools (llhttp) parses the response. Push has four rules of its own: 102 is a final response; a response counts only
+when it is complete; of a long body only the beginning is read; redirects are never followed.
 """
 
 import asyncio
@@ -12,78 +12,114 @@ import httptools
 
 from purveyor.delivery.push.retry_decision import Outcome
 
-KEPT_BYTES: Final = 1000
-"""So much of a body is kept for people to read."""
-MOST_BYTES: Final = 256 << 10
-"""An answer longer than this is cut: its status counts, and the connection is closed."""
-_MOST_HEADER_BYTES: Final = 64 << 10
+KEPT_BODY_BYTES: Final = 1000
+"""This many bytes of a body are kept for operators to read."""
+MAX_RESPONSE_BYTES: Final = 256 << 10
+"""A longer response is cut: its status counts, and the connection is closed."""
+_MAX_HEADER_BYTES: Final = 64 << 10
 _PROCESSING: Final = 102
-_SWITCHING: Final = 101
-
-Done = Callable[[Outcome], None]
+_SWITCHING_PROTOCOLS: Final = 101
 
 
-class Exchange(asyncio.Protocol):
-    """See the module. `free` is called when it can take another request, `gone` when the connection is over."""
+class DeadlineExceeded(Exception):
+    """The deadline of a request has passed."""
 
-    def __init__(self, free: "Callable[[Exchange], None]", gone: "Callable[[Exchange], None]") -> None:
-        self._free = free
-        self._gone = gone
+
+class HttpConnection(asyncio.Protocol):
+    """A connection that carries one request at a time. It calls `on_lost` once, when it is closed by either side."""
+
+    def __init__(self, on_lost: "Callable[[HttpConnection], None]") -> None:
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._done: Done | None = None
+        self._outcome: asyncio.Future[Outcome] | None = None
+        """The outcome of the request in flight."""
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._closing = False
-        self.served = 0
-        """How many requests were answered here."""
+        self.responses = 0
+        """The number of complete responses that this connection has received."""
         self.idle_since = 0.0
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._received = 0
-        self._final = False
+        self._is_final = False
         self._in_body = False
-        self._until_end = True
+        self._ends_with_connection = True
         self._retry_after: str | None = None
         self._body = b""
 
     @property
-    def heard(self) -> bool:
-        """Whether anything came back for the request under way."""
+    def has_received(self) -> bool:
+        """Whether any byte of a response to the last request arrived."""
         return self._received > 0
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether another request may be sent."""
         transport = self._transport
-        return transport is not None and not self._closing and self._done is None and not transport.is_closing()
+        return transport is not None and not self._closing and self._outcome is None and not transport.is_closing()
 
-    def send(self, request: bytes, done: Done) -> None:
-        """One request; `done` hears the outcome, once. A timeout is the caller's."""
-        self._begin()
-        self._done = done
-        if self._transport is None or self._transport.is_closing():  # just now, and nobody was told yet
-            self._fail("no answer: connection lost")
-        else:
-            self._transport.write(request)
+    async def send(self, request: bytes, deadline: float) -> Outcome:
+        """Send one request and return its outcome. Raise `DeadlineExceeded` when the response is late.
 
-    def abandon(self) -> None:
-        """Nobody waits for the answer any more."""
-        self._done = None
+        A late response, or cancelling the call, closes the connection.
+        """
+        self._reset()
+        transport = self._transport
+        if transport is None or transport.is_closing():  # the endpoint closed it just now
+            self._closing = True
+            return Outcome(error="no answer: connection lost")
+        outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self._outcome = outcome
+        transport.write(request)
+        self._deadline = deadline
+        if self._timer is None or deadline < self._timer_at:
+            self._set_timer()
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            self._outcome = None
+            self.close()
+            raise
+
+    def _set_timer(self) -> None:
+        """Check the deadline when it is due. One timer serves many requests: one for each would cost too much."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(self._deadline, self._check_deadline), self._deadline
+
+    def _check_deadline(self) -> None:
+        self._timer = None
+        outcome = self._outcome
+        if outcome is None or self._closing:
+            return
+        if self._deadline > self._timer_at:  # of a later request
+            self._set_timer()
+            return
+        self._outcome = None
         self.close()
+        if not outcome.done():
+            outcome.set_exception(DeadlineExceeded())
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection at once."""
         self._closing = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
 
+    # Callbacks of asyncio.
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It stands."""
-        self._transport = cast("asyncio.Transport", transport)  # those of uvloop are none by name
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
 
     def data_received(self, data: bytes) -> None:
-        """A piece of an answer; without a request it is nonsense."""
-        if self._done is None:
+        """Parse a piece of the response. Data without a request in flight is a protocol error."""
+        if self._outcome is None:
             self.close()
             return
         self._received += len(data)
@@ -92,84 +128,87 @@ class Exchange(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._finish(close=True)
         except (httptools.HttpParserError, ValueError) as error:
-            # What follows a whole answer is nobody's: the answer stands, and the connection is not used again.
+            # Data behind a complete response belongs to no request: the response counts, the connection is closed.
             self.close()
             self._fail(f"not an HTTP answer: {error}")
-        if self._in_body and self._received > MOST_BYTES:
+        if self._in_body and self._received > MAX_RESPONSE_BYTES:
             self._finish(close=True)
-        elif not self._in_body and self._received > _MOST_HEADER_BYTES:
+        elif not self._in_body and self._received > _MAX_HEADER_BYTES:
             self.close()
             self._fail("the headers of the answer have no end")
 
     def eof_received(self) -> bool:
-        """The endpoint has nothing more to say; some answers end that way."""
-        self._ended()
+        """Handle the end of the stream; a response without a length ends this way."""
+        self._end()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Fail the request in flight and report that the connection is closed."""
         self._closing = True
-        self._ended(exc)
+        self._end(exc)
         self._transport = None
-        self._gone(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._on_lost(self)
 
-    def _ended(self, error: Exception | None = None) -> None:
-        if self._done is None:
+    def _end(self, error: Exception | None = None) -> None:
+        if self._outcome is None:
             self._closing = True
-            return
-        if error is None and self._in_body and self._until_end:
+        elif error is None and self._in_body and self._ends_with_connection:
             self._finish(close=True)
         else:
-            self._fail(
-                "the connection broke before the answer was whole" if self.heard else "no answer: connection lost"
-            )
+            lost = "the connection broke before the answer was whole"
+            self._fail(lost if self.has_received else "no answer: connection lost")
+
+    # Callbacks of httptools.
 
     def on_message_begin(self) -> None:
-        """Of the parser: an answer begins."""
-        if self._done is None:
+        """Refuse a response that no request asked for."""
+        if self._outcome is None:
             raise ValueError("more than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Of the parser: few headers matter."""
+        """Note Retry-After, and whether the response says how long it is."""
         lower = name.lower()
         if lower == b"retry-after":
             self._retry_after = value.decode("latin-1").strip()
         elif lower in (b"content-length", b"transfer-encoding"):
-            self._until_end = False
+            self._ends_with_connection = False
 
     def on_headers_complete(self) -> None:
-        """Of the parser."""
+        """Decide whether the response is final: other 1xx responses announce one."""
         status = self._parser.get_status_code()
-        self._final = status >= 200 or status in (_PROCESSING, _SWITCHING)
-        self._in_body = self._final
+        self._is_final = status >= 200 or status in (_PROCESSING, _SWITCHING_PROTOCOLS)
+        self._in_body = self._is_final
 
     def on_body(self, data: bytes) -> None:
-        """Of the parser: the beginning is kept."""
-        if len(self._body) < KEPT_BYTES:
-            self._body += data[: KEPT_BYTES - len(self._body)]
+        """Keep the beginning of the body."""
+        if len(self._body) < KEPT_BODY_BYTES:
+            self._body += data[: KEPT_BODY_BYTES - len(self._body)]
 
     def on_message_complete(self) -> None:
-        """Of the parser: the answer is whole, or it was a notice that one is on its way."""
-        if not self._final:
-            self._retry_after, self._until_end = None, True
+        """Finish the request if the response is final."""
+        if not self._is_final:
+            self._retry_after, self._ends_with_connection = None, True
             return
-        # After 102 the endpoint may still send the answer that others would wait for: not on our next request.
+        # After 102 the endpoint may still send the response that other clients wait for: it must not answer our next
+        # request.
         self._finish(close=not self._parser.should_keep_alive() or self._parser.get_status_code() < 200)
 
     def _finish(self, *, close: bool) -> None:
-        done, self._done = self._done, None
-        if done is None:
+        if self._outcome is None:
             return
-        self.served += 1
-        outcome = Outcome(status=self._parser.get_status_code(), retry_after=self._retry_after, body=self._body)
+        self.responses += 1
         if close:
             self.close()
-        else:
-            self._free(self)
-        done(outcome)
+        status = self._parser.get_status_code()
+        self._set(Outcome(status=status, retry_after=self._retry_after, body=self._body))
 
-    def _fail(self, why: str) -> None:
-        done, self._done = self._done, None
+    def _fail(self, error: str) -> None:
         self._closing = True
-        if done is not None:
-            done(Outcome(error=why, body=self._body))
+        self._set(Outcome(error=error, body=self._body))
+
+    def _set(self, outcome: Outcome) -> None:
+        future, self._outcome = self._outcome, None
+        if future is not None and not future.done():
+            future.set_result(outcome)

@@ -1,116 +1,231 @@
-"""The push worker at the counter where consumers fetch their messages: it takes many and answers for many at once.
+"""Leases and settles messages in bulk for push.
 
-The rules, the book and the queue are those of `pull`; so push workers, several of them, and consumers that pull may all
-serve one subscription.
+`PushLeases` uses the pull service: its lease rules, its delivery state and its queue. So several push workers, and
+consumers that pull, may serve one subscription. `settle` applies many results of one worker in a single transition.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from purveyor.delivery import lease_rules
-from purveyor.delivery.failure_history import log
-from purveyor.delivery.message_buffer import letter_of, position_of
-from purveyor.delivery.pull import Pull
-from purveyor.delivery.push.attempt_log import Attempts
-from purveyor.delivery.push.blocked_keys import ParkedKeys
-from purveyor.delivery.push.payloads import key_of
-from purveyor.delivery.push.settlement import Answers, settle
-from purveyor.delivery.state import Acked, Book, End, Pending
-from purveyor.delivery.state_writer import Desk, Step
-from purveyor.delivery.transitions import Delivered, Look, Order, acknowledged, rules_of
+from purveyor.delivery.dead_letters.park import as_attempt_log
+from purveyor.delivery.lease_types import AckTarget, LeasePolicy, NackRequest, Pending, dead_letter_id, position_of
+from purveyor.delivery.pull import PullService
+from purveyor.delivery.push.attempt_log import AttemptLog
+from purveyor.delivery.push.blocked_keys import BlockedKeys
+from purveyor.delivery.push.payloads import message_key
+from purveyor.delivery.state_writer import SharedServices, StateWriter, Transition
+from purveyor.delivery.transitions import (
+    DeliveredMessage,
+    PullRequest,
+    PullResult,
+    ack,
+    lease_policy,
+    to_milliseconds,
+)
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model import metrics
+from purveyor.model.ack_ranges import SeenMessages
+from purveyor.model.delivery_policy import OrderBy
+from purveyor.model.delivery_state import Delay, DeliveryState, FailedDelivery, Lease, SubjectKind
 from purveyor.model.errors import LeaseLost, UnknownSubscription
 from purveyor.model.push_config import AfterDeadLetter
-from purveyor.queues.client import Queues
 
 
-class Counter(Pull):
-    """See the module. `instance` is the name under which this process has messages."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What happens to messages that an instance has leased."""
 
-    def __init__(
-        self, queues: Queues, attempts: Attempts, parked: ParkedKeys, *, instance: str, replicas: int = 1
-    ) -> None:
-        super().__init__(queues, replicas=replicas)
+    instance: str
+    acked: Sequence[AckTarget] = ()
+    retry_delays: Mapping[int, int] = field(default_factory=dict)
+    """Messages to deliver again, each after a delay in milliseconds: an attempt was made."""
+    released: Sequence[int] = ()
+    """Messages to deliver again as if they had not been leased."""
+    renew_milliseconds: int | None = None
+    """The new duration of all leases of the instance, from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The next delivery state, and the messages that it newly acknowledges."""
+
+    state: DeliveryState
+    acked: tuple[AckTarget, ...] = ()
+
+
+class PushLeases:
+    """The leases of a push worker. `instance` is the name under which this process leases messages."""
+
+    def __init__(self, shared: SharedServices, attempts: AttemptLog, blocked: BlockedKeys, *, instance: str) -> None:
         self.instance = instance
+        self._pull = PullService(shared, give_up=self._give_up)
         self._attempts = attempts
-        self._parked = parked
+        self._blocked = blocked
 
-    async def look(self, name: str, most: int, lease_seconds: float) -> tuple[Look, float | None]:
-        """What there is now, without waiting; and in how many seconds time alone may bring more, if that is known."""
-        look = await self._look(name, Order(instance=self.instance, most=most, seconds=lease_seconds))
-        return look, None if look.again_at is None else max((look.again_at - self._now()) / 1000, 0.001)
+    async def lease(self, name: str, max_messages: int, lease_seconds: float) -> tuple[PullResult, float | None]:
+        """Lease available messages. Return also the seconds until time alone may make more available, if known."""
+        request = PullRequest(instance=self.instance, max_messages=max_messages, lease_seconds=lease_seconds)
+        result = await self._pull.pull_once(name, request)
+        at = result.next_check_at
+        return result, None if at is None else max((at - _now()) / 1000, 0.001)
 
-    async def settle(self, name: str, incarnation: str, answers: Answers) -> None:
-        """Make answers count, all in one write. `UnknownSubscription` if it is another by now."""
-        desk = await self._own_desk(name, incarnation)
-        rules = rules_of(desk)
+    async def settle(self, name: str, incarnation: str, settlement: Settlement) -> None:
+        """Commit a settlement in one write. Raise `UnknownSubscription` if the subscription was replaced."""
+        writer = await self._writer(name, incarnation)
+        policy = lease_policy(writer)
 
-        def decide(book: Book) -> Step[int]:
-            settled = settle(book, answers, self._now(), rules, desk.window.seen())
-            return Step(
-                value=len(settled.acknowledged),
-                book=None if settled.book is book else settled.book,
-                acked=settled.acknowledged,
-                frees=bool(answers.again or answers.unused),
+        def transition(state: DeliveryState) -> Transition[int]:
+            settled = settle(state, settlement, _now(), policy, writer.buffer.seen())
+            return Transition(
+                value=len(settled.acked),
+                state=None if settled.state is state else settled.state,
+                acked=settled.acked,
+                notifies=bool(settlement.retry_delays or settlement.released),
             )
 
-        count = await desk.decide(decide)
+        count = await writer.commit(transition)
         if count:
             metrics.ACKNOWLEDGED.add(name, by=count)
-        if answers.again:
-            metrics.RETURNED.add(name, by=len(answers.again))
+        if settlement.retry_delays:
+            metrics.RETURNED.add(name, by=len(settlement.retry_delays))
 
-    async def park(self, name: str, incarnation: str, message: Delivered, reason: str) -> bool:
-        """Store a message that failed for good as a dead letter; False if it is in other hands by now.
+    async def park(self, name: str, incarnation: str, message: DeliveredMessage, reason: str) -> bool:
+        """Store a message that is given up as a dead letter; return False if another instance has leased it by now.
 
-        It is acknowledged afterwards, by `settle`: after a crash between the two it is given up again, and is the same
-        dead letter.
+        `settle` acknowledges it afterwards. After a crash between the two, the message is given up again and becomes
+        the same dead letter.
         """
-        desk = await self._own_desk(name, incarnation)
+        writer = await self._writer(name, incarnation)
 
-        def check(book: Book) -> Step[Sequence[End]]:
-            book = lease_rules.expire(book, self._now())
-            lease_rules.held(book, message.sequence, self.instance)
-            return Step(value=book.ends.get(message.sequence, ()), empty=True)
+        def check(state: DeliveryState) -> Transition[Sequence[FailedDelivery]]:
+            state = lease_rules.expire_leases(state, _now())
+            lease_rules.require_lease(state, message.sequence, self.instance)
+            return Transition(value=state.failures.get(message.sequence, ()), needs_fresh_state=True)
 
         try:
-            ends = await desk.decide(check)
+            failures = await writer.commit(check)
         except LeaseLost:
             return False
-        body = await self._read(desk, message.sequence)
-        if body is not None:  # else somebody removed it
-            await self._store(desk, body, reason, message.num_delivered, ends)
+        stored = await writer.buffer.read(message.sequence)
+        if stored is not None:  # else an operator or a limit removed it
+            await self._store_dead_letter(writer, stored, reason, message.num_delivered, failures)
         return True
 
-    async def _give_up(self, desk: Desk, message: Pending, ends: Sequence[End]) -> None:
-        """A message that was out too often, the last time with a worker that did not live to tell what came of it."""
-        body = await self._read(desk, message.sequence)
-        headers = {} if body is None else body.headers
-        acked = Acked(message.sequence, message.kind, position_of(headers) or 0, letter_of(headers))
-        if body is not None:
-            attempts = desk.definition.retry.max_attempts or 0
-            await self._store(desk, body, f"not acknowledged after {attempts} deliveries", attempts, ends)
-        await desk.decide(lambda book: acknowledged(desk, book, [acked]))
-        await self._attempts.forget(desk.name, message.sequence, failed_before=True)
+    def invalidate(self, name: str) -> None:
+        """Read the registration of a subscription again before the next lease."""
+        self._pull.invalidate(name)
 
-    async def _store(self, desk: Desk, body: StoredMessage, reason: str, count: int, ends: Sequence[End]) -> None:
-        """1. The dead letter. 2. Its key is noted, if the later messages about it are to be parked too.
+    async def _give_up(self, writer: StateWriter, message: Pending, failures: Sequence[FailedDelivery]) -> None:
+        """Park a message that was delivered too often, the last time by a worker that crashed before it settled it."""
+        stored = await writer.buffer.read(message.sequence)
+        headers = {} if stored is None else stored.headers
+        target = AckTarget(message.sequence, message.kind, position_of(headers) or 0, dead_letter_id(headers))
+        if stored is not None:
+            attempts = writer.definition.retry.max_attempts or 0
+            reason = f"not acknowledged after {attempts} deliveries"
+            await self._store_dead_letter(writer, stored, reason, attempts, failures)
+        await writer.commit(lambda state: ack(writer, state, [target]))
+        await self._attempts.delete(writer.name, message.sequence)
 
-        It tells the attempts with their answers, and the leases of workers that did not live to note any. `Refused`
-        before 1 if no more keys can be noted.
+    async def _store_dead_letter(
+        self,
+        writer: StateWriter,
+        message: StoredMessage,
+        reason: str,
+        attempts: int,
+        failures: Sequence[FailedDelivery],
+    ) -> None:
+        """1. Store the dead letter. 2. Block its key, if the policy parks the later messages of the key too.
+
+        The dead letter lists the logged attempts, and the leases of workers that crashed before they logged one.
+        Raise `Refused` before step 1 if there is no space for another blocked key.
         """
-        name, incarnation, push = desk.name, desk.incarnation, desk.definition.push
-        parks_keys = push is not None and push.after_dead_letter is AfterDeadLetter.PARK_KEY
-        if parks_keys:
-            await self._parked.make_room(name, incarnation)
-        noted = await self._attempts.log(name, incarnation, body.sequence)
-        attempts = sorted([*noted, *log(ends)], key=lambda each: str(each.get("time")))
-        letter = await self._parking.park(desk, body, reason, count, attempts)
-        if parks_keys and (key := key_of(body.data)) is not None:
-            await self._parked.add(name, incarnation, key, letter)
+        name, incarnation, push = writer.name, writer.incarnation, writer.definition.push
+        blocks_keys = push is not None and push.after_dead_letter is AfterDeadLetter.PARK_KEY
+        if blocks_keys:
+            await self._blocked.make_space(name, incarnation)
+        logged = await self._attempts.read(name, incarnation, message.sequence)
+        log = sorted([*logged, *as_attempt_log(failures)], key=lambda each: str(each.get("time")))
+        dead_letter = await self._pull.dead_letter_writer.park(writer, message, reason, attempts, log)
+        if blocks_keys and (key := message_key(message.data)) is not None:
+            await self._blocked.block(name, incarnation, key, dead_letter)
 
-    async def _own_desk(self, name: str, incarnation: str) -> Desk:
-        desk = await self._desk(name)
-        if desk.incarnation != incarnation:
-            raise UnknownSubscription(f"subscription {name!r} was deleted meanwhile", fix="nothing is to be done")
-        return desk
+    async def _writer(self, name: str, incarnation: str) -> StateWriter:
+        writer = await self._pull.state_writer(name)
+        if writer.incarnation != incarnation:
+            raise UnknownSubscription(f"subscription {name!r} was deleted meanwhile", fix="nothing to do")
+        return writer
+
+
+def settle(
+    state: DeliveryState,
+    settlement: Settlement,
+    now: int,
+    policy: LeasePolicy,
+    seen: Mapping[SubjectKind, SeenMessages] | None = None,
+) -> Settled:
+    """Apply a settlement. Pure.
+
+    A message that is acknowledged, or that another instance has leased by now, stays as it is. An acknowledgement
+    counts even if another instance has the lease, as in the pull API.
+    """
+    after = lease_rules.expire_leases(state, now)
+    acked = tuple(each for each in settlement.acked if each.sequence not in after.acked(each.kind))
+    if acked:
+        after = lease_rules.ack(after, acked, seen)
+    if settlement.retry_delays:
+        after = _delay_retries(after, settlement, now, policy)
+    if settlement.released:
+        released = frozenset(settlement.released)
+        leases = (_without(lease, released, settlement.instance) for lease in after.leases)
+        after = after._replace(leases=tuple(lease for lease in leases if lease.sequences))
+    if (duration := settlement.renew_milliseconds) is not None:
+        after = after._replace(
+            leases=tuple(
+                lease._replace(until=now + duration, duration=duration)
+                if lease.instance == settlement.instance
+                else lease
+                for lease in after.leases
+            ),
+        )
+    return Settled(after, acked)
+
+
+def _delay_retries(state: DeliveryState, settlement: Settlement, now: int, policy: LeasePolicy) -> DeliveryState:
+    if policy.order_by is OrderBy.POSITION:
+        for sequence, delay in settlement.retry_delays.items():
+            try:
+                request = NackRequest(instance=settlement.instance, now=now, delay=delay, record_failure=False)
+                state = lease_rules.nack(state, sequence, request, policy)
+            except LeaseLost:
+                continue
+        return state
+    leases = {sequence: lease for lease in state.leases for sequence in lease.sequences}
+    counts, delayed, ended = dict(state.delivery_counts), dict(state.delayed), set()
+    for sequence, delay in settlement.retry_delays.items():
+        lease = leases.get(sequence)
+        if lease is None and sequence not in counts:
+            continue  # acknowledged, or never leased
+        if lease is not None:
+            if lease.instance != settlement.instance:
+                continue
+            counts[sequence] = counts.get(sequence, 0) + 1
+            ended.add(sequence)
+        if delay > 0:
+            delayed[sequence] = Delay(now + delay, delay)
+    kept = (_without(lease, frozenset(ended), settlement.instance) for lease in state.leases)
+    return state._replace(
+        delivery_counts=counts, delayed=delayed, leases=tuple(lease for lease in kept if lease.sequences)
+    )
+
+
+def _without(lease: Lease, sequences: frozenset[int], instance: str) -> Lease:
+    if lease.instance != instance or sequences.isdisjoint(lease.sequences):
+        return lease
+    return lease.without(sequences)
+
+
+def _now() -> int:
+    return to_milliseconds(time.time())

@@ -1,25 +1,29 @@
-"""Why a subscription is not pushed at present, for those who look at it: an address that is refused, a missing secret.
+"""Problems that stop the push of a subscription: logged, and shown in its status until they are solved.
 
-A worker that cannot send tells so in the bucket of attempts, under a key of the subscription, and tells it again as
-long as it is so. When the cause is gone it takes that back; what a worker told that is gone itself is old after a
-while, and counts no more. Nothing of it is needed for delivery.
+`PushReporter` collects the problems of one subscription. `PushProblems` stores them in the bucket of the attempt log,
+under a key of the subscription, and repeats that while the problem lasts. When the cause is gone, the worker deletes
+the record; a record of a worker that has ended becomes stale and is ignored. Delivery needs none of it.
+
+A loop of the worker survives every exception: it continues after a pause, and pauses double while failures follow each
+other. The first failure of a series, and each with a new reason, is logged with its traceback.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from purveyor.delivery.push.attempt_log import attempts_bucket
-from purveyor.delivery.push.circuit_breaker import LONGEST_PAUSE_SECONDS
-from purveyor.jetstream.direct_get import Wanted, read_page
+from purveyor.delivery.push.endpoint_health import OPEN_BACKOFF
+from purveyor.jetstream.direct_get import PageRequest, read_page
 from purveyor.jetstream.key_value import OPERATION, Bucket
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model import json_fields
+from purveyor.model.backoff import Backoff
 from purveyor.model.delivery_policy import Delivery
-from purveyor.model.errors import PurveyorError, Unavailable, UnknownMessage, UnknownStream, UnreadableRecord
+from purveyor.model.errors import PurveyorError, Unavailable, UnknownMessage, UnknownStream, UnreadableRecord, describe
 from purveyor.model.json_fields import Json
 from purveyor.model.stored_record import Kind
 from purveyor.queues.client import Queues
@@ -27,66 +31,151 @@ from purveyor.queues.permissions import PUSH_ATTEMPTS
 from purveyor.queues.registry import Registered
 
 _log = logging.getLogger(__name__)
-_AGAIN_SECONDS: Final = 20.0
-_AWAY_SECONDS: Final = 1.0
-_CLOSE_SECONDS: Final = 2.0
-_OLD: Final = timedelta(seconds=3 * LONGEST_PAUSE_SECONDS)
-"""A worker tries at least so often, and tells it each time."""
+UNAVAILABLE_PAUSE_SECONDS: Final = 1.0
+"""The pause after an error that a retry may cure, such as a server that does not answer."""
+_FAILURE_BACKOFF: Final = Backoff(1.0, 60.0)
+_SERIES_END_SECONDS: Final = 60.0
+"""After this time without a failure a new series begins."""
+_REPEAT_SECONDS: Final = 20.0
+_CLOSE_TIMEOUT_SECONDS: Final = 2.0
+_STALE_AFTER: Final = timedelta(seconds=3 * OPEN_BACKOFF.longest_seconds)
+"""A worker retries, and stores the problem again, more often than this."""
 _STREAM: Final = f"KV_{PUSH_ATTEMPTS}"
-_PAGE: Final = 500
-_TROUBLE: Final = Kind("trouble of push", ("incarnation", "reason", "since"))
+_PAGE_SIZE: Final = 500
+_PROBLEM: Final = Kind("push problem", ("incarnation", "reason", "since"))
+EventCallback = Callable[[str, str, str], None]
+"""Called with a subscription, the name of an event, and a description."""
+
+
+class FailureSeries:
+    """The unexpected exceptions of one loop. `what` names the loop in the log."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._count = 0
+        self._last_at = float("-inf")
+        self._logged = ""
+
+    def add(self, error: BaseException, now: float) -> str:
+        """Count an exception, log it if its description is new, and return the description."""
+        if now - self._last_at > self.pause_seconds + _SERIES_END_SECONDS:
+            self._count, self._logged = 0, ""
+        self._count += 1
+        self._last_at = now
+        description = describe(error)
+        if description != self._logged:
+            self._logged = description
+            _log.error("%s failed, and continues after a pause: %s", self._what, description, exc_info=error)
+        return description
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long the loop pauses now."""
+        return _FAILURE_BACKOFF.delay_seconds(self._count)
+
+
+class PushReporter:
+    """Reports events and problems of one subscription."""
+
+    def __init__(self, name: str, incarnation: str, problems: "PushProblems", on_event: EventCallback) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self._problems = problems
+        self._on_event = on_event
+        self._last_event = ""
+        self._reasons: dict[str, str] = {}
+        """Why nothing is sent, by the thing that has the problem: an endpoint, the secrets, an activity."""
+        self._failures: dict[str, FailureSeries] = {}
+
+    def report_event(self, event: str, description: str) -> None:
+        """Report an event, unless the last one had the same description."""
+        if description != self._last_event:
+            self._last_event = description
+            self._on_event(self.name, event, description)
+
+    def reset_events(self) -> None:
+        """Report the next event even if it repeats the last one: messages were delivered in between."""
+        self._last_event = ""
+
+    def set_problem(self, what: str, reason: str) -> None:
+        """Show a problem in the status of the subscription; an empty reason removes it."""
+        if reason:
+            self._reasons[what] = reason
+        elif self._reasons.pop(what, None) is None:
+            return
+        self._problems.set(self.name, self.incarnation, "; ".join(dict.fromkeys(self._reasons.values())))
+
+    def report_failure(self, activity: str, error: Exception) -> float:
+        """Report that an activity failed, and return the seconds to pause before the retry."""
+        if isinstance(error, PurveyorError) and error.retryable:
+            self.report_event("trouble", str(error))
+            return UNAVAILABLE_PAUSE_SECONDS
+        series = self._failures.setdefault(activity, FailureSeries(f"push of subscription {self.name}: {activity}"))
+        description = f"{activity} failed: {series.add(error, asyncio.get_running_loop().time())}"
+        self.report_event("failed", description)
+        self.set_problem(activity, description)
+        return series.pause_seconds
+
+    def clear_failure(self, activity: str) -> None:
+        """Remove the problem of an activity that succeeded."""
+        if activity in self._reasons:
+            self.set_problem(activity, "")
+
+    def close(self) -> None:
+        """Remove all problems."""
+        self._problems.set(self.name, self.incarnation, "")
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why nothing is sent, and since when the worker knows."""
+class PushProblem:
+    """Why a subscription is not pushed, and since when."""
 
     reason: str
     since: datetime
 
     def to_json(self) -> Json:
-        """As the surfaces show it."""
+        """Return the form that the API, the CLI and the console show."""
         return {"reason": self.reason, "since": self.since.isoformat()}
 
 
 @dataclass(slots=True)
-class _Told:
+class _CurrentProblem:
     reason: str
     since: datetime
-    at: float = float("-inf")
+    stored_at: float = float("-inf")
 
 
-class Troubles:
-    """What one worker tells. Written behind its back: a server that is away must not hold up anything."""
+class PushProblems:
+    """Stores the problems that one worker has. It writes in the background: a slow server must not delay push."""
 
     def __init__(self, queues: Queues, *, replicas: int = 1) -> None:
         self._queues = queues
         self._replicas = replicas
         self._bucket: Bucket | None = None
-        self._told: dict[str, _Told] = {}
+        self._current: dict[str, _CurrentProblem] = {}
         self._to_write: dict[str, bytes | None] = {}
         self._writing: asyncio.Task[None] | None = None
 
-    def tell(self, name: str, incarnation: str, reason: str) -> None:
-        """It is so, or still so; an empty reason takes back what was told."""
-        told = self._told.get(name)
+    def set(self, name: str, incarnation: str, reason: str) -> None:
+        """Store that a subscription has, or still has, a problem; an empty reason deletes the record."""
+        current = self._current.get(name)
         if not reason:
-            if told is not None:
-                del self._told[name]
+            if current is not None:
+                del self._current[name]
                 self._write_soon(name, None)
             return
-        if told is None or told.reason != reason:
-            told = self._told[name] = _Told(reason, datetime.now(UTC))
+        if current is None or current.reason != reason:
+            current = self._current[name] = _CurrentProblem(reason, datetime.now(UTC))
         now = asyncio.get_running_loop().time()
-        if now - told.at >= _AGAIN_SECONDS:
-            told.at = now
-            value = {"incarnation": incarnation, "reason": reason, "since": told.since.isoformat()}
-            self._write_soon(name, _TROUBLE.dump(value))
+        if now - current.stored_at >= _REPEAT_SECONDS:
+            current.stored_at = now
+            value = {"incarnation": incarnation, "reason": reason, "since": current.since.isoformat()}
+            self._write_soon(name, _PROBLEM.dump(value))
 
     async def close(self) -> None:
-        """Return when all that was told is written; what takes too long, because the server is away, is given up."""
+        """Wait for pending writes; give up if the server does not answer."""
         if self._writing is not None:
-            await asyncio.wait([self._writing], timeout=_CLOSE_SECONDS)
+            await asyncio.wait([self._writing], timeout=_CLOSE_TIMEOUT_SECONDS)
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
 
@@ -106,58 +195,58 @@ class Troubles:
                 else:
                     await self._bucket.put(_key(name), value)
             except Unavailable:
-                self._to_write.setdefault(name, value)  # unless there is something newer to tell
-                await asyncio.sleep(_AWAY_SECONDS)
+                self._to_write.setdefault(name, value)  # keep a newer value
+                await asyncio.sleep(UNAVAILABLE_PAUSE_SECONDS)
             except PurveyorError as error:
-                _log.debug("that subscription %s is not pushed cannot be told: %s", name, error)
+                _log.debug("the push problem of subscription %s is not stored: %s", name, error)
 
 
-async def troubles_of(queues: Queues, found: Sequence[Registered]) -> dict[str, Trouble]:
-    """Of some subscriptions those that are not pushed, though they should be, by their name."""
-    pushed = {each.name: each for each in found if each.record.definition.delivery is Delivery.PUSH}
-    told: dict[str, Trouble] = {}
-    for message in await _stored(queues, [*pushed]):
+async def read_problems(queues: Queues, subscriptions: Sequence[Registered]) -> dict[str, PushProblem]:
+    """Return the current push problems of some subscriptions, by name."""
+    pushed = {each.name: each for each in subscriptions if each.record.definition.delivery is Delivery.PUSH}
+    found: dict[str, PushProblem] = {}
+    for message in await _read_stored(queues, [*pushed]):
         name = message.subject.removeprefix(f"$KV.{PUSH_ATTEMPTS}.").rpartition(".")[0]
-        trouble = _read(message, pushed[name]) if name in pushed else None
-        if trouble is not None:
-            told[name] = trouble
-    return told
+        problem = _decode(message, pushed[name]) if name in pushed else None
+        if problem is not None:
+            found[name] = problem
+    return found
 
 
-async def _stored(queues: Queues, names: Sequence[str]) -> list[StoredMessage]:
-    """What is told of some: one is asked for by its name, of many all that there is."""
+async def _read_stored(queues: Queues, names: Sequence[str]) -> list[StoredMessage]:
+    """Read the stored problems: for one subscription its record, for several all records that there are."""
     found: list[StoredMessage] = []
     try:
         if len(names) == 1:
             return [await queues.streams.get_last(_STREAM, f"$KV.{PUSH_ATTEMPTS}.{_key(names[0])}")]
-        more, after = bool(names), 0
-        while more:
-            wanted = Wanted(subject=f"$KV.{PUSH_ATTEMPTS}.*.trouble", from_sequence=after + 1, count=_PAGE)
-            page = await read_page(queues, _STREAM, wanted)
+        has_more, after = bool(names), 0
+        while has_more:
+            request = PageRequest(subject=f"$KV.{PUSH_ATTEMPTS}.*.trouble", from_sequence=after + 1, count=_PAGE_SIZE)
+            page = await read_page(queues, _STREAM, request)
             found += page.messages
-            more = page.more and bool(page.messages)
+            has_more = page.has_more and bool(page.messages)
             after = found[-1].sequence if found else 0
     except (UnknownMessage, UnknownStream):
-        pass  # nobody ever told anything
+        pass  # no worker has stored a problem yet
     return found
 
 
-def _read(message: StoredMessage, found: Registered) -> Trouble | None:
-    old = message.timestamp is None or datetime.now(UTC) - message.timestamp > _OLD
-    if old or OPERATION in message.headers:
+def _decode(message: StoredMessage, subscription: Registered) -> PushProblem | None:
+    is_stale = message.timestamp is None or datetime.now(UTC) - message.timestamp > _STALE_AFTER
+    if is_stale or OPERATION in message.headers:
         return None
 
-    def build(given: Json) -> Trouble | None:
-        value = _TROUBLE.check(given)
-        if value.get("incarnation") != found.incarnation:
+    def build(given: Json) -> PushProblem | None:
+        value = _PROBLEM.check(given)
+        if value.get("incarnation") != subscription.incarnation:
             return None
-        reason = json_fields.text(value, "reason", _TROUBLE.what)
-        return Trouble(reason, json_fields.moment(value, "since", _TROUBLE.what))
+        reason = json_fields.text(value, "reason", _PROBLEM.what)
+        return PushProblem(reason, json_fields.moment(value, "since", _PROBLEM.what))
 
     try:
-        return _TROUBLE.read(message.data, build)
-    except UnreadableRecord as error:  # it is not pushed, for a reason that a newer worker tells
-        return Trouble(str(error), message.timestamp or datetime.now(UTC))
+        return _PROBLEM.read(message.data, build)
+    except UnreadableRecord as error:  # a newer worker stored it: there is a problem, with a reason we cannot read
+        return PushProblem(str(error), message.timestamp or datetime.now(UTC))
 
 
 def _key(name: str) -> str:

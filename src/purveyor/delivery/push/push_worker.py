@@ -1,7 +1,7 @@
-"""The push worker: one process that delivers all push subscriptions. Any number of them may run at once.
+"""The push worker: one process that delivers all push subscriptions. Any number of workers may run at once.
 
-It follows the registry, and has a line for each subscription that is pushed, active and not paused. A line that has
-nothing to do costs memory and nothing else: it is woken by a message, by the registry, or by the time of a retry.
+It watches the registry and runs a pusher for each subscription that is pushed, active and not paused. An idle pusher
+costs only memory: a new message, a change of the registry or a retry time wakes it.
 """
 
 import asyncio
@@ -10,22 +10,20 @@ import logging
 import os
 import socket
 import uuid
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from purveyor.delivery.push.attempt_log import Attempts
-from purveyor.delivery.push.blocked_keys import ParkedKeys
+from purveyor.delivery.push.attempt_log import AttemptLog
+from purveyor.delivery.push.blocked_keys import BlockedKeys
 from purveyor.delivery.push.egress_policy import Network
-from purveyor.delivery.push.endpoint_sender import Health
-from purveyor.delivery.push.http_pool import PER_HOST, Sender
-from purveyor.delivery.push.push_leases import Counter
-from purveyor.delivery.push.push_metrics import Setbacks
-from purveyor.delivery.push.push_problems import Troubles
-from purveyor.delivery.push.push_services import Shop
-from purveyor.delivery.push.secret_encryption import SecretBox
-from purveyor.delivery.push.subscription_pusher import Line
+from purveyor.delivery.push.endpoint_pool import EndpointFactory
+from purveyor.delivery.push.http_pool import DEFAULT_CONNECTIONS_PER_HOST, HttpPool
+from purveyor.delivery.push.push_leases import PushLeases
+from purveyor.delivery.push.push_problems import EventCallback, FailureSeries, PushProblems
+from purveyor.delivery.push.secret_encryption import SecretCipher
+from purveyor.delivery.push.subscription_pusher import PushServices, SubscriptionPusher
+from purveyor.delivery.state_writer import SharedServices
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.key_value import Entry
 from purveyor.model.delivery_policy import Delivery
@@ -36,68 +34,67 @@ from purveyor.queues.registrations import Registered, Unreadable, assemble
 from purveyor.queues.registry import SUBSCRIPTIONS
 
 _log = logging.getLogger(__name__)
-_AGAIN_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 _TICK_SECONDS: Final = 1.0
-_LOOK_SECONDS: Final = 300
-"""Every line looks for messages by itself after so long: whatever should have woken it, and did not."""
-_OPENINGS: Final = 32
-Tell = Callable[[str, str, str], None]
+_CHECK_INTERVAL_TICKS: Final = 300
+"""Every pusher checks its queue after this many ticks, in case a notification was lost."""
+_CLOSE_IDLE_INTERVAL_TICKS: Final = 10
+_CONCURRENT_FIRST_LEASES: Final = 32
 
 
-def _unheard(_name: str, _event: str, _words: str) -> None:
-    """Nobody listens."""
+def _ignore_event(_name: str, _event: str, _description: str) -> None:
+    """Ignore an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOptions:
-    """What can be chosen about a worker."""
+    """The options of a worker."""
 
-    box: SecretBox
+    cipher: SecretCipher
     allowed: Sequence[Network] = ()
-    per_host: int = PER_HOST
+    per_host: int = DEFAULT_CONNECTIONS_PER_HOST
     replicas: int = 1
     grace_seconds: float = 15.0
-    """So long it waits for answers when it is told to stop."""
-    tell: Tell = _unheard
+    """How long a worker that stops waits for responses."""
+    on_event: EventCallback = _ignore_event
 
 
-class Worker:
-    """See the module. `run` until `stop` is set; `ready` when every subscription is known."""
+class PushWorker:
+    """Delivers all push subscriptions: `run` until `stop` is set. `ready` is set when every subscription is known."""
 
     def __init__(self, queues: Queues, options: PushOptions) -> None:
         self._queues = queues
         self._options = options
         self.ready = asyncio.Event()
-        self._lines: dict[str, tuple[Line, asyncio.Task[None]]] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}
-        """Lines that wait for their last answers: until then no other takes messages for the same subscription."""
+        self._pushers: dict[str, tuple[SubscriptionPusher, asyncio.Task[None]]] = {}
+        self._stopping: dict[str, asyncio.Task[None]] = {}
+        """Pushers that wait for their last responses: until then no other leases messages of the subscription."""
         self._records: dict[str, Record] = {}
-        self._unread: dict[str, Unreadable] = {}
-        """Subscriptions that this worker does not understand, and leaves alone."""
-        self._setbacks: dict[str, Setbacks] = {}
-        self._registry_setbacks = Setbacks("the watch of the registry")
-        self._sweep_setbacks = Setbacks("the sweep of idle connections")
-        self._health: weakref.WeakValueDictionary[str, Health] = weakref.WeakValueDictionary()
-        attempts = Attempts(queues, replicas=options.replicas)
-        parked = ParkedKeys(queues, replicas=options.replicas)
+        self._unreadable: dict[str, Unreadable] = {}
+        """Subscriptions whose registration this worker does not understand. It does not push them."""
+        self._failures: dict[str, FailureSeries] = {}
+        self._registry_failures = FailureSeries("the watch of the registry")
+        self._idle_failures = FailureSeries("closing idle connections")
+        self._http = HttpPool(options.allowed, per_host=options.per_host)
+        self._shared = SharedServices.build(queues, replicas=options.replicas)
+        attempts = AttemptLog(queues, replicas=options.replicas)
+        blocked_keys = BlockedKeys(queues, replicas=options.replicas)
         instance = f"push-{socket.gethostname()[:60]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._shop = Shop(
+        self._services = PushServices(
             connection=queues.connection,
-            counter=Counter(queues, attempts, parked, instance=instance, replicas=options.replicas),
+            leases=PushLeases(self._shared, attempts, blocked_keys, instance=instance),
             subscriptions=Subscriptions(queues, replicas=options.replicas),
-            sender=Sender(options.allowed, per_host=options.per_host),
+            endpoints=EndpointFactory(self._http, options.cipher),
             attempts=attempts,
-            parked=parked,
-            troubles=Troubles(queues, replicas=options.replicas),
-            box=options.box,
-            health=self._health_of,
-            tell=options.tell,
-            openings=asyncio.Semaphore(_OPENINGS),
+            blocked_keys=blocked_keys,
+            problems=PushProblems(queues, replicas=options.replicas),
+            on_event=options.on_event,
+            first_leases=asyncio.Semaphore(_CONCURRENT_FIRST_LEASES),
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver. What is under way when it is told to stop is waited for, for a while."""
-        work = [asyncio.create_task(self._follow()), asyncio.create_task(self._tick())]
+        """Deliver until `stop` is set; then wait for the messages in flight, up to `grace_seconds`."""
+        work = [asyncio.create_task(self._watch_registry()), asyncio.create_task(self._tick())]
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([*work, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -112,139 +109,133 @@ class Worker:
             await self._close()
 
     async def _close(self) -> None:
-        for line, _ in self._lines.values():
-            line.stop()
+        for pusher, _ in self._pushers.values():
+            pusher.stop()
         self._records.clear()
-        tasks = [task for _, task in self._lines.values()] + [*self._ending.values()]
+        tasks = [task for _, task in self._pushers.values()] + [*self._stopping.values()]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=self._options.grace_seconds)
             for task in late:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self._shop.sender.close()
-        await self._shop.troubles.close()
-        await self._shop.counter.close()
+        self._http.close()
+        await self._services.problems.close()
+        await self._shared.close()
 
-    async def _follow(self) -> None:
-        """The registry, without end."""
+    async def _watch_registry(self) -> None:
+        """Watch the registry forever."""
         while True:
-            pause = _AGAIN_SECONDS
+            pause = _RETRY_SECONDS
             try:
-                await (await self._shop.subscriptions.registry()).list()  # makes its buckets if there are none
+                await (await self._services.subscriptions.registry()).list()  # creates its buckets if there are none
                 bucket = await self._queues.bucket(SUBSCRIPTIONS)
                 async with contextlib.aclosing(bucket.watch()) as changes:
                     async for entry in changes:
                         if entry is None:
                             self.ready.set()
                         else:
-                            self._heard(entry)
+                            self._apply(entry)
             except PurveyorError as error:
-                _log.warning("the registry of subscriptions cannot be followed: %s", error)
-            except Exception as error:  # noqa: BLE001 - without it no subscription would begin or end any more
-                self._registry_setbacks.add(error, asyncio.get_running_loop().time())
-                pause = self._registry_setbacks.pause_seconds
+                _log.warning("the registry of subscriptions cannot be watched: %s", error)
+            except Exception as error:  # noqa: BLE001 - without the watch no subscription would start or stop any more
+                self._registry_failures.add(error, asyncio.get_running_loop().time())
+                pause = self._registry_failures.pause_seconds
             await asyncio.sleep(pause)
 
-    def _heard(self, entry: Entry) -> None:
+    def _apply(self, entry: Entry) -> None:
+        """Apply a change of the registry."""
         name, _, part = entry.key.rpartition(".")
         if part == "prefill":
-            if name in self._lines:
-                self._lines[name][0].look_again()
+            if name in self._pushers:
+                self._pushers[name][0].check_queue()
         elif part == "definition":
             self._records.pop(name, None)
             if entry.deleted:
-                self._setbacks.pop(name, None)
-            before = self._unread.pop(name, None)
+                self._failures.pop(name, None)
+            before = self._unreadable.pop(name, None)
             match assemble(name, {"definition": (entry.revision, None if entry.deleted else entry.value)}):
                 case Registered() as found:
                     self._records[name] = found.record
                 case Unreadable() as found:
-                    self._unread[name] = found
-                    self._options.tell(name, "unreadable", found.reason)
+                    self._unreadable[name] = found
+                    self._options.on_event(name, "unreadable", found.reason)
                 case None:
                     pass
-            if before is not None and name not in self._unread:
-                self._shop.troubles.tell(name, before.incarnation or "", "")
-            self._arrange(name)
+            if before is not None and name not in self._unreadable:
+                self._services.problems.set(name, before.incarnation or "", "")
+            self._reconcile(name)
 
-    def _arrange(self, name: str) -> None:
-        """A line if there should be one, none if not; tried again if that fails."""
+    def _reconcile(self, name: str) -> None:
+        """Start, update or stop the pusher of a subscription; try again later if that fails."""
         try:
-            self._arrange_line(name)
-        except Exception as error:  # noqa: BLE001 - the other subscriptions are not concerned
-            asyncio.get_running_loop().call_later(self._failed(name, error), self._arrange, name)
+            self._start_or_stop(name)
+        except Exception as error:  # noqa: BLE001 - the other subscriptions are not affected
+            asyncio.get_running_loop().call_later(self._report_failure(name, error), self._reconcile, name)
 
-    def _arrange_line(self, name: str) -> None:
+    def _start_or_stop(self, name: str) -> None:
         record = self._records.get(name)
         wanted = record if record is not None and _is_pushed(record) else None
-        line, task = self._lines.get(name, (None, None))
-        if line is not None and (wanted is None or wanted.incarnation != line.incarnation):
-            line.stop()
+        pusher, task = self._pushers.get(name, (None, None))
+        if pusher is not None and (wanted is None or wanted.incarnation != pusher.incarnation):
+            pusher.stop()
             assert task is not None
-            self._ending[name] = task
-            del self._lines[name]
-            task.add_done_callback(lambda _: self._ended(name))
-            line = None
-        if wanted is None or name in self._ending:
+            self._stopping[name] = task
+            del self._pushers[name]
+            task.add_done_callback(lambda _: self._on_stopped(name))
+            pusher = None
+        if wanted is None or name in self._stopping:
             return
-        found = Registered(record=wanted, revision=0)
-        if line is not None:
-            self._shop.counter.forget(name)
-            line.update(found)
+        self._services.leases.invalidate(name)
+        registered = Registered(record=wanted, revision=0)
+        if pusher is not None:
+            pusher.update(registered)
             return
-        self._shop.counter.forget(name)
-        line = Line(self._shop, found)
-        task = asyncio.create_task(line.run())
-        task.add_done_callback(lambda done: self._line_over(name, done))
-        self._lines[name] = (line, task)
+        pusher = SubscriptionPusher(self._services, registered)
+        task = asyncio.create_task(pusher.run())
+        task.add_done_callback(lambda done: self._on_ended(name, done))
+        self._pushers[name] = (pusher, task)
 
-    def _ended(self, name: str) -> None:
-        self._ending.pop(name, None)
-        self._arrange(name)
+    def _on_stopped(self, name: str) -> None:
+        self._stopping.pop(name, None)
+        self._reconcile(name)
 
-    def _line_over(self, name: str, task: "asyncio.Task[None]") -> None:
-        """A line has ended by itself: its subscription is gone or paused, which the registry tells; or by a defect."""
-        if self._lines.get(name, (None, None))[1] is not task:
+    def _on_ended(self, name: str, task: "asyncio.Task[None]") -> None:
+        """Handle a pusher that ended by itself: the registry reports a deleted or paused one, an error restarts it."""
+        if self._pushers.get(name, (None, None))[1] is not task:
             return
-        incarnation = self._lines.pop(name)[0].incarnation
+        incarnation = self._pushers.pop(name)[0].incarnation
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            pause = self._failed(name, error)
-            self._shop.troubles.tell(name, incarnation, describe(error))
-            asyncio.get_running_loop().call_later(pause, self._arrange, name)
+            pause = self._report_failure(name, error)
+            self._services.problems.set(name, incarnation, describe(error))
+            asyncio.get_running_loop().call_later(pause, self._reconcile, name)
 
-    def _failed(self, name: str, error: BaseException) -> float:
-        """Report a defect in the delivery of a subscription, and return the seconds to pause."""
-        series = self._setbacks.setdefault(name, Setbacks(f"push of subscription {name}"))
-        self._options.tell(name, "failed", series.add(error, asyncio.get_running_loop().time()))
+    def _report_failure(self, name: str, error: BaseException) -> float:
+        """Report an unexpected error in the push of a subscription, and return the seconds to pause."""
+        series = self._failures.setdefault(name, FailureSeries(f"push of subscription {name}"))
+        self._options.on_event(name, "failed", series.add(error, asyncio.get_running_loop().time()))
         return series.pause_seconds
 
     async def _tick(self) -> None:
-        """See to what nobody wakes us for: connections not used for long, and a server that came back."""
+        """Do what no event triggers: close idle connections, and check all queues after a reconnect."""
         generation, turn = self._queues.connection.generation, 0
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             turn += 1
-            for name, found in self._unread.items():
-                self._shop.troubles.tell(name, found.incarnation or "", found.reason)
-            again = self._queues.connection.generation != generation
+            for name, found in self._unreadable.items():
+                self._services.problems.set(name, found.incarnation or "", found.reason)
+            has_reconnected = self._queues.connection.generation != generation
             generation = self._queues.connection.generation
-            for number, (line, _) in enumerate([*self._lines.values()]):
-                if again or (number + turn) % _LOOK_SECONDS == 0:
-                    line.look_again()
-            if turn % 10 == 0:
+            for number, (pusher, _) in enumerate([*self._pushers.values()]):
+                if has_reconnected or (number + turn) % _CHECK_INTERVAL_TICKS == 0:
+                    pusher.check_queue()
+            if turn % _CLOSE_IDLE_INTERVAL_TICKS == 0:
                 try:
-                    self._shop.sender.sweep()
+                    self._http.close_idle()
                 except Exception as error:  # noqa: BLE001 - connections that are not closed now are closed later
-                    self._sweep_setbacks.add(error, asyncio.get_running_loop().time())
-
-    def _health_of(self, url: str) -> Health:
-        found = self._health.get(url)
-        if found is None:
-            found = self._health[url] = Health()
-        return found
+                    self._idle_failures.add(error, asyncio.get_running_loop().time())
 
 
 def _is_pushed(record: Record) -> bool:
-    pushed = record.definition.delivery is Delivery.PUSH
-    return pushed and record.state is RecordState.ACTIVE and not record.paused
+    is_push = record.definition.delivery is Delivery.PUSH
+    return is_push and record.state is RecordState.ACTIVE and not record.paused

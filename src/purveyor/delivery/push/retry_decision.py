@@ -1,4 +1,4 @@
-"""What becomes of a message after an attempt to push it: acknowledged, sent again later, given up. Pure."""
+"""Decide what happens to a message after an attempt to push it: acknowledge, retry later, give up. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -7,92 +7,98 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final, NamedTuple
 
-from purveyor.delivery.failure_history import EXCERPT
+from purveyor.delivery.dead_letters.park import MAX_EXCERPT_CHARACTERS
 from purveyor.model.delivery_policy import LONGEST_DELAY_SECONDS, RetryPolicy
 from purveyor.model.json_fields import Json
 from purveyor.model.push_config import Push
 
-_GONE: Final = 410
-_BUSY: Final = frozenset({408, 425, 429})
-_ASKS_FOR_PAUSE: Final = frozenset({429, 503})
+_STATUS_GONE: Final = 410
+_STATUSES_BUSY: Final = frozenset({408, 425, 429})
+_STATUSES_ASKING_FOR_PAUSE: Final = frozenset({429, 503})
 
 
-class What(Enum):
-    """What to do with the message."""
+class Action(Enum):
+    """What to do with a message."""
 
     ACKNOWLEDGE = "acknowledge"
     RETRY = "retry"
     GIVE_UP = "give up"
     DISABLE = "disable"
-    """The endpoint is gone for good: the whole subscription is paused, and the message stays in its queue."""
+    """The endpoint is gone for good: pause the subscription, and keep the message in its queue."""
     RELEASE = "release"
-    """It was not sent: that is no attempt."""
+    """The message was not sent: this does not count as an attempt."""
 
 
 class Outcome(NamedTuple):
-    """How an attempt ended: with a status, or without one and an error that says why."""
+    """How an attempt ended: with a status, or without one and with an error."""
 
     status: int | None = None
     error: str | None = None
     retry_after: str | None = None
-    """The header, as it came."""
+    """The Retry-After header as received."""
     body: bytes = b""
-    """The beginning of the answer."""
+    """The beginning of the response body."""
     sent: bool = True
     refused: bool = False
-    """The endpoint is where push must not go."""
+    """Whether the egress policy refused the endpoint."""
 
     @property
-    def is_down(self) -> bool:
-        """Whether it says something about the endpoint, and not about the message."""
-        return self.status is None or self.status >= 500 or self.status in _BUSY
+    def is_endpoint_down(self) -> bool:
+        """Whether the outcome says something about the endpoint rather than about the message."""
+        return self.status is None or self.status >= 500 or self.status in _STATUSES_BUSY
 
     @property
     def excerpt(self) -> str:
-        """The beginning of the answer as a line of text."""
-        text = self.body[: EXCERPT * 4].decode("utf-8", "replace")
-        return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:EXCERPT]
+        """The beginning of the response body as one printable line."""
+        text = self.body[: MAX_EXCERPT_CHARACTERS * 4].decode("utf-8", "replace")
+        printable = "".join(char if char.isprintable() else " " for char in text)
+        return " ".join(printable.split())[:MAX_EXCERPT_CHARACTERS]
 
     @property
-    def words(self) -> str:
-        """In a few words."""
+    def summary(self) -> str:
+        """The error, or the status."""
         return self.error or (f"status {self.status}" if self.status is not None else "no answer")
 
-    def log_entry(self, at: datetime) -> Json:
-        """As it is kept with a dead letter."""
+    @property
+    def summary_with_excerpt(self) -> str:
+        """The summary and the beginning of the response, as the reason of a dead letter quotes them."""
+        return f"{self.summary}: {self.excerpt}" if self.excerpt else self.summary
+
+    def to_log_entry(self, at: datetime) -> Json:
+        """Return the entry for the attempt log of a dead letter."""
         return {"time": at.isoformat(), "status": self.status, "error": self.error, "excerpt": self.excerpt}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The decision. `pause_seconds`: the endpoint wants to be left alone for so long."""
+class Decision:
+    """What to do. `delay_seconds`: before the retry. `pause_seconds`: the endpoint asks for no requests this long."""
 
-    what: What
+    action: Action
     delay_seconds: float = 0.0
     pause_seconds: float = 0.0
 
 
-_ACKNOWLEDGED: Final = Verdict(What.ACKNOWLEDGE)
+_ACKNOWLEDGE: Final = Decision(Action.ACKNOWLEDGE)
 
 
-def judge(outcome: Outcome, push: Push, retry: RetryPolicy, attempt: int, chance: float) -> Verdict:
-    """Decide. `attempt` counts this one; `chance` from 0 to 1 spreads those who failed at the same time."""
+def decide(outcome: Outcome, push: Push, retry: RetryPolicy, attempt: int, jitter: float) -> Decision:
+    """Decide. `attempt` counts this one; `jitter` from 0 to 1 spreads messages that failed at the same time."""
     status = outcome.status
     if status is not None and push.ack_codes.acknowledges(status):
-        return _ACKNOWLEDGED
+        return _ACKNOWLEDGE
     if not outcome.sent:
-        return Verdict(What.RELEASE)
-    if status == _GONE:
-        return Verdict(What.DISABLE)
-    asked = retry_after_seconds(outcome.retry_after, datetime.now(UTC))
-    pause = asked if status in _ASKS_FOR_PAUSE else 0.0
+        return Decision(Action.RELEASE)
+    if status == _STATUS_GONE:
+        return Decision(Action.DISABLE)
+    requested = retry_after_seconds(outcome.retry_after, datetime.now(UTC))
+    pause = requested if status in _STATUSES_ASKING_FOR_PAUSE else 0.0
     if retry.max_attempts is not None and attempt >= retry.max_attempts:
-        return Verdict(What.GIVE_UP, pause_seconds=pause)
-    return Verdict(What.RETRY, max(backoff_seconds(retry, attempt, chance), asked), pause)
+        return Decision(Action.GIVE_UP, pause_seconds=pause)
+    return Decision(Action.RETRY, max(backoff_seconds(retry, attempt, jitter), requested), pause)
 
 
-def backoff_seconds(retry: RetryPolicy, attempt: int, chance: float) -> float:
-    """The pause before the next attempt: doubled each time, and up to a half of it left to chance.
+def backoff_seconds(retry: RetryPolicy, attempt: int, jitter: float) -> float:
+    """Return the delay before the next attempt: doubled each time, with up to half of it random.
 
     >>> policy = RetryPolicy(min_backoff_seconds=1.0, max_backoff_seconds=60.0)
     >>> [backoff_seconds(policy, attempt, 0.0) for attempt in (1, 2, 3, 10)]
@@ -100,12 +106,12 @@ def backoff_seconds(retry: RetryPolicy, attempt: int, chance: float) -> float:
     >>> [backoff_seconds(policy, attempt, 1.0) for attempt in (1, 2, 3, 10)]
     [1.0, 2.0, 4.0, 60.0]
     """
-    whole = retry.backoff_seconds(attempt)
-    return max(whole * (0.5 + chance / 2), min(retry.min_backoff_seconds, whole))
+    full = retry.backoff_seconds(attempt)
+    return max(full * (0.5 + jitter / 2), min(retry.min_backoff_seconds, full))
 
 
 def retry_after_seconds(text: str | None, now: datetime) -> float:
-    """How long a `Retry-After` asks to wait: in seconds or as a date; 0 if it says nothing that can be read.
+    """Return the delay that a `Retry-After` header asks for, in seconds or as a date; 0 if it is not readable.
 
     >>> retry_after_seconds("120", datetime(2026, 1, 1, tzinfo=UTC))
     120.0

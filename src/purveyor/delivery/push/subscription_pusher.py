@@ -1,8 +1,11 @@
-"""One subscription of a push worker: takes messages as the endpoints have room, sends them, and answers for them.
+"""The push loop of one subscription: lease messages as the endpoints have capacity, send them, settle the results.
 
-One turn settles what came back and takes as many messages more, in one write of the book. A message is taken when it
-can be sent at once; so after a crash all that was taken counts as attempted, and comes back when its lease is over.
-In strict order several are taken, and sent one after another; when one fails, those behind it go back unused.
+One turn settles the results that arrived and leases as many messages again. A message is leased only when it can be
+sent at once; so after a crash every leased message counts as attempted, and is delivered again when its lease expires.
+Each message is sent by a task of the loop's task group: build the request, await the response, decide, keep the result.
+
+In strict order (`order_by: position`) the loop leases several messages and one task sends them one after another. When
+one fails, the loop releases those behind it.
 """
 
 import asyncio
@@ -10,381 +13,413 @@ import contextlib
 import random
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
-from purveyor.delivery.push.answer import Answer, together
-from purveyor.delivery.push.concurrency_window import is_slow
-from purveyor.delivery.push.endpoint_pool import Lanes
-from purveyor.delivery.push.endpoint_sender import Lane
-from purveyor.delivery.push.failure_reasons import Failures
-from purveyor.delivery.push.listener import Ear
-from purveyor.delivery.push.push_metrics import AWAY_SECONDS, Reports
-from purveyor.delivery.push.push_services import Shop
-from purveyor.delivery.push.retry_decision import Outcome, Verdict, What, judge
-from purveyor.delivery.push.timer import Alarm
-from purveyor.delivery.transitions import Delivered, Look, refused
+from purveyor.delivery.notifier import Listener
+from purveyor.delivery.push.attempt_log import AttemptLog
+from purveyor.delivery.push.blocked_keys import BlockedKeys
+from purveyor.delivery.push.endpoint_health import is_slow
+from purveyor.delivery.push.endpoint_pool import EarliestTimer, EndpointFactory, EndpointPool, EndpointSender
+from purveyor.delivery.push.push_leases import PushLeases
+from purveyor.delivery.push.push_problems import UNAVAILABLE_PAUSE_SECONDS, EventCallback, PushProblems, PushReporter
+from purveyor.delivery.push.retry_decision import Action, Decision, Outcome, decide
+from purveyor.delivery.push.settlement import PushResult, ResultSettler
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.delivery.transitions import DeliveredMessage, PullResult, limit_error
+from purveyor.jetstream.connection import Connection
 from purveyor.model import metrics, tracing
 from purveyor.model.delivery_policy import OrderBy
 from purveyor.model.errors import PrefillFailed, PurveyorError, UnknownSubscription, describe
 from purveyor.model.push_config import AfterDeadLetter, Push
+from purveyor.model.subscription import Subscription
 from purveyor.queues.registry import Registered
 
-_LARGEST_BATCH: Final = 100
-_STRICT_AT_ONCE: Final = 50
+_MAX_SETTLED_BATCH: Final = 100
+_MAX_STRICT_BATCH: Final = 50
 _FLUSH_SECONDS: Final = 0.005
-_STUCK_SECONDS: Final = 30.0
+_RECONFIGURE_SECONDS: Final = 30.0
 _SECRETS: Final = "secrets"
-_WINDOW: Final = "the window"
-_TAKING: Final = "taking messages"
+_LEASE_LIMIT: Final = "the window"
+_LEASING: Final = "taking messages"
 _ANSWERING: Final = "reading an answer"
 _SETTLING: Final = "settling messages"
 
 
-class Line:
-    """See the module. `run` until `stop`; `update` when the registry says something new."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushServices:
+    """The objects that all subscriptions of a push worker share."""
 
-    def __init__(self, shop: Shop, found: Registered) -> None:
-        self.name = found.name
-        self.incarnation = found.incarnation
-        self._shop = shop
+    connection: Connection
+    leases: PushLeases
+    subscriptions: Subscriptions
+    endpoints: EndpointFactory
+    attempts: AttemptLog
+    blocked_keys: BlockedKeys
+    problems: PushProblems
+    on_event: EventCallback
+    first_leases: asyncio.Semaphore
+    """Limits how many subscriptions lease for the first time at once."""
+
+
+class SubscriptionPusher:
+    """Pushes one subscription: `run` until `stop`, `update` when its definition changes."""
+
+    def __init__(self, services: PushServices, registered: Registered) -> None:
+        self.name = registered.name
+        self.incarnation = registered.incarnation
+        self._services = services
         self._loop = asyncio.get_running_loop()
-        self._found = found
-        self._push = _push_of(found)
-        self._changed = True
+        self._definition = registered.record.definition
+        self._push = _push_config(self._definition)
+        self._needs_configuring = True
         self._wake = asyncio.Event()
-        self._ear = Ear(shop.connection, found.name, self.look_again)
-        self._reports = Reports(found.name, found.incarnation, shop.troubles, shop.tell)
-        self._failures = Failures(shop, self._reports, found.name, found.incarnation)
-        self._lanes = Lanes(
-            shop, found.name, look_again=self.look_again, say=self._reports.say, hindered=self._reports.hindered
+        self._retry_timer = EarliestTimer(self.check_queue)
+        self._flush_timer = EarliestTimer(self._wake.set)
+        self._listener = Listener(services.connection, self.name, on_notify=self._on_notify)
+        self._reporter = PushReporter(self.name, self.incarnation, services.problems, services.on_event)
+        self._endpoints = EndpointPool(
+            self.name, services.endpoints, self._reporter, wake=self.check_queue, timer=self._retry_timer
         )
-        self._answers: list[Answer] = []
-        self._unused: list[int] = []
-        self._queue: deque[Delivered] = deque()
-        self._under_way = 0
-        self._strict_at_once = 1
-        self._enough = 1
-        """So many answers are worth a write."""
-        self._hungry = True
+        self._settler = ResultSettler(
+            self._reporter,
+            leases=services.leases,
+            attempts=services.attempts,
+            subscriptions=services.subscriptions,
+        )
+        self._results: list[PushResult] = []
+        self._unsent: list[int] = []
+        """Messages that are leased, were not sent, and are to be released."""
+        self._strict_queue: deque[DeliveredMessage] = deque()
+        self._strict_batch = 1
+        self._in_flight = 0
+        self._settle_at = 1
+        """Settle when this many results are there."""
+        self._may_have_messages = True
         self._listening = True
-        self._ending = False
+        self._notified = False
+        self._stopping = False
         self._leased_until = 0.0
-        self._alarm = Alarm(self.look_again)
-        self._flush = Alarm(self._wake.set)
-        self._not_before = float("-inf")
-        """When messages may be taken again after a failure."""
+        self._lease_not_before = float("-inf")
+        """When messages may be leased again after a failure."""
         self._resume = asyncio.Event()
 
-    def update(self, found: Registered) -> None:
-        """Another definition."""
-        self._found = found
-        self._push = _push_of(found)
-        self._changed = True
-        self._not_before = float("-inf")
+    def update(self, registered: Registered) -> None:
+        """Apply another definition."""
+        self._definition = registered.record.definition
+        self._push = _push_config(self._definition)
+        self._needs_configuring = True
+        self._lease_not_before = float("-inf")
         self._resume.set()
-        self.look_again()
+        self.check_queue()
 
-    def look_again(self) -> None:
-        """There may be something to take."""
-        self._hungry = True
+    def check_queue(self) -> None:
+        """Look for messages in the next turn."""
+        self._may_have_messages = True
         self._wake.set()
 
     def stop(self) -> None:
-        """Take nothing more; what is under way is waited for."""
-        self._ending = True
+        """Lease nothing more; `run` returns when the messages in flight are settled."""
+        self._stopping = True
         self._resume.set()
         self._wake.set()
 
     async def run(self) -> None:
-        """Until it is stopped, or the subscription is gone. No other error ends it: what is at hand is kept."""
+        """Push until `stop`, or until the subscription is gone. Every other error is retried, and results are kept."""
         try:
-            async with self._shop.openings:
-                self._configure()
-                await self._try_to_take(self._room())
-            while not self._ending or self._under_way or self._answers or self._unused:
-                try:
-                    await self._turn()
-                except UnknownSubscription:
-                    raise
-                except Exception as error:  # noqa: BLE001 - a loop that ends would leave its answers unsettled
-                    await self._pause(self._reports.setback(_SETTLING, error))
-        except UnknownSubscription:
-            pass
+            async with asyncio.TaskGroup() as self._sends:
+                async with self._services.first_leases:
+                    self._configure()
+                    await self._try_to_lease(self._capacity())
+                while not self._stopping or self._has_unsettled:
+                    try:
+                        await self._run_turn()
+                    except UnknownSubscription:
+                        raise
+                    except Exception as error:  # noqa: BLE001 - results would stay unsettled if the loop ended
+                        await self._pause(self._reporter.report_failure(_SETTLING, error))
+        except* UnknownSubscription:
+            pass  # the messages in flight belong to a deleted subscription: their requests are cancelled
         finally:
             await self._close()
+
+    async def _close(self) -> None:
+        self._retry_timer.cancel()
+        self._flush_timer.cancel()
+        await self._endpoints.close()
+        self._reporter.close()
+        for gauge in (metrics.PUSH_WINDOW, metrics.PUSH_OUTSTANDING):
+            gauge.remove(self.name)
+        self._services.attempts.clear_cache(self.name)
+        with contextlib.suppress(PurveyorError):
+            await self._listener.close()
 
     async def _pause(self, seconds: float) -> None:
         """Wait before the next turn; another definition ends the wait."""
         self._resume.clear()
+        limit = min(seconds, UNAVAILABLE_PAUSE_SECONDS) if self._stopping else seconds
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._resume.wait(), min(seconds, AWAY_SECONDS) if self._ending else seconds)
+            await asyncio.wait_for(self._resume.wait(), limit)
 
-    async def _try_to_take(self, room: int) -> None:
-        """Take messages; after a failure none are taken for a while, and what comes back is settled meanwhile."""
-        if not room:
-            return
-        try:
-            await self._take(room)
-        except UnknownSubscription:
-            raise
-        except Exception as error:  # noqa: BLE001 - the next attempt may succeed; what was sent before is answered for
-            pause = self._reports.setback(_TAKING, error)
-            self._hungry, self._not_before = True, self._loop.time() + pause
-            self._alarm.set(pause + 0.001)
-        else:
-            self._reports.recovered(_TAKING)
-
-    async def _close(self) -> None:
-        self._alarm.stop()
-        self._flush.stop()
-        await self._lanes.close()
-        self._reports.close()
-        for gauge in (metrics.PUSH_WINDOW, metrics.PUSH_OUTSTANDING):
-            gauge.remove(self.name)
-        self._shop.attempts.drop(self.name)
-        with contextlib.suppress(PurveyorError):
-            await self._ear.close()
-
-    # One turn: settle, take, send.
-
-    async def _turn(self) -> None:
+    async def _run_turn(self) -> None:
+        """Settle the results that are there and lease messages, or wait."""
         self._wake.clear()
-        if self._changed:
+        if self._needs_configuring:
             self._configure()
-        room = self._room()
-        if not (self._answers or self._unused):
-            if room:
-                await self._try_to_take(room)
+        capacity = self._capacity()
+        if not (self._results or self._unsent):
+            if capacity:
+                await self._try_to_lease(capacity)
             else:
                 await self._wake.wait()
             return
-        answers, self._answers, unused, self._unused = self._answers, [], self._unused, []
-        if not room or self._strict:  # in strict order what it has must be answered for before it asks again
-            await self._settle(answers, unused)
+        results, self._results, unsent, self._unsent = self._results, [], self._unsent, []
+        if not capacity or self._is_strict:  # in strict order, settle before the next lease
+            await self._settle(results, unsent)
             return
-        results = await asyncio.gather(self._settle(answers, unused), self._try_to_take(room), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        outcomes = await asyncio.gather(
+            self._settle(results, unsent), self._try_to_lease(capacity), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
-    def _room(self) -> int:
-        """How many messages can be sent at once, if there is any reason to look for some."""
-        if self._ending or not self._hungry or (self._strict and (self._queue or self._under_way)):
+    # Lease.
+
+    def _capacity(self) -> int:
+        """Return how many messages can be sent at once, or 0 if there is no reason to look for some."""
+        if self._stopping or not self._may_have_messages or self._loop.time() < self._lease_not_before:
             return 0
-        if self._loop.time() < self._not_before:
+        if self._is_strict and (self._strict_queue or self._in_flight):
             return 0
-        room = self._lanes.room()
-        return min(room, 1) * self._strict_at_once if self._strict else room
+        capacity = self._endpoints.capacity()
+        return min(capacity, 1) * self._strict_batch if self._is_strict else capacity
 
-    async def _take(self, room: int) -> None:
-        """Take so many messages, or fewer, and send them.
+    async def _try_to_lease(self, capacity: int) -> None:
+        """Lease and send messages. After a failure, pause leasing; the loop goes on to settle results."""
+        if not capacity:
+            return
+        try:
+            await self._lease(capacity)
+        except UnknownSubscription:
+            raise
+        except Exception as error:  # noqa: BLE001 - a retry may succeed, and messages in flight are to be settled
+            pause = self._reporter.report_failure(_LEASING, error)
+            self._may_have_messages, self._lease_not_before = True, self._loop.time() + pause
+            self._retry_timer.set(pause + 0.001)
+        else:
+            self._reporter.clear_failure(_LEASING)
 
-        While there are more than enough, nobody listens for more. A look that finds too few counts as the last one
-        only if somebody was listening before it.
+    async def _lease(self, capacity: int) -> None:
+        """Lease up to `capacity` messages and start to send them.
+
+        While leases come back full, the loop does not listen for new messages. It takes the queue as empty only after
+        a lease that came back short while it was listening.
         """
         if self._listening:
-            self._ear.rang = False
-            await self._ear.arm()
+            self._notified = False
+            await self._listener.listen()
         began = self._loop.time()
         try:
-            look, again_in = await self._shop.counter.look(self.name, room, self._lease_seconds)
+            result, next_check_seconds = await self._services.leases.lease(self.name, capacity, self._lease_seconds)
         except PrefillFailed:
-            look, again_in = Look([]), None  # until somebody acts, which the registry tells
-        found = look.found
-        self._reports.hindered(_WINDOW, "" if look.full is None else str(refused(self.name, look.full)))
-        if len(found) == room or look.cut:
+            result, next_check_seconds = PullResult([]), None  # until an operator acts; then the registry changes
+        found = result.messages
+        limit = "" if result.limit is None else str(limit_error(self.name, result.limit))
+        self._reporter.set_problem(_LEASE_LIMIT, limit)
+        if len(found) == capacity or result.truncated:
             self._listening = False
         elif not self._listening:
             self._listening = True
         else:
-            self._hungry = self._ear.rang
-            if again_in is not None:
-                self._alarm.set(again_in)
+            self._may_have_messages = self._notified
+            if next_check_seconds is not None:
+                self._retry_timer.set(next_check_seconds)
         if not found:
-            self._lanes.end_probes()
+            self._endpoints.end_probes()
         self._leased_until = began + self._lease_seconds
-        if self._strict:
-            self._queue.extend(found)
-            self._send_next()
-        elif self._parks_keys and found:
-            await self._send_or_park(found)
+        if self._is_strict:
+            self._strict_queue.extend(found)
+            if found:
+                self._sends.create_task(self._send_in_order())
+        elif found and self._push.after_dead_letter is AfterDeadLetter.PARK_KEY:
+            await self._send_unless_blocked(found)
         else:
             for message in found:
-                self._send(message)
+                self._start_send(message)
 
-    async def _send_or_park(self, found: list[Delivered]) -> None:
+    async def _send_unless_blocked(self, messages: list[DeliveredMessage]) -> None:
+        """Send messages, and give up those whose key is blocked."""
         try:
-            blocked = await self._shop.parked.blocked(self.name, self.incarnation, found)
+            blocked = await self._services.blocked_keys.find_blocked(self.name, self.incarnation, messages)
         except Exception:
-            self._unused += [message.sequence for message in found]
+            self._unsent += [message.sequence for message in messages]
             raise
-        for message in found:
+        for message in messages:
             key = blocked.get(message.sequence)
             if key is None:
-                self._send(message)
+                self._start_send(message)
                 continue
             outcome = Outcome(error=f"parked with an earlier message about {key!r}", sent=False)
-            self._answers.append(Answer(message, outcome, Verdict(What.GIVE_UP), time.time(), noted=True))
+            self._results.append(PushResult(message, outcome, Decision(Action.GIVE_UP), time.time(), is_logged=True))
             self._wake.set()
 
-    # Out and back.
+    # Send.
 
-    def _send_next(self) -> None:
-        """In strict order: the next one, when the one before it is done, and nobody else can have it meanwhile."""
-        if not self._queue or self._under_way:
-            return
-        if self._ending or self._loop.time() + self._push.ack_deadline_seconds > self._leased_until:
-            self._drop_queue()
+    def _start_send(self, message: DeliveredMessage) -> None:
+        """Choose an endpoint and send a message to it in a task."""
+        sender = self._reserve()
+        if sender is None:
+            self._unsent.append(message.sequence)
+            self._wake.set()
         else:
-            self._send(self._queue.popleft())
+            self._sends.create_task(self._send(message, sender))
 
-    def _drop_queue(self) -> None:
-        """What waits behind one that failed goes back."""
-        self._unused += [waiting.sequence for waiting in self._queue]
-        self._queue.clear()
+    async def _send_in_order(self) -> None:
+        """Send the leased messages one after another, while the lease lasts and none fails; release the rest."""
+        queue = self._strict_queue
+        while queue and not self._stopping:
+            if self._loop.time() + self._push.ack_deadline_seconds > self._leased_until:
+                break  # another worker could lease it before the response
+            message, sender = queue.popleft(), self._reserve()
+            if sender is None:
+                self._unsent.append(message.sequence)
+                break
+            if not await self._send(message, sender):
+                break
+        self._release_queue()
+
+    def _release_queue(self) -> None:
+        self._unsent += [message.sequence for message in self._strict_queue]
+        self._strict_queue.clear()
         self._wake.set()
 
-    def _send(self, message: Delivered) -> None:
-        began = self._loop.time()
-        lane = self._lanes.choose(began)
-        if lane is None:
-            self._unused.append(message.sequence)
-            self._drop_queue()
-            return
-        try:
-            request = lane.request(message)
-        except Exception as error:  # noqa: BLE001 - whatever it is, no other message is concerned
-            self._cannot_send(message, error)
-            return
-        lane.under_way += 1
-        self._under_way += 1
-        turn = lane.flow.round
-        lane.host.post(
-            request,
-            self._push.ack_deadline_seconds,
-            lambda outcome: self._back(message, lane, outcome, turn, began),
-        )
+    def _reserve(self) -> EndpointSender | None:
+        """Choose an endpoint and reserve capacity for one message; None if there is none."""
+        sender = self._endpoints.choose(self._loop.time())
+        if sender is not None:
+            sender.in_flight += 1
+            self._in_flight += 1
+        return sender
 
-    def _cannot_send(self, message: Delivered, error: Exception) -> None:
-        """Give up a message of which no request can be made: another attempt would not differ."""
-        words = f"it cannot be sent as {self._push.format.value}: {describe(error)}"
-        self._answers.append(Answer(message, Outcome(error=words, sent=False), Verdict(What.GIVE_UP), time.time()))
-        self._drop_queue()
+    async def _send(self, message: DeliveredMessage, sender: EndpointSender) -> bool:
+        """Make one attempt: build the request, await the response, decide, keep the result. Return whether it is acked.
 
-    def _back(self, message: Delivered, lane: Lane, outcome: Outcome, turn: int, began: float) -> None:
-        """An attempt is over. Called by the connection, so it is quick, and raises nothing."""
+        It handles every exception, so that each attempt has a result.
+        """
+        began, sent_in_round, deadline = self._loop.time(), sender.window.round, self._push.ack_deadline_seconds
         try:
-            verdict = self._learn(message, lane, outcome, turn, began)
-        except Exception as error:  # noqa: BLE001 - an answer that breaks something is an attempt that failed
-            self._reports.setback(_ANSWERING, error)
+            request = sender.build_request(message)
+        except Exception as error:  # noqa: BLE001 - another attempt would fail too; no other message is affected
+            outcome = Outcome(error=f"it cannot be sent as {self._push.format.value}: {describe(error)}", sent=False)
+            self._finish(PushResult(message, outcome, Decision(Action.GIVE_UP), time.time()), sender)
+            return False
+        outcome = await sender.host.post(request, deadline)
+        try:
+            decision = self._decide(message, sender, outcome, sent_in_round, self._loop.time() - began)
+        except Exception as error:  # noqa: BLE001 - a response that breaks a rule is a failed attempt
+            self._reporter.report_failure(_ANSWERING, error)
             outcome = Outcome(error=f"the answer cannot be read: {describe(error)}")
-            verdict = Verdict(What.RETRY, self._found.record.definition.retry.max_backoff_seconds)
-        lane.under_way -= 1
-        self._under_way -= 1
-        self._answers.append(Answer(message, outcome, verdict, time.time()))
-        acknowledged = verdict.what is What.ACKNOWLEDGE
-        if acknowledged:
-            self._reports.said_nothing()
-            self._reports.recovered(_ANSWERING)
-        if verdict.what is What.DISABLE:
-            self._ending = True
-        if not acknowledged:
-            self._strict_at_once = 1
-            self._drop_queue()
-        elif self._queue:
-            self._send_next()
+            decision = Decision(Action.RETRY, self._definition.retry.max_backoff_seconds)
+        self._finish(PushResult(message, outcome, decision, time.time()), sender)
+        return decision.action is Action.ACKNOWLEDGE
+
+    def _decide(
+        self, message: DeliveredMessage, sender: EndpointSender, outcome: Outcome, sent_in_round: int, seconds: float
+    ) -> Decision:
+        """Decide about an attempt, and record it in the state of the endpoint and in the metrics."""
+        push, retry, attempt = self._push, self._definition.retry, message.num_delivered
+        decision = decide(outcome, push, retry, attempt, random.random())  # noqa: S311 - only to spread retries
+        slow = is_slow(seconds, push.ack_deadline_seconds)
+        self._endpoints.record(sender, outcome, decision, sent_in_round=sent_in_round, is_slow=slow)
+        label = decision.action.name.lower()
+        metrics.PUSH_ATTEMPTS.add(self.name, label)
+        metrics.PUSH_SECONDS.add(seconds, self.name)
+        if tracing.is_enabled():
+            trace = tracing.carrier_from_headers(message.headers)
+            tracing.record("push", seconds, trace, subscription=self.name, attempt=attempt, outcome=label)
+        return decision
+
+    def _finish(self, result: PushResult, sender: EndpointSender) -> None:
+        """Keep a result, and wake the loop when it is time to settle."""
+        sender.in_flight -= 1
+        self._in_flight -= 1
+        self._results.append(result)
+        is_acked = result.decision.action is Action.ACKNOWLEDGE
+        if is_acked:
+            self._reporter.reset_events()
+            self._reporter.clear_failure(_ANSWERING)
+            if not self._strict_queue:
+                self._strict_batch = min(self._strict_batch * 2, _MAX_STRICT_BATCH)
         else:
-            self._strict_at_once = min(self._strict_at_once * 2, _STRICT_AT_ONCE)
-        if not acknowledged or not self._under_way or len(self._answers) >= self._enough:
+            self._strict_batch = 1
+            self._stopping = self._stopping or result.decision.action is Action.DISABLE
+        is_last = not self._in_flight and not self._strict_queue
+        if not is_acked or is_last or len(self._results) >= self._settle_at:
             self._wake.set()
         else:
-            self._flush.set(_FLUSH_SECONDS)
+            self._flush_timer.set(_FLUSH_SECONDS)
 
-    def _learn(self, message: Delivered, lane: Lane, outcome: Outcome, turn: int, began: float) -> Verdict:
-        """Judge an attempt, and note what it tells about the endpoint."""
-        push, retry = self._push, self._found.record.definition.retry
-        verdict = judge(outcome, push, retry, message.num_delivered, random.random())  # noqa: S311 - only to spread
-        seconds = self._loop.time() - began
-        self._lanes.learn(lane, outcome, verdict, turn=turn, slow=is_slow(seconds, push.ack_deadline_seconds))
-        self._count(message, verdict, seconds)
-        return verdict
+    # Settle.
 
-    def _count(self, message: Delivered, verdict: Verdict, seconds: float) -> None:
-        """For those who watch."""
-        outcome = verdict.what.name.lower()
-        metrics.PUSH_ATTEMPTS.add(self.name, outcome)
-        metrics.PUSH_SECONDS.add(seconds, self.name)
-        if tracing.enabled():
-            trace, attempt = tracing.of_headers(message.headers), message.num_delivered
-            tracing.record("push", seconds, trace, subscription=self.name, attempt=attempt, outcome=outcome)
-
-    # The book.
-
-    async def _settle(self, answers: list[Answer], unused: list[int]) -> None:
-        """Make answers count. If that fails they are kept, and made to count in another turn.
-
-        1. What failed is noted. 2. What failed for good is parked. 3. If the endpoint is gone, the subscription is
-        paused. 4. The book is written. 5. Notes that nobody needs any more are removed. A crash before 4 leaves a
-        lease that runs out: the message is sent, or parked, again.
-        """
-        name, window = self.name, self._lanes.window
-        self._enough = _STRICT_AT_ONCE if self._strict else min(max(window // 4, 1), _LARGEST_BATCH)
-        metrics.PUSH_WINDOW.set(window, name)
-        metrics.PUSH_OUTSTANDING.set(self._under_way, name)
+    async def _settle(self, results: list[PushResult], unsent: list[int]) -> None:
+        """Settle results. If that fails, keep them for another turn."""
+        window = self._endpoints.window
+        self._settle_at = _MAX_STRICT_BATCH if self._is_strict else min(max(window // 4, 1), _MAX_SETTLED_BATCH)
+        metrics.PUSH_WINDOW.set(window, self.name)
+        metrics.PUSH_OUTSTANDING.set(self._in_flight, self.name)
+        began = self._loop.time()
+        has_more = self._is_strict and bool(self._strict_queue or self._in_flight)
+        renew_milliseconds = round(self._lease_seconds * 1000) if has_more else None
         try:
-            await self._failures.note(answers)
-            await self._failures.park(answers, self._found.record.definition.retry.max_backoff_seconds)
-            if any(each.verdict.what is What.DISABLE for each in answers):
-                reason = f"{', '.join(self._push.endpoints)} is gone (410)"
-                await self._shop.subscriptions.pause(name, reason)
-                self._reports.say("disabled", reason)
-            waiting = self._strict and bool(self._queue or self._under_way)
-            renew = round(self._lease_seconds * 1000) if waiting else None
-            settled = together(answers, unused, self._shop.counter.instance, renew)
-            began = self._loop.time()
-            await self._shop.counter.settle(name, self.incarnation, settled)
+            settlement = await self._settler.settle(
+                results, unsent, self._definition, renew_milliseconds=renew_milliseconds
+            )
         except BaseException:
-            self._answers, self._unused = answers + self._answers, unused + self._unused
+            self._results, self._unsent = results + self._results, unsent + self._unsent
             raise
-        self._reports.recovered(_SETTLING)
-        if settled.renew is not None:
+        self._reporter.clear_failure(_SETTLING)
+        if renew_milliseconds is not None:
             self._leased_until = began + self._lease_seconds
-        if settled.unused or self._found.record.definition.order_by is OrderBy.KEY:
-            self._hungry = True
-        if settled.again:
-            self._alarm.set(min(settled.again.values()) / 1000 + 0.002)
-        await self._failures.forget(answers)
+        if settlement.released or self._definition.order_by is OrderBy.KEY:
+            self._may_have_messages = True
+        if settlement.retry_delays:
+            self._retry_timer.set(min(settlement.retry_delays.values()) / 1000 + 0.002)
+        await self._settler.delete_logs(results)
 
-    # What was asked for.
+    # Configuration.
 
     def _configure(self) -> None:
-        """Take over what the definition says. Without its secrets nothing is sent, until they can be had."""
+        """Apply the definition. If a secret is missing, nothing is sent, and the loop tries again later."""
         try:
-            self._lanes.configure(self._push)
-            self._changed = False
-            self._reports.hindered(_SECRETS, "")
-        except Exception as error:  # noqa: BLE001 - settings that cannot be used are shown, and looked at again
-            words = describe(error)
-            self._reports.say("stuck", words)
-            self._reports.hindered(_SECRETS, words)
-            self._alarm.set(_STUCK_SECONDS)
+            self._endpoints.configure(self._push)
+            self._needs_configuring = False
+            self._reporter.set_problem(_SECRETS, "")
+        except Exception as error:  # noqa: BLE001 - the status shows settings that cannot be used
+            reason = describe(error)
+            self._reporter.report_event("stuck", reason)
+            self._reporter.set_problem(_SECRETS, reason)
+            self._retry_timer.set(_RECONFIGURE_SECONDS)
+
+    def _on_notify(self) -> None:
+        self._notified = True
+        self.check_queue()
 
     @property
-    def _strict(self) -> bool:
-        return self._found.record.definition.order_by is OrderBy.POSITION
+    def _has_unsettled(self) -> bool:
+        return bool(self._in_flight or self._strict_queue or self._results or self._unsent)
 
     @property
-    def _parks_keys(self) -> bool:
-        return self._push.after_dead_letter is AfterDeadLetter.PARK_KEY
+    def _is_strict(self) -> bool:
+        return self._definition.order_by is OrderBy.POSITION
 
     @property
     def _lease_seconds(self) -> float:
-        """Longer than an answer may take. In strict order the lease is renewed while messages wait their turn."""
+        """Longer than a response may take. In strict order the loop renews the lease while messages wait."""
         deadline = self._push.ack_deadline_seconds
-        return deadline * (2 if self._strict else 1) + min(max(deadline / 2, 1.0), 10.0)
+        return deadline * (2 if self._is_strict else 1) + min(max(deadline / 2, 1.0), 10.0)
 
 
-def _push_of(found: Registered) -> Push:
-    push = found.record.definition.push
-    assert push is not None
-    return push
+def _push_config(definition: Subscription) -> Push:
+    assert definition.push is not None
+    return definition.push

@@ -1,22 +1,20 @@
-"""The bulk path: volume in and out of streams as Arrow record batches, without asyncio."""
+"""The bulk path: read, publish and append many messages as Arrow record batches, without asyncio."""
 
 from purveyor.jetstream.bulk.append.append_once import append_once, newest_position
-from purveyor.jetstream.bulk.append.types import (
-    AppendOptions,
-    Outcome,
-    Refusal,
-    RefusalKind,
-    Target,
-)
 from purveyor.jetstream.bulk.net.pool import close_idle
 from purveyor.jetstream.bulk.options import (
     OUTGOING_SCHEMA,
     SCHEMA,
+    AppendOptions,
+    Outcome,
     PublishMode,
     PublishOptions,
     PublishReport,
     ReadOptions,
+    Refusal,
+    RefusalKind,
     Route,
+    Target,
 )
 from purveyor.jetstream.bulk.publish.publish_many import Outgoing, outgoing, publish_many
 from purveyor.jetstream.bulk.read.read_range import read_range

@@ -1,6 +1,6 @@
-"""Cutting columns out of one big byte buffer: many slices at once, each copied exactly once, into Arrow arrays.
+"""Extract columns from one large byte buffer: many slices at once, each copied exactly once, into Arrow arrays.
 
-The frame cutter finds positions with numpy; these functions turn pairs of positions into text, bytes and numbers.
+The frame parser finds positions with numpy; these functions turn pairs of positions into text, bytes and numbers.
 """
 
 from typing import Any, TypeAlias
@@ -14,13 +14,13 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
-def take(data: Bytes, starts: Positions, ends: Positions) -> Any:
-    """The slices `data[starts:ends]` as a `BinaryArray`; they must ascend and not overlap."""
+def take_slices(data: Bytes, starts: Positions, ends: Positions) -> Any:
+    """Return the slices `data[starts:ends]` as a `BinaryArray`; they must ascend and not overlap."""
     count = len(starts)
     if not count:
         return pa.array([], pa.binary())
-    # Arrow knows no array of (start, end) pairs, but one of what lies between neighbouring offsets: so describe slices
-    # and the gaps between them as 2n values over the whole buffer, and take every other one.
+    # An Arrow array has no (start, end) pairs: its values lie between consecutive offsets. So describe the slices and
+    # the gaps between them as 2n values over the whole buffer, and take every other one.
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[0:-1:2] = starts
     offsets[1::2] = ends
@@ -29,8 +29,8 @@ def take(data: Bytes, starts: Positions, ends: Positions) -> Any:
     return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
 
-def contents(array: Any) -> tuple[Bytes, Positions]:
-    """The bytes of a binary or string array without nulls, as one run, and the offsets of its values in that run."""
+def bytes_and_offsets(array: Any) -> tuple[Bytes, Positions]:
+    """Return the bytes of a binary or string array without nulls, and the offsets of its values in these bytes."""
     _, offsets_buffer, data_buffer = array.buffers()
     if not len(array) or offsets_buffer is None:
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
@@ -41,28 +41,28 @@ def contents(array: Any) -> tuple[Bytes, Positions]:
 
 
 def regroup(array: Any, boundaries: Positions) -> Any:
-    """Neighbouring values joined: value i of the result is the values `boundaries[i]` to `boundaries[i + 1]` in one."""
-    data, offsets = contents(array)
+    """Join consecutive values: value i of the result joins the values `boundaries[i]` to `boundaries[i + 1]`."""
+    data, offsets = bytes_and_offsets(array)
     grouped = offsets[boundaries].astype(np.int32)
     return pa.BinaryArray.from_buffers(
         pa.binary(), len(boundaries) - 1, [None, pa.py_buffer(grouped), pa.py_buffer(np.ascontiguousarray(data))]
     )
 
 
-def text(array: Any) -> Any:
-    """Bytes as strings. The server checks no encoding: what is not UTF-8 is shown with replacement characters."""
+def to_text(array: Any) -> Any:
+    """Return bytes as strings. The server does not check encodings: invalid UTF-8 becomes replacement characters."""
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([value.decode("utf-8", "replace") for value in array.to_pylist()], pa.string())
 
 
-def per_row(marks: Positions, offsets: Positions) -> tuple[Positions, Positions]:
-    """For rows that lie side by side between offsets: which mark is the first in each row, and how many it has."""
+def group_by_row(marks: Positions, offsets: Positions) -> tuple[Positions, Positions]:
+    """Return, for consecutive rows between offsets, the first mark in each row and the number of its marks."""
     rows = len(offsets) - 1
     each = len(marks) // rows if rows else 0
     if each and each * rows == len(marks):
-        # Nearly always rows are alike. Looking that up costs next to nothing; searching does.
+        # Nearly always all rows have the same number of marks. Checking that is much cheaper than searching.
         grid = marks.reshape(rows, each)
         if (grid[:, 0] >= offsets[:-1]).all() and (grid[:, -1] < offsets[1:]).all():
             return np.arange(0, len(marks), each), np.full(rows, each, np.int64)
@@ -70,48 +70,48 @@ def per_row(marks: Positions, offsets: Positions) -> tuple[Positions, Positions]
     return bounds[:-1], np.diff(bounds)
 
 
-def integers(data: Bytes, starts: Positions, ends: Positions) -> Positions:
-    """Decimal numbers in those slices; what is no number is a `ValueError`."""
+def parse_integers(data: Bytes, starts: Positions, ends: Positions) -> Positions:
+    """Parse the decimal numbers in the slices; raise ValueError for anything else."""
     try:
-        numbers = take(data, starts, ends).cast(pa.string()).cast(pa.int64())
+        numbers = take_slices(data, starts, ends).cast(pa.string()).cast(pa.int64())
     except pa.ArrowInvalid as error:
         raise ValueError(str(error)) from error
     result: Positions = numbers.to_numpy(zero_copy_only=True)
     return result
 
 
-def fixed_numbers(digits: Bytes) -> Positions | None:
-    """The decimal numbers in the rows of a table of digits; none if there is anything else in it.
+def parse_fixed_width(digits: Bytes) -> Positions | None:
+    """Parse the decimal numbers in the rows of a table of digits; None if it holds anything else.
 
-    Eight digits are one number of 64 bits, in which neighbours become pairs, pairs fours, and fours eights.
+    Eight digits are one number of 64 bits, in which adjacent digits become pairs, pairs fours, and fours eights.
     """
     rows, width = digits.shape
     whole = np.full((rows, -(-width // 8) * 8), 48, np.uint8)
     whole[:, whole.shape[1] - width :] = digits
-    whole -= 48  # what is below "0" wraps round
+    whole -= 48  # bytes below "0" wrap round
     if not width or whole.max(initial=0) > 9:
         return None
     eights = whole.view("<u8")
     eights = (eights * 10 + (eights >> 8)) & 0x00FF00FF00FF00FF
     eights = (eights * 100 + (eights >> 16)) & 0x0000FFFF0000FFFF
-    places = ((eights * 10_000 + (eights >> 32)) & 0xFFFFFFFF).astype(np.int64)
-    numbers: Positions = places[:, 0]
-    for place in range(1, places.shape[1]):
-        numbers = numbers * 100_000_000 + places[:, place]
+    columns = ((eights * 10_000 + (eights >> 32)) & 0xFFFFFFFF).astype(np.int64)
+    numbers: Positions = columns[:, 0]
+    for column in range(1, columns.shape[1]):
+        numbers = numbers * 100_000_000 + columns[:, column]
     return numbers
 
 
-def number_left_of(data: Bytes, ends: Positions) -> tuple[Positions, Positions]:
-    """The decimal number that ends just before each position, and where it starts.
+def parse_number_before(data: Bytes, ends: Positions) -> tuple[Positions, Positions]:
+    """Parse the decimal number that ends before each position; return it and its start.
 
-    Something that is no digit must come before each number. Positions that follow no digit at all give 0.
+    A byte that is not a digit must precede each number. A position without a digit before it gives 0.
     """
     values = np.zeros(len(ends), np.int64)
     starts = ends.copy()
     scale = 1
     open_ = np.ones(len(ends), np.bool_)
     for _ in range(18):
-        digits = data[starts - 1] - np.uint8(48)  # wraps round below "0", so one comparison tells a digit
+        digits = data[starts - 1] - np.uint8(48)  # wraps round below "0", so one comparison finds digits
         open_ &= digits <= 9
         if not open_.any():
             break

@@ -1,7 +1,7 @@
-"""Header blocks of the NATS protocol to and from Arrow maps, for all messages of a batch at once.
+"""Convert header blocks of the NATS protocol to and from Arrow maps, for all messages of a batch at once.
 
-A block is `NATS/1.0`, then `Name: value` lines, then an empty line. Nearly every message carries one (its message id),
-so this is the hot path in both directions. A name may come several times in a message: its values become one list, in
+A block is `NATS/1.0`, then `Name: value` lines, then an empty line. Nearly every message has one (for its message id),
+so this is the hot path in both directions. A name may occur several times in a message: its values become one list, in
 their order. Exactly one space after the colon belongs to the protocol; any other is part of the value.
 """
 
@@ -17,26 +17,26 @@ from purveyor.jetstream.bulk.arrow_bytes import (
     Bytes,
     Mask,
     Positions,
-    contents,
-    per_row,
+    bytes_and_offsets,
+    group_by_row,
     regroup,
-    take,
-    text,
+    take_slices,
+    to_text,
 )
 from purveyor.model.errors import InvalidHeader
 from purveyor.model.name_rules import check_header
 
 MSG_ID = "Nats-Msg-Id"
 BATCH_HEADERS = ("Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit")
-TYPE = pa.map_(pa.string(), pa.list_(pa.string()))
+HEADERS_TYPE = pa.map_(pa.string(), pa.list_(pa.string()))
 
-_UNSPEAKABLE = np.zeros(256, np.bool_)
-_UNSPEAKABLE[[0, 10, 13]] = True  # NUL, line feed, carriage return: the same that check_header refuses
+_FORBIDDEN_BYTES = np.zeros(256, np.bool_)
+_FORBIDDEN_BYTES[[0, 10, 13]] = True  # NUL, line feed, carriage return: check_header refuses the same
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderLines:
-    """The `Name: value` lines of many blocks: positions in one buffer, and how many lines each message has."""
+    """The `Name: value` lines of many blocks: positions in one buffer, and the lines of each message."""
 
     data: Bytes
     starts: Positions
@@ -47,31 +47,31 @@ class HeaderLines:
 
     @property
     def values(self) -> Positions:
-        """Where values begin."""
+        """The positions where values begin."""
         after = self.colons + 1
         spaced: Mask = (after < self.ends) & (self.data[np.minimum(after, len(self.data) - 1)] == 32)
         result: Positions = after + spaced
         return result
 
     def without(self, dropped: Mask) -> "HeaderLines":
-        """The same without some lines."""
+        """Return the lines without the dropped ones."""
         kept = ~dropped
         counts: Positions = np.concatenate((np.zeros(1, np.int64), np.cumsum(kept, dtype=np.int64)))
         return HeaderLines(self.data, self.starts[kept], self.colons[kept], self.ends[kept], counts[self.boundaries])
 
 
 def find_lines(data: Bytes, starts: Positions, ends: Positions) -> HeaderLines:
-    """The header lines of the blocks `data[starts:ends]`; an empty slice is a message without headers."""
-    blocks, offsets = contents(take(data, starts, ends))
+    """Find the header lines of the blocks `data[starts:ends]`; an empty slice is a message without headers."""
+    blocks, offsets = bytes_and_offsets(take_slices(data, starts, ends))
     breaks = np.flatnonzero(blocks == 13)
     followed = blocks[np.minimum(breaks + 1, len(blocks) - 1)] == 10
     breaks = breaks if followed.all() else breaks[followed]
     if not len(breaks):
         none = np.zeros(0, np.int64)
         return HeaderLines(blocks, none, none, none, np.zeros(len(starts) + 1, np.int64))
-    firsts, counts = per_row(breaks, offsets)
-    # Each line ends at a line break and starts after the one before. The first line of a block is the version, and the
-    # last is empty: no headers.
+    firsts, counts = group_by_row(breaks, offsets)
+    # Each line ends at a line break and starts after the one before. The first line of a block is the version and the
+    # last is empty: neither is a header.
     is_header = np.ones(len(breaks), np.bool_)
     is_header[firsts[counts > 0]] = False
     is_header[(firsts + counts - 1)[counts > 0]] = False
@@ -79,40 +79,40 @@ def find_lines(data: Bytes, starts: Positions, ends: Positions) -> HeaderLines:
     line_starts, line_ends = breaks[which - 1] + 2, breaks[which]
     boundaries = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.maximum(counts - 2, 0))))
     colons = np.flatnonzero(blocks == 58)
-    found, _ = per_row(colons, np.append(line_starts, len(blocks)))
+    found, _ = group_by_row(colons, np.append(line_starts, len(blocks)))
     if len(colons) and len(which):
         colons = colons[np.minimum(found, len(colons) - 1)]
         bad = (colons >= line_ends) | (colons <= line_starts)
     else:
         colons, bad = line_starts, np.ones(len(which), np.bool_)
     lines = HeaderLines(blocks, line_starts, colons, line_ends, boundaries)
-    return lines.without(bad) if bad.any() else lines  # what has no name is no header
+    return lines.without(bad) if bad.any() else lines  # a line without a name is not a header
 
 
-def read(data: Bytes, starts: Positions, ends: Positions) -> Any:
-    """The blocks `data[starts:ends]` as a `map<string, list<string>>` array; an empty one is an empty map."""
+def read_headers(data: Bytes, starts: Positions, ends: Positions) -> Any:
+    """Return the blocks `data[starts:ends]` as a `map<string, list<string>>` array; an empty block is an empty map."""
     if (starts == ends).all():
         return no_headers(len(starts))
-    alike = to_map_alike(data, starts, ends)
+    alike = to_map_uniform(data, starts, ends)
     return to_map(find_lines(data, starts, ends)) if alike is None else alike
 
 
 def read_blocks(blocks: Any) -> Any:
-    """The same for blocks that are a binary array without nulls."""
-    data, offsets = contents(blocks)
-    return read(data, offsets[:-1], offsets[1:])
+    """Return the blocks of a binary array without nulls as a `map<string, list<string>>` array."""
+    data, offsets = bytes_and_offsets(blocks)
+    return read_headers(data, offsets[:-1], offsets[1:])
 
 
 def to_blocks(lines: HeaderLines) -> Any:
-    """Header lines as blocks again, empty where a message has none."""
-    whole = regroup(join(take(lines.data, lines.starts, lines.ends), b"\r\n"), lines.boundaries)
+    """Return header lines as blocks, empty for a message without headers."""
+    whole = regroup(join(take_slices(lines.data, lines.starts, lines.ends), b"\r\n"), lines.boundaries)
     return pc.if_else(pc.equal(pc.binary_length(whole), 0), whole, join(b"NATS/1.0\r\n", whole, b"\r\n"))
 
 
 def to_map(lines: HeaderLines) -> Any:
-    """Header lines as a `map<string, list<string>>` array, one map (perhaps empty) per message."""
-    names = take(lines.data, lines.starts, lines.colons)
-    values = text(take(lines.data, lines.values, lines.ends))
+    """Return header lines as a `map<string, list<string>>` array, one map (perhaps empty) per message."""
+    names = take_slices(lines.data, lines.starts, lines.colons)
+    values = to_text(take_slices(lines.data, lines.values, lines.ends))
     boundaries = lines.boundaries
     per_name = np.arange(len(names) + 1, dtype=np.int64)
     if len(names) and (boundaries[1:] - boundaries[:-1]).max() > 1:
@@ -121,23 +121,24 @@ def to_map(lines: HeaderLines) -> Any:
             names, values = names.take(pa.array(order[firsts])), values.take(pa.array(order))
             per_name = np.append(firsts, len(order))
             boundaries = np.searchsorted(firsts, boundaries)
-    lists = pa.ListArray.from_arrays(pa.array(per_name.astype(np.int32)), values, type=TYPE.item_type)
-    return pa.MapArray.from_arrays(pa.array(boundaries.astype(np.int32)), text(names), lists, type=TYPE)
+    lists = pa.ListArray.from_arrays(pa.array(per_name.astype(np.int32)), values, type=HEADERS_TYPE.item_type)
+    return pa.MapArray.from_arrays(pa.array(boundaries.astype(np.int32)), to_text(names), lists, type=HEADERS_TYPE)
 
 
-def to_map_alike(data: Bytes, starts: Positions, ends: Positions) -> Any | None:
-    """The same for blocks with the same names, in lines as long as each other; none if they are not like that.
+def to_map_uniform(data: Bytes, starts: Positions, ends: Positions) -> Any | None:
+    """Convert blocks with the same names and line lengths to a map array; None for other blocks.
 
-    Messages of one publisher nearly always are. Their lines are then columns of a table, and nothing is looked for.
+    Messages of one publisher nearly always have this layout. Their lines are then columns of a table, and no search is
+    necessary.
     """
     rows, size = len(starts), int(ends[0] - starts[0]) if len(starts) else 0
     if size < len("NATS/1.0\r\n\r\n") or (ends - starts != size).any():
         return None
-    table = contents(take(data, starts, ends))[0].reshape(rows, size)
+    table = bytes_and_offsets(take_slices(data, starts, ends))[0].reshape(rows, size)
     cells = _value_cells(table[0].tobytes())
     if cells is None or not cells:
         return None
-    # What lies between values is the same in each row, and values hold no line break: so all rows have these lines.
+    # The bytes between values are the same in each row, and values hold no line break: so all rows have these lines.
     edges = [0, *(edge for _, cell in cells for edge in (cell.start, cell.stop)), size]
     if any((table[:, a:b] != table[0, a:b]).any() for a, b in zip(edges[::2], edges[1::2], strict=True)):
         return None
@@ -147,50 +148,50 @@ def to_map_alike(data: Bytes, starts: Positions, ends: Positions) -> Any | None:
     names = [name for name, _ in cells]
     lists = pa.ListArray.from_arrays(
         pa.array(np.arange(rows * len(cells) + 1, dtype=np.int32)),
-        text(_tiled([cell.stop - cell.start for _, cell in cells], rows, values)),
-        type=TYPE.item_type,
+        to_text(_tiled([cell.stop - cell.start for _, cell in cells], rows, values)),
+        type=HEADERS_TYPE.item_type,
     )
     tiled = _tiled([len(name) for name in names], rows, np.tile(np.frombuffer(b"".join(names), np.uint8), rows))
-    per_row = pa.array(np.arange(0, rows * len(cells) + 1, len(cells), dtype=np.int32))
-    return pa.MapArray.from_arrays(per_row, text(tiled), lists, type=TYPE)
+    group_by_row = pa.array(np.arange(0, rows * len(cells) + 1, len(cells), dtype=np.int32))
+    return pa.MapArray.from_arrays(group_by_row, to_text(tiled), lists, type=HEADERS_TYPE)
 
 
 def _value_cells(block: bytes) -> list[tuple[bytes, slice]] | None:
-    """Names of a block's headers, and where their values lie in it; none if one is empty, odd, or comes twice."""
+    """Return the header names of a block and the places of their values; None if one is empty, invalid or repeated."""
     *lines, last, rest = block.split(b"\r\n")
     found: dict[bytes, slice] = {}
-    place = len(lines[0]) + 2 if lines else 0
+    offset = len(lines[0]) + 2 if lines else 0
     for line in lines[1:]:
         name, colon, value = line.partition(b": ")
         if not name or not colon or b":" in name or not value or b"\r" in line or name in found:
             return None
-        found[name] = slice(place + len(name) + 2, place + len(line))
-        place += len(line) + 2
+        found[name] = slice(offset + len(name) + 2, offset + len(line))
+        offset += len(line) + 2
     return None if last or rest else list(found.items())
 
 
 def _tiled(lengths: list[int], rows: int, data: Bytes) -> Any:
-    """Values of those lengths, which come again in each row, as a `BinaryArray`."""
+    """Return values whose lengths repeat in each row as a `BinaryArray`."""
     offsets = np.zeros(len(lengths) * rows + 1, np.int32)
     np.cumsum(np.tile(np.array(lengths, np.int32), rows), out=offsets[1:])
     return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def no_headers(rows: int) -> Any:
-    """As many empty maps."""
+    """Return an array of empty maps."""
     return to_map(HeaderLines(np.zeros(0, np.uint8), *(np.zeros(0, np.int64),) * 3, np.zeros(rows + 1, np.int64)))
 
 
 def _group(names: Any, boundaries: Positions) -> tuple[Positions, Positions]:
-    """An order that puts lines of one name in one message side by side, and where in it each such group begins.
+    """Return an order that groups the lines of one name in one message, and the start of each group in that order.
 
-    Names keep the order in which they first came, values theirs.
+    Names keep the order of their first line, values keep their order.
     """
     codes = names.dictionary_encode().indices.to_numpy().astype(np.int64)
     rows = np.repeat(np.arange(len(boundaries) - 1), np.diff(boundaries))
     groups = rows * (int(codes.max()) + 1) + codes
     _, first_lines, inverse = np.unique(groups, return_index=True, return_inverse=True)
-    leaders = first_lines[inverse]  # the line on which this line's name first came
+    leaders = first_lines[inverse]  # the first line with the name of this line
     order = np.argsort(leaders, kind="stable")
     sorted_leaders = leaders[order]
     firsts = np.flatnonzero(np.concatenate(([True], sorted_leaders[1:] != sorted_leaders[:-1])))
@@ -198,31 +199,31 @@ def _group(names: Any, boundaries: Positions) -> tuple[Positions, Positions]:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """Headers of a batch on their way out: the lines of each message as one value, and which name a message id."""
+class EncodedHeaders:
+    """The headers of a batch to publish: the lines of each message as one value, and which messages have an id."""
 
     lines: Any
     has_id: Mask
 
 
 def is_batch_header(name: str) -> bool:
-    """Rows that were read carry the batch headers of their first publishing, which would now mean another batch."""
+    """Return whether a header controls an atomic batch. Rows read from a stream carry those of their first publish."""
     return name in BATCH_HEADERS
 
 
 def to_lines(
-    headers: Any, *, first_index: int, has_other_id: Mask, left_out: Callable[[str], bool] = is_batch_header
-) -> Written:
-    """A map array as header lines. A message id is left out where another is given, other headers as told.
+    headers: Any, *, first_index: int, has_other_id: Mask, is_excluded: Callable[[str], bool] = is_batch_header
+) -> EncodedHeaders:
+    """Return a map array as header lines, without excluded headers and without a message id that another replaces.
 
-    A header that cannot be sent is an `InvalidHeader` that names its message, counted from `first_index`.
+    Raise `InvalidHeader` for a header that cannot be sent; it names the message, counted from `first_index`.
     """
-    per_row = _offsets(headers)
-    names = headers.keys.slice(int(per_row[0]), int(per_row[-1] - per_row[0]))
-    lists = headers.items.slice(int(per_row[0]), int(per_row[-1] - per_row[0]))
+    group_by_row = _offsets(headers)
+    names = headers.keys.slice(int(group_by_row[0]), int(group_by_row[-1] - group_by_row[0]))
+    lists = headers.items.slice(int(group_by_row[0]), int(group_by_row[-1] - group_by_row[0]))
     per_name = _offsets(lists)
     values = lists.values.slice(int(per_name[0]), int(per_name[-1] - per_name[0]))
-    boundaries = (per_name - per_name[0])[per_row - per_row[0]]
+    boundaries = (per_name - per_name[0])[group_by_row - group_by_row[0]]
     rows = np.repeat(np.arange(len(headers)), np.diff(boundaries))
     spread = names.take(pa.array(np.repeat(np.arange(len(names)), np.diff(per_name))))
     _check(spread, values, rows + first_index)
@@ -231,20 +232,20 @@ def to_lines(
     has_id[rows[is_id]] = True
     dropped = is_id & has_other_id[rows]
     for name in pc.unique(spread).to_pylist():
-        if name != MSG_ID and left_out(name):
+        if name != MSG_ID and is_excluded(name):
             dropped |= _equals(spread, name)
     if dropped.any():
         kept = pa.array(~dropped)
         spread, values = spread.filter(kept), values.filter(kept)
         boundaries = np.concatenate((np.zeros(1, np.int64), np.cumsum(~dropped)))[boundaries]
-    return Written(
+    return EncodedHeaders(
         regroup(join(spread.cast(pa.binary()), b": ", values.cast(pa.binary()), b"\r\n"), boundaries), has_id
     )
 
 
 def join(*parts: Any) -> Any:
-    """Values glued together row by row; a `bytes` part is the same in each row."""
-    merged: list[Any] = []  # the cost is per part and row, so neighbouring constants become one
+    """Concatenate values row by row; a `bytes` part is the same in each row."""
+    merged: list[Any] = []  # the cost is per part and row, so adjacent constants become one
     for part in parts:
         if isinstance(part, bytes) and merged and isinstance(merged[-1], bytes):
             merged[-1] += part
@@ -274,16 +275,16 @@ def _check(names: Any, values: Any, indices: Positions) -> None:
         except InvalidHeader as error:
             at = pc.index(names, name).as_py()
             raise InvalidHeader(f"message {indices[at]}: {error.message}", fix=error.fix) from error
-    bad = first_unspeakable(values)
+    bad = find_forbidden_value(values)
     if bad is not None:
         raise InvalidHeader(
             f"message {indices[bad]}: the value of header {names[bad].as_py()!r} holds a line break or NUL",
-            fix="encode it, in base64 say",
+            fix="encode it, for example in base64",
         )
 
 
-def first_unspeakable(values: Any) -> int | None:
-    """The first value that holds what no header can carry, if any does. The array must have no nulls."""
-    data, offsets = contents(values)
-    bad = np.flatnonzero(_UNSPEAKABLE[data])
+def find_forbidden_value(values: Any) -> int | None:
+    """Return the index of the first value that no header can carry, if any. The array must have no nulls."""
+    data, offsets = bytes_and_offsets(values)
+    bad = np.flatnonzero(_FORBIDDEN_BYTES[data])
     return int(np.searchsorted(offsets, bad[0], side="right")) - 1 if len(bad) else None

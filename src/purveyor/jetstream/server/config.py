@@ -1,15 +1,77 @@
-"""What can be chosen about the embedded server, and the pure rendering of it into nats-server's configuration file."""
+"""The options and users of the embedded server, and the text of the nats-server configuration file. Pure."""
 
 import json
 import re
 import ssl
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from purveyor.jetstream.address import Tls
-from purveyor.jetstream.server.restart_policy import RestartPolicy
-from purveyor.jetstream.server.users import Permissions
+from purveyor.jetstream.address import DEFAULT_INBOX, Tls
 from purveyor.model.errors import InvalidConfig
+from purveyor.model.restarts import RestartPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """A user and its permissions. A denied subject is denied even if another entry allows it."""
+
+    user: str
+    purpose: str
+    publish: tuple[str, ...]
+    publish_denied: tuple[str, ...] = ()
+    listen: tuple[str, ...] = ()
+    """The subjects that it may subscribe to, besides its inbox."""
+
+    @property
+    def inbox(self) -> str:
+        """The prefix of its reply subjects."""
+        return f"{DEFAULT_INBOX}.{self.user}"
+
+    @property
+    def subscribe(self) -> tuple[str, ...]:
+        """All subjects that it may subscribe to."""
+        return (f"{self.inbox}.>", *self.listen)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the permissions as JSON."""
+        return {
+            "user": self.user,
+            "purpose": self.purpose,
+            "inbox": self.inbox,
+            "publish": {"allow": list(self.publish), "deny": list(self.publish_denied)},
+            "subscribe": {"allow": list(self.subscribe)},
+        }
+
+
+def render_users(users: Iterable[Permissions], passwords: Mapping[str, str]) -> str:
+    """Return the users in the format of nats.conf, for the list `users` of `authorization`.
+
+    `passwords` are values of that file: quoted, or a `$VARIABLE`.
+    """
+    lines: list[str] = []
+    for each in users:
+        lines += [
+            f"# {each.purpose}; answers come to {each.inbox}",
+            f"{{ user: {_quoted(each.user)}, password: {passwords[each.user]}, permissions: {{",
+            *_list("publish", each.publish, each.publish_denied),
+            *_list("subscribe", each.subscribe),
+            "} }",
+        ]
+    return "\n".join(lines)
+
+
+def _list(what: str, allowed: Iterable[str], denied: Iterable[str] = ()) -> list[str]:
+    lines = [f"  {what}: {{"]
+    for key, subjects in (("allow", tuple(allowed)), ("deny", tuple(denied))):
+        if subjects:
+            lines += [f"    {key}: [", *(f"      {_quoted(subject)}" for subject in subjects), "    ]"]
+    return [*lines, "  }"]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
 
 USER = "purveyor"
 SYNC_ALWAYS = "always"
@@ -23,10 +85,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """The certificate that the server shows, and how clients on this machine judge it.
+    """The certificate of the server, and how clients on this machine verify it.
 
-    They trust `ca`, or else this very certificate; `hostname` is for one that was not made for the address that they
-    connect to.
+    They trust `ca`, or else this certificate; `hostname` is the name in a certificate that was not issued for the
+    address that they connect to.
     """
 
     certificate: Path
@@ -37,15 +99,15 @@ class ServerTls:
     def __post_init__(self) -> None:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key)
-        except OSError as error:  # that of TLS is one as well
+        except OSError as error:  # ssl.SSLError is one too
             raise InvalidConfig(
-                f"the certificate {self.certificate} and the key {self.key} are no good for the NATS server: {error}",
+                f"the NATS server cannot use the certificate {self.certificate} and the key {self.key}: {error}",
                 fix="both must be PEM, the key matching",
             ) from None
 
     @property
     def client(self) -> Tls:
-        """For a client on this machine."""
+        """The TLS settings of a client on this machine."""
         return Tls(ca=(self.ca or self.certificate).absolute(), hostname=self.hostname)
 
 
@@ -55,7 +117,7 @@ class ServerOptions:
 
     `port` None takes the port of the last run if it is still free, else any free one. `sync` is "always", or how long
     acknowledged messages may stay only in the system's memory ("2m": faster, and lost if the machine loses power).
-    `max_file_store` limits the disk used, in bytes. The server has `users` beside the one that may do everything.
+    `max_file_store` limits the disk used, in bytes. The server has `users` besides the administrator.
     """
 
     port: int | None = None
@@ -66,7 +128,7 @@ class ServerOptions:
     tls: ServerTls | None = None
     users: tuple[Permissions, ...] = ()
     start_seconds: float = 120.0
-    """How long a start may take: a large store is read through first."""
+    """How long a start may take: the server first reads its store."""
     stop_seconds: float = 10.0
     """How long a clean stop may take before the server is killed."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
@@ -89,7 +151,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the server is and who may speak with it: one that may do everything, and `others` as their configuration."""
+    """The name of the server, its administrator, and the configuration text of the other users."""
 
     name: str
     user: str
@@ -98,7 +160,7 @@ class Identity:
 
 
 def check_sync(sync: str) -> str:
-    """`always`, or a duration above zero such as 500ms, 10s or 2m.
+    """Check a sync setting: `always`, or a duration above zero such as 500ms, 10s or 2m.
 
     >>> check_sync("1m30s")
     '1m30s'
@@ -110,23 +172,23 @@ def check_sync(sync: str) -> str:
     return sync
 
 
-def url(host: str, port: int) -> str:
-    """Where a client on this machine reaches a server that listens on this host and port.
+def client_url(host: str, port: int) -> str:
+    """Return the URL for clients on this machine of a server that listens on this host and port.
 
-    >>> url("0.0.0.0", 4222), url("::1", 4222)
+    >>> client_url("0.0.0.0", 4222), client_url("::1", 4222)
     ('nats://127.0.0.1:4222', 'nats://[::1]:4222')
     """
-    near = reachable(host)
-    return f"nats://[{near}]:{port}" if ":" in near else f"nats://{near}:{port}"
+    address = local_address(host)
+    return f"nats://[{address}]:{port}" if ":" in address else f"nats://{address}:{port}"
 
 
-def reachable(host: str) -> str:
-    """The host to connect to on this machine when the server listens on `host`."""
+def local_address(host: str) -> str:
+    """Return the host that clients on this machine connect to if the server listens on `host`."""
     return _WILDCARD_HOSTS.get(host, host)
 
 
 def render(options: ServerOptions, port: int, directory: Path, identity: Identity) -> str:
-    """The text of nats.conf. It holds the passwords, so the file is for its owner only."""
+    """Return the text of nats.conf. It contains the passwords, so only the owner may read the file."""
     jetstream = [
         f"store_dir: {quote('store directory', str(directory))}",
         f"sync_interval: {quote('sync', options.sync)}",
@@ -163,9 +225,9 @@ def _tls(tls: ServerTls | None) -> list[str]:
 
 
 def quote(what: str, text: str) -> str:
-    """A quoted string of nats.conf."""
-    # A quoted string of nats.conf knows the escapes \" and \\ of JSON, but not \u: other characters stay as they are.
-    # The text itself is not shown in errors: it may be the password.
+    """Return a quoted string of nats.conf."""
+    # A quoted string of nats.conf has the escapes \" and \\ of JSON, but not \u: other characters stay unchanged.
+    # Errors do not show the text: it may be the password.
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -183,8 +245,8 @@ __all__ = [
     "ServerOptions",
     "ServerTls",
     "check_sync",
+    "client_url",
+    "local_address",
     "quote",
-    "reachable",
     "render",
-    "url",
 ]

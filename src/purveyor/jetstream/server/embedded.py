@@ -1,4 +1,4 @@
-"""The embedded NATS server: what `purveyor up`, `purveyor serve nats` and the tests start when no server is given."""
+"""The embedded NATS server: `purveyor up`, `purveyor serve nats` and the tests start it when no server is given."""
 
 import atexit
 import os
@@ -11,19 +11,19 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.server.binary import find_server
 from purveyor.jetstream.server.config import ServerOptions
 from purveyor.jetstream.server.files import Files
-from purveyor.jetstream.server.store_lock import claim
-from purveyor.jetstream.server.supervisor import Listener, Run
+from purveyor.jetstream.server.store_lock import lock_store
+from purveyor.jetstream.server.supervisor import Listener, Supervisor
 from purveyor.model.errors import PurveyorError, ServerFailed, ServerMissing
 
 _DEFAULTS = ServerOptions()
 
 
 class EmbeddedServer:
-    """A real nats-server with JetStream as a child of this process, on a store directory of its own.
+    """A nats-server with JetStream as a child of this process, on its own store directory.
 
-    It is restarted when it dies, stopped with this process (on Linux also when that is killed), and the only one on
-    its store. Calls block; from asyncio use `asyncio.to_thread(server.start)`. `on_event` hears what happens, in the
-    thread that watches the server.
+    It is restarted when it dies, stopped with this process (on Linux also when that is killed), and the only server on
+    its store. Calls block; from asyncio use `asyncio.to_thread(server.start)`. `on_event` is called in the thread that
+    watches the server.
 
         with EmbeddedServer(Path("data/nats")) as server:
             connect(server.address)
@@ -35,7 +35,7 @@ class EmbeddedServer:
         self.directory = Path(directory).absolute()
         self.options = options
         self._on_event = on_event
-        self._run: Run | None = None
+        self._supervisor: Supervisor | None = None
         self._pid = os.getpid()
         self._starting = threading.Lock()
 
@@ -44,66 +44,66 @@ class EmbeddedServer:
 
         Raises StoreInUse if the store has an owner (this object included), ServerMissing or ServerTooOld without a
         usable binary, SetupError if directory, host or port cannot be used, and ServerFailed, with the last lines of
-        its log, if the server does not come up.
+        its log, if the server does not start.
         """
         with self._starting:
             binary = find_server()
             files = Files(self.directory)
             files.prepare()
-            held = claim(files)
+            held = lock_store(files)
             try:
-                run = Run(files, self.options, held, binary, self._on_event)
+                supervisor = Supervisor(files, self.options, held, binary, self._on_event)
             except BaseException:
                 held.release()
                 raise
-            self._run, self._pid = run, os.getpid()
+            self._supervisor, self._pid = supervisor, os.getpid()
             atexit.register(self.stop)
             try:
-                run.begin()
-                run.settled.wait()
+                supervisor.start()
+                supervisor.settled.wait()
             except BaseException:  # Ctrl-C while waiting
                 self.stop()
                 raise
-        if run.failure is not None and not run.started:
+        if supervisor.failure is not None and not supervisor.started:
             self.stop()
-            raise run.failure
-        if not run.started:
+            raise supervisor.failure
+        if not supervisor.started:
             raise ServerFailed(f"the server on {self.directory} was stopped before it had started")
         return self
 
     def stop(self) -> None:
-        """Stop the server cleanly and give the store back; nothing happens if it is not running."""
-        if self._run is None or self._pid != os.getpid():  # a fork of the parent has no say over the child
+        """Stop the server cleanly and release the store; do nothing if it is not running."""
+        if self._supervisor is None or self._pid != os.getpid():  # only the process that started the server may stop it
             return
-        self._run.end()
+        self._supervisor.stop()
         atexit.unregister(self.stop)
 
     @property
     def address(self) -> Address:
-        """Where the server is, with user and password. The same through restarts, and after `stop` the last one."""
-        if self._run is None:
+        """The address with user and password. Restarts do not change it; after `stop` it is the last one."""
+        if self._supervisor is None:
             raise ServerMissing(f"the server on {self.directory} was not started", fix="call start() first")
-        return self._run.address
+        return self._supervisor.address
 
     @property
     def pid(self) -> int | None:
-        """The process id of the server that the supervisor last saw answer; None while it sees none.
+        """The process id of the running server, as the supervisor knows it; None if none runs.
 
-        The supervisor looks several times a second. Right after a death this is still the id of the dead process, and
+        The supervisor checks several times a second. Right after a death this is still the id of the dead process, and
         right after a restart it is None although a client may already be connected: wait for `restarts` to grow, or
-        listen to `on_event`.
+        use `on_event`.
         """
-        return self._run.pid if self._run is not None else None
+        return self._supervisor.pid if self._supervisor is not None else None
 
     @property
     def restarts(self) -> int:
-        """How often it was started again after it died."""
-        return self._run.restarts if self._run is not None else 0
+        """How often it was restarted after it died."""
+        return self._supervisor.restarts if self._supervisor is not None else 0
 
     @property
     def failure(self) -> PurveyorError | None:
-        """Why it is down for good: it did not start, or died too often. `start` tries anew."""
-        return self._run.failure if self._run is not None else None
+        """Why it is down for good: it did not start, or died too often. `start` tries again."""
+        return self._supervisor.failure if self._supervisor is not None else None
 
     def __enter__(self) -> Self:
         return self.start()

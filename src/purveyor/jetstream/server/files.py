@@ -3,14 +3,14 @@
     <directory>/            mode 700
       jetstream/            the store, which nats-server fills
       nats.conf             its configuration, with the password
-      nats.log              what it says; nats.log.1 is the one before
-      nats.lock             locked by whoever owns the store, and says who that is
+      nats.log              its log; nats.log.1 is the previous one
+      nats.lock             locked by the owner of the store, with a note about it
       nats.pid              the process id of the server
-      nats.json             the port file: where the server is (read by other processes of the same user)
-      password              of the user that may do everything; kept between runs
-      password.<user>       of each other user: a part that runs under its own user needs no more than this one
+      nats.json             the port file: the address of the server, for other processes of the same user
+      password              of the administrator; kept between runs
+      password.<user>       of each other user: a part that runs under its own user needs only this one
 
-Each file has mode 600 and is replaced whole, so that a reader or a crash never sees half of one.
+Each file has mode 600 and is replaced atomically, so that a reader never sees half of one, also after a crash.
 """
 
 import json
@@ -33,7 +33,7 @@ _OPTIONAL = ("tls_ca", "tls_hostname")
 
 @dataclass(frozen=True, slots=True)
 class PortFile:
-    """Where the server of a store is, for other processes."""
+    """The address of the server of a store, for other processes."""
 
     url: str
     port: int
@@ -42,7 +42,7 @@ class PortFile:
     user: str
     started_at: str
     tls_ca: str | None = None
-    """Whom to trust, if the server speaks TLS."""
+    """The CA certificate to trust, if the server uses TLS."""
     tls_hostname: str | None = None
 
 
@@ -54,12 +54,12 @@ class Files:
 
     @property
     def lock(self) -> Path:
-        """Locked by the owner of the store."""
+        """The lock file of the owner of the store."""
         return self.directory / "nats.lock"
 
     @property
     def store(self) -> Path:
-        """What nats-server stores."""
+        """The data of nats-server."""
         return self.directory / "jetstream"
 
     @property
@@ -69,7 +69,7 @@ class Files:
 
     @property
     def log(self) -> Path:
-        """What the server says."""
+        """The log of the server."""
         return self.directory / "nats.log"
 
     @property
@@ -79,32 +79,32 @@ class Files:
 
     @property
     def port(self) -> Path:
-        """Where the server is."""
+        """The port file."""
         return self.directory / "nats.json"
 
     @property
     def password(self) -> Path:
-        """The password of the user that may do everything."""
+        """The password of the administrator."""
         return self.directory / "password"
 
     def password_of(self, user: str | None) -> Path:
-        """The password of another user; None is the one that may do everything."""
+        """Return the password file of a user; None is the administrator."""
         return self.password if user is None else self.directory / f"password.{user}"
 
     def prepare(self) -> None:
-        """Make the directory, for its owner only.
+        """Create the directory, for its owner only.
 
-        A directory that holds something else keeps its mode, since others may need to enter it: the files in it are
-        private by themselves. One that everybody may write to is refused, as the files in it prove nothing.
+        A directory with other files keeps its mode, because other users may need to enter it: our files are private by
+        themselves. A directory that every user may write to is refused, because its files could be forged.
         """
-        with telling(self.directory):
+        with translate_os_errors(self.directory):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            ours = self.lock.exists() or not any(self.directory.iterdir())
-            if ours:
+            is_ours = self.lock.exists() or not any(self.directory.iterdir())
+            if is_ours:
                 self.directory.chmod(0o700)
             elif self.directory.stat().st_mode & stat.S_IWOTH:
                 raise SetupError(
-                    f"everybody may write to {self.directory}", fix="choose a directory for the server alone"
+                    f"every user may write to {self.directory}", fix="choose a directory that only the server uses"
                 )
 
     def write_config(self, text: str) -> None:
@@ -112,13 +112,13 @@ class Files:
         _write(self.config, text)
 
     def write_ports(self, ports: PortFile) -> None:
-        """Tell other processes where the server is."""
+        """Write the port file and the pid file."""
         _write(self.pid, f"{ports.server_pid}\n")
         _write(self.port, json.dumps(asdict(ports), indent=2) + "\n")
 
     def read_ports(self) -> PortFile | None:
-        """Where the server is or was; None where none was ever started. A file that makes no sense is a SetupError."""
-        with telling(self.port):
+        """Read the port file of the current or last run; None if there was none. SetupError if the file is damaged."""
+        with translate_os_errors(self.port):
             try:
                 text = self.port.read_bytes()
             except FileNotFoundError:
@@ -126,27 +126,27 @@ class Files:
         try:
             return _parse_ports(json.loads(text))
         except (ValueError, KeyError, TypeError) as error:
-            raise SetupError(f"{self.port} is damaged", fix="stop and start the server: it is written anew") from error
+            raise SetupError(f"{self.port} is damaged", fix="restart the server: it writes the file again") from error
 
     def last_port(self) -> int | None:
-        """The port of the last run: a wish, so a damaged file is no more than none."""
+        """Return the port of the last run; None if there was none or the file is damaged."""
         try:
             ports = self.read_ports()
         except SetupError:
             return None
         return ports.port if ports is not None and 1 <= ports.port <= 65535 else None
 
-    def forget_pid(self) -> None:
-        """The server is gone."""
-        with suppress(OSError):  # a stale pid file misleads nobody who looks at the lock
+    def remove_pid(self) -> None:
+        """Remove the pid file."""
+        with suppress(OSError):  # a stale pid file is harmless: the lock decides
             self.pid.unlink()
 
     def ensure_password(self, user: str | None = None) -> str:
-        """The password of a user of this store, made at its first start."""
+        """Return the password of a user of this store; generate it at the first start."""
         path = self.password_of(user)
         known = self.read_password(user)
         if known is not None:
-            with telling(path):
+            with translate_os_errors(path):
                 path.chmod(_PRIVATE)
             return known
         _write(path, secrets.token_urlsafe(32) + "\n")
@@ -155,28 +155,28 @@ class Files:
         return made
 
     def read_password(self, user: str | None = None) -> str | None:
-        """The password of a user of this store; None before its first start."""
+        """Return the password of a user of this store; None before the first start."""
         path = self.password_of(user)
-        with telling(path):
+        with translate_os_errors(path):
             try:
                 text = path.read_bytes().decode(errors="replace").strip()
             except FileNotFoundError:
                 return None
         if not text or not text.isprintable() or "\ufffd" in text:
-            raise SetupError(f"{path} is empty or not text", fix="remove it, and a new one is made")
+            raise SetupError(f"{path} is empty or not text", fix="remove it: the next start generates a new one")
         return text
 
     def open_log(self) -> int:
-        """The log for the server to write to, as a file descriptor."""
+        """Open the log for the server; return the file descriptor."""
         self.trim_log()
-        with telling(self.log):
+        with translate_os_errors(self.log):
             return os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _PRIVATE)
 
     def trim_log(self) -> None:
-        """Put a log that has grown large aside, also under a server that writes to it.
+        """Rotate a large log, also while the server writes to it.
 
-        Copied and cut, not renamed: the server appends to the file it was given. A line written just in between is
-        lost, and where the disk is full the old log is.
+        It is copied and truncated, not renamed: the server appends to the open file. A line that is written in between
+        is lost; if the disk is full, the old log is lost.
         """
         if self.log_size() <= LOG_LIMIT_BYTES:
             return
@@ -187,18 +187,18 @@ class Files:
         except OSError:
             with suppress(OSError):
                 older.unlink()
-        with suppress(OSError):  # a log that cannot be cut is no reason to stop the server
+        with suppress(OSError):  # a log that cannot be truncated is no reason to stop the server
             os.truncate(self.log, 0)
 
     def log_size(self) -> int:
-        """How much the log holds: what comes after it is new."""
+        """Return the size of the log."""
         try:
             return self.log.stat().st_size
         except OSError:
             return 0
 
     def log_tail(self, since: int, lines: int = 10) -> str:
-        """The last lines of the log after this point."""
+        """Return the last lines of the log after an offset."""
         try:
             with self.log.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
@@ -210,8 +210,8 @@ class Files:
 
 
 @contextmanager
-def telling(path: Path) -> Iterator[None]:
-    """Translate errors of the system about a path into ours."""
+def translate_os_errors(path: Path) -> Iterator[None]:
+    """Translate an OSError about a path into a SetupError."""
     try:
         yield
     except OSError as error:
@@ -246,8 +246,8 @@ def _parse_ports(fields: dict[str, object]) -> PortFile:
 
 
 def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.new")  # only the owner of the store writes, so the name needs no luck
-    with telling(path):
+    draft = path.with_name(f"{path.name}.new")  # only the owner of the store writes, so the name is unique
+    with translate_os_errors(path):
         draft.unlink(missing_ok=True)
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -257,4 +257,4 @@ def _write(path: Path, text: str) -> None:
         draft.replace(path)
 
 
-__all__ = ["LOG_LIMIT_BYTES", "Files", "PortFile", "telling"]
+__all__ = ["LOG_LIMIT_BYTES", "Files", "PortFile", "translate_os_errors"]

@@ -1,11 +1,23 @@
-"""One nats-server process: started so that it cannot outlive its parent, watched, and ended in order.
+"""One nats-server process: started so that it cannot outlive its parent, watched, and stopped.
 
 On Linux a small launcher asks the kernel for a SIGTERM when the parent dies (also by kill -9), and then becomes
-nats-server: the server closes its store cleanly and goes. The kernel means the parent *thread*: whoever calls `start`
-has to live as long as the process. Elsewhere there is no such request; the lock on the store then tells of the orphan.
+nats-server: the server closes its store cleanly and ends. The kernel means the parent *thread*: the thread that calls
+`start` has to live as long as the process. Other systems have no such request; there the lock on the store shows the
+orphan.
+
+Before a start, unfinished atomic batches are dropped where the server would lose their messages. A server without a
+cluster stages an atomic batch in files, and stores its messages one by one when it is committed. If it dies in between,
+it stores the rest at the next start (seen with 2.15.1), before it has restored the consumers of the stream. An interest
+stream keeps no message without a consumer, so the rest is lost, but the server remembers the message ids: when the
+publisher sends the batch again, the server answers that all of it is stored. Without the staged files the server leaves
+the batch unfinished. The publisher got no answer, so it sends the batch again: the server recognises the messages that
+it has, and stores the rest.
 """
 
+import json
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,15 +27,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from purveyor.jetstream.server.files import Files
-from purveyor.jetstream.server.unfinished_batches import drop_unfinished_batches
 from purveyor.model.errors import ServerFailed
 
-# Go's garbage collector runs when the heap has doubled; a broker's live heap is small beside what passes through it, so
-# that is a sixth of its time. Letting it grow fivefold costs some memory and gives most of that time back.
+logger = logging.getLogger(__name__)
+
+# Go's garbage collector runs when the heap has doubled. The live heap of a broker is small compared with its traffic,
+# so the collector takes a sixth of its time. A fivefold heap costs some memory and saves most of that time.
 _ENVIRONMENT = {"GOGC": "400"}
 
-# Run by `python -I -S`: nothing but the standard library, and no environment of ours. A function run between fork and
-# exec would do the same without a launcher, but is not safe in a process with threads.
+# Run by `python -I -S`: only the standard library, and not our environment. A function between fork and exec would do
+# the same without a launcher, but is not safe in a process with threads.
 _LAUNCHER = """\
 import ctypes, os, sys
 PR_SET_PDEATHSIG, SIGTERM = 1, 15
@@ -36,24 +49,24 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def tied(command: Sequence[str]) -> list[str]:
-    """A command whose process is sent a SIGTERM when the thread that starts it ends, however it ends (on Linux)."""
+def tie_to_parent(command: Sequence[str]) -> list[str]:
+    """Return a command whose process receives a SIGTERM when the thread that starts it ends (on Linux)."""
     if sys.platform != "linux" or not sys.executable:
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
 class ServerProcess:
-    """A child that is nats-server. Not for several threads: the one that starts it waits for it and ends it."""
+    """A nats-server child process. Only the thread that starts it may wait for it and stop it."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self._child = child
 
     @classmethod
     def start(cls, binary: Path, files: Files, lock: int) -> "ServerProcess":
-        """Start it on the configuration in `files`; it inherits the lock on the store."""
+        """Start the server with the configuration in `files`; it inherits the lock on the store."""
         drop_unfinished_batches(files.directory / "jetstream")
-        command = tied([str(binary), "-c", str(files.config)])
+        command = tie_to_parent([str(binary), "-c", str(files.config)])
         log = files.open_log()
         try:
             child = subprocess.Popen(
@@ -62,29 +75,29 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 cwd=files.directory,
-                env={**_ENVIRONMENT, **os.environ},  # whoever sets it knows better
+                env={**_ENVIRONMENT, **os.environ},  # the user's settings win
                 pass_fds=(lock,),
                 umask=0o077,
-                start_new_session=True,  # Ctrl-C in a terminal is for the parent, which then ends the server in order
+                start_new_session=True,  # Ctrl-C in a terminal reaches only the parent, which then stops the server
             )
         except OSError as error:
-            raise ServerFailed(f"{binary} cannot be started: {error}", fix="see whether it runs by hand") from error
+            raise ServerFailed(f"{binary} cannot be started: {error}", fix="try to run it yourself") from error
         finally:
             os.close(log)
         return cls(child)
 
     @property
     def pid(self) -> int:
-        """Its process id: the launcher becomes the server, so this never changes."""
+        """Its process id. The launcher becomes the server, so it never changes."""
         return self._child.pid
 
-    def ended(self) -> str | None:
-        """How it ended, or None while it runs."""
+    def exit_reason(self) -> str | None:
+        """Return how it ended; None while it runs."""
         code = self._child.poll()
         return None if code is None else describe_exit(code)
 
-    def end(self, grace_seconds: float) -> None:
-        """Let it close its store and go; kill it if that takes longer than the grace."""
+    def stop(self, grace_seconds: float) -> None:
+        """Let it close its store and end; kill it if that takes longer than the grace period."""
         if self._child.poll() is None:
             self._child.terminate()
         deadline = time.monotonic() + grace_seconds
@@ -97,7 +110,7 @@ class ServerProcess:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, for people.
+    """Describe how a process ended.
 
     >>> describe_exit(-9), describe_exit(1)
     ('killed by SIGKILL', 'exited with code 1')
@@ -110,4 +123,21 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-__all__ = ["ServerProcess", "describe_exit", "tied"]
+def drop_unfinished_batches(store: Path) -> None:
+    """Remove the staged batches of interest streams, before the server of this store is started."""
+    for batches in store.glob("*/streams/*/batches"):
+        left = list(batches.iterdir())
+        if left and _has_interest_retention(batches.parent / "meta.inf"):
+            logger.info("dropped %d unfinished batches of %s: their publishers send them again", len(left), batches)
+            for each in left:
+                shutil.rmtree(each)
+
+
+def _has_interest_retention(config: Path) -> bool:
+    try:
+        return bool(json.loads(config.read_bytes())["retention"] == "interest")
+    except (OSError, ValueError, KeyError, TypeError):  # a stream that is being created: the server handles it
+        return False
+
+
+__all__ = ["ServerProcess", "describe_exit", "drop_unfinished_batches", "tie_to_parent"]

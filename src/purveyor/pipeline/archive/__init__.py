@@ -1,1 +1,1 @@
-"""The archive: every event of `stream:incoming` in Parquet, by position; tells what was, and what is, at a position."""
+"""The archive: every event of `stream:incoming` in Parquet, by position, and the objects as of a position."""

@@ -1,7 +1,7 @@
-"""Reading what was: all messages of a range of positions, and the objects as they were at a position.
+"""Reads the archive: all messages of a range of positions, and the objects as of a position.
 
-What is archived comes from Parquet; what is not archived yet comes straight from the stream, which keeps every message
-for the archive until it is archived, and a while longer (see `upkeep`), so that a query planned in between finds it.
+Archived messages come from Parquet; others come from the stream, which keeps every message for the archive until it is
+archived, and a while longer (see `maintenance`), so that a query planned in between finds it.
 """
 
 from collections.abc import Sequence
@@ -11,33 +11,44 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import ReadOptions, read_range
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
+from purveyor.jetstream.headers import EVENT_ID, MSG_ID
 from purveyor.model.control_events import CONTROL_SUBJECT
-from purveyor.pipeline.archive.layout import Piece, archived_until, cover, snapshots_in, until
-from purveyor.pipeline.archive.range_store import Store
-from purveyor.pipeline.archive.schema import EVENT, SCHEMA, as_archived
-from purveyor.pipeline.event_source import event_format
+from purveyor.pipeline.archive.layout import (
+    COLUMNS,
+    CONTROL,
+    EVENT,
+    INVALID,
+    SCHEMA,
+    Piece,
+    archived_until,
+    end_position,
+    select_ranges,
+    snapshots_in,
+)
+from purveyor.pipeline.archive.range_store import RangeStore
+from purveyor.pipeline.event_sources import event_format
 from purveyor.spark.options import connection_options
 
 __all__ = ["ArchiveSource", "archived_until", "events", "objects_at"]
 
-_IDENTITY = ("realm", "topic", "key")
-_FEW = 100
-_ONE_TASK = 500_000
-"""Positions that one task groups sooner than several that exchange what they found."""
-_MOST_SENT_ROUND = 2_000_000
-"""Positions that every executor is given whole, some 50 MB of them."""
+_OBJECT_KEY = ("realm", "topic", "key")
+_FEW_MESSAGES = 100
+_ONE_TASK_POSITIONS = 500_000
+"""Up to this many positions, one task groups faster than several that exchange their results."""
+_MAX_BROADCAST_POSITIONS = 2_000_000
+"""Up to this many positions are sent to every executor, about 50 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
-    """Where events are: the archive's directory (`<data_dir>/archive`), and the stream for what is not archived yet.
+    """Where events are: the archive's directory (`<data_dir>/archive`), and the stream for those not archived yet.
 
-    Without an address only what is archived is seen.
+    Without an address only archived events are seen.
     """
 
     address: Address | None
@@ -48,54 +59,72 @@ class ArchiveSource:
 def events(
     spark: SparkSession, source: ArchiveSource, first: int, last: int, *, with_control: bool = True
 ) -> DataFrame:
-    """All messages with positions first..last, both included, in the archive's columns and in no order.
+    """Return all messages with positions first..last, both included, in the archive's columns and in no order.
 
-    Control events and messages that are no events are among them: see column `kind`. Who does not want control events
-    may say so, and is spared a scan of the stream if nothing else is waiting there: behind the archive of a quiet
-    system lies the message that began the subscription to be filled, and no more. The plan is fixed by what is
-    archived now; run it within the time that the stream holds what was archived (two minutes). Later the part that came
-    from the stream may be gone: PlanOutdated then, never a row too few. Called again, this finds it in the archive.
+    Control events and messages that are not events are among them: see column `kind`. Without `with_control`, the
+    stream is not scanned if only control events wait there: behind the archive of a quiet system there is only the
+    control event of the subscription that is to be filled.
+
+    The plan is fixed by what is archived now. Run it within the time that the stream holds archived messages (two
+    minutes). Later the part from the stream may be gone: then it raises PlanOutdated and never returns too few rows. A
+    new call finds the rows in the archive.
     """
-    store = Store(source.directory)
+    store = RangeStore(source.directory)
     ranges = store.ranges()
-    waiting = _waiting(source, until(ranges))
-    while waiting is None:  # archived while we looked
+    not_archived = _not_archived(source, end_position(ranges))
+    while not_archived is None:  # the archive moved on in the meantime
         ranges = store.ranges()
-        waiting = _waiting(source, until(ranges))
-    frames = _archived(spark, store, cover(ranges, first, last))
-    begin, end = max(first, waiting.first), min(last, waiting.last)
-    if begin <= end and (with_control or not _is_control(source, begin, end)):
-        frames.append(_tail(spark, source, begin, end))
+        not_archived = _not_archived(source, end_position(ranges))
+    frames = _read_archived(spark, store, select_ranges(ranges, first, last))
+    begin, end = max(first, not_archived.first), min(last, not_archived.last)
+    if begin <= end and (with_control or not _is_all_control(source, begin, end)):
+        frames.append(_read_stream(spark, source, begin, end))
     return reduce(DataFrame.unionAll, frames) if frames else spark.createDataFrame([], SCHEMA)
 
 
 def objects_at(spark: SparkSession, source: ArchiveSource, position: int) -> DataFrame:
-    """The objects as of a position: for each (realm, topic, key) its last event up to there, deletions left out.
+    """Return the objects as of a position: for each (realm, topic, key) its last event up to there, without deletions.
 
-    The rows are those of the events, so `data` has the object and `position` tells when it last changed. An event that
-    has no key is no object. Read from the newest snapshot up to the position and the events behind it.
+    The rows are those of the events: `data` has the object and `position` its last change. An event without a key is
+    not an object. The rows come from the newest snapshot up to the position and the events after it.
     """
     start = max((found for found in snapshots_in(source.directory) if found <= position), default=0)
     rows = events(spark, source, start + 1, position, with_control=False)
     rows = rows.where((F.col("kind") == EVENT) & F.col("key").isNotNull())
     at_most = position - start
     if start:
-        files = Store(source.directory).snapshot_files(start)
+        files = RangeStore(source.directory).snapshot_files(start)
         rows = rows.unionAll(_scan(spark, files))
         at_most += sum(pq.read_metadata(path).num_rows for path in files)
     # Only the narrow columns are grouped; the objects themselves are read once and never sorted.
-    narrow = rows.select(*_IDENTITY, "position")
-    if at_most <= _ONE_TASK:  # sooner done by one task than exchanged
+    narrow = rows.select(*_OBJECT_KEY, "position")
+    if at_most <= _ONE_TASK_POSITIONS:  # one task is faster than an exchange
         narrow = narrow.coalesce(1)
-    latest = narrow.groupBy(*_IDENTITY).agg(F.max("position").alias("position")).select("position")
-    if at_most <= _MOST_SENT_ROUND:  # else Spark, which cannot know, would shuffle the objects too before it sees
+    latest = narrow.groupBy(*_OBJECT_KEY).agg(F.max("position").alias("position")).select("position")
+    if at_most <= _MAX_BROADCAST_POSITIONS:  # else Spark, which does not know the size, would shuffle the objects too
         latest = F.broadcast(latest)
     # Each position is there once, so this is a semi join; written as one it would be planned once for each scan.
     return rows.where(F.col("operation") != "delete").join(latest, "position")
 
 
-def _archived(spark: SparkSession, store: Store, pieces: Sequence[Piece]) -> list[DataFrame]:
-    """Whole ranges in one scan; the one at either end of what is asked for with a limit of its own."""
+def as_archived(incoming: DataFrame) -> DataFrame:
+    """Return the archive's columns from all columns of the format `jetstream-events`.
+
+    >>> as_archived(spark.read.format("jetstream-events").options(stream="stream:incoming"))  # doctest: +SKIP
+    """
+    control = F.col("subject") == F.lit(CONTROL_SUBJECT)
+    kind = F.when(control, CONTROL).when(F.col("realm").isNotNull(), EVENT).otherwise(INVALID)
+    made = {
+        "position": F.col("sequence"),
+        "stored": F.col("timestamp"),
+        "kind": kind,
+        "id": F.coalesce(*(F.get(F.col("headers")[name], F.lit(0)) for name in (EVENT_ID, MSG_ID))),
+    }
+    return incoming.select(*(made[name].alias(name) if name in made else name for name in COLUMNS))
+
+
+def _read_archived(spark: SparkSession, store: RangeStore, pieces: Sequence[Piece]) -> list[DataFrame]:
+    """Read whole ranges in one scan, and a range at either end with its own condition."""
     whole = [path for piece in pieces if _is_whole(piece) for path in store.files(piece.range)]
     cut = [piece for piece in pieces if not _is_whole(piece)]
     frames = [_scan(spark, whole)] if whole else []
@@ -114,31 +143,31 @@ def _scan(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """Positions in the stream that are not archived; none when first is above last."""
+class _NotArchived:
+    """Positions in the stream that are not archived; empty if first is above last."""
 
     first: int
     last: int
 
 
-def _waiting(source: ArchiveSource, reached: int) -> _Waiting | None:
-    """What the stream holds behind the archive; None when the archive has moved on meanwhile.
+def _not_archived(source: ArchiveSource, reached: int) -> _NotArchived | None:
+    """Return the positions in the stream behind the archive; None if the archive has moved on in the meantime.
 
-    If the stream begins later than the archive ends, and the archive is still where it was, then nobody has archived
-    the positions between: their messages were removed.
+    If the stream begins later than the archive ends, and the archive is still where it was, then the messages between
+    were removed before they were archived.
     """
     if source.address is None:
-        return _Waiting(1, 0)
-    state = ask(source.address, f"STREAM.INFO.{source.stream}")["state"]
+        return _NotArchived(1, 0)
+    state = request_api(source.address, f"STREAM.INFO.{source.stream}")["state"]
     begins = max(int(state["first_seq"]), reached + 1)
     if begins > reached + 1 and archived_until(source.directory) != reached:
         return None
-    return _Waiting(begins, int(state["last_seq"]))
+    return _NotArchived(begins, int(state["last_seq"]))
 
 
-def _is_control(source: ArchiveSource, first: int, last: int) -> bool:
-    """Whether a few messages of the stream are control events, all that are asked for; of many nobody asks."""
-    if last - first >= _FEW:
+def _is_all_control(source: ArchiveSource, first: int, last: int) -> bool:
+    """Return whether these few messages of the stream are all control events. Many messages are not checked."""
+    if last - first >= _FEW_MESSAGES:
         return False
     assert source.address is not None
     options = ReadOptions(columns=("subject",))
@@ -150,7 +179,7 @@ def _is_control(source: ArchiveSource, first: int, last: int) -> bool:
     return len(found) == last - first + 1 and set(found) == {CONTROL_SUBJECT}
 
 
-def _tail(spark: SparkSession, source: ArchiveSource, first: int, last: int) -> DataFrame:
+def _read_stream(spark: SparkSession, source: ArchiveSource, first: int, last: int) -> DataFrame:
     assert source.address is not None
     options = connection_options(source.address) | {"stream": source.stream}
     options |= {"startingOffsets": str(first), "endingOffsets": str(last)}

@@ -1,14 +1,14 @@
-"""`audit`: every event of a range that a subscription asks for is acknowledged, queued, or parked; and nothing else is.
+"""The audit: every event of a range that a subscription gets is acknowledged, queued, or parked; and nothing else is.
 
-The comparison is one join in Spark SQL, by subscription and position: what the archive says should be there against
-what the queues hold, which is read by the executors, a queue at a time.
+The comparison is one join in Spark SQL, by subscription and position: what the archive expects against what the queues
+hold. Executors read the queues, a queue at a time.
 
-Of what is no longer in a queue only sequences are known: delivery's account of which are acknowledged, in any order. A
-position that is gone lay between its neighbours that are still there; so many sequences as are acknowledged between
-those two were delivered, and the others that should have been there are missing.
+For messages that left a queue only sequences are known: the delivery state has which are acknowledged, in any order. A
+position that left the queue was between its neighbours that are still there; as many positions as there are
+acknowledged sequences between those two were delivered, and the other expected ones are missing.
 
-A dead letter that was put back or discarded has left a receipt. What was put back lies in the queue once more, on a
-subject of its own; what was discarded stays accounted for.
+A dead letter that was redriven or discarded has left a receipt. A redriven one is in the queue once more, on another
+subject; a discarded one stays accounted for.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,22 +21,23 @@ from pyspark.sql import functions as f
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import ReadOptions, read_range
-from purveyor.jetstream.headers import CAME_ON, PARKED_POSITION, POSITION
-from purveyor.model.ack_ranges import Acknowledged, Done
+from purveyor.jetstream.headers import ORIGINAL_KIND, PARKED_POSITION, POSITION
+from purveyor.model.ack_ranges import AckRanges
+from purveyor.model.delivery_state import AckSummary
 from purveyor.model.errors import InvalidConfig, UnknownStream
 from purveyor.pipeline.archive.reader import ArchiveSource, events
-from purveyor.pipeline.audit.report import Account, Difference, Findings, Place, Report
-from purveyor.pipeline.audit.scope import Scope, acknowledged, dispatched_until, letters, scopes
-from purveyor.pipeline.matching import deliveries
-from purveyor.pipeline.parking import ORIGIN
+from purveyor.pipeline.audit.report import Account, Difference, Findings, Location, Report
+from purveyor.pipeline.audit.scope import Scope, acknowledged, count_dead_letters, dispatched_until, find_scopes
+from purveyor.pipeline.job_failures import PARKED_ORIGIN
+from purveyor.pipeline.matching import match_subscriptions
 from purveyor.queues.catalogue import DEAD_LETTERS, subscription_queue
-from purveyor.queues.dead_letters.letter import subscription_origin, token
-from purveyor.queues.dead_letters.store import FATE, LETTERS, SETTLED
-from purveyor.spark.map_in_arrow import map_in_arrow
+from purveyor.queues.dead_letters.letter import subject_token, subscription_origin
+from purveyor.queues.dead_letters.store import LETTER_SUBJECTS, RECEIPT_PREFIX, RESOLUTION_HEADER
+from purveyor.spark.pyspark_internals import map_in_arrow
 
-_SHOWN: Final = 20
-_EVERYTHING: Final = 2**62
-_FOR_ALL: Final = ""
+_MAX_LISTED_DIFFERENCES: Final = 20
+_LAST_SEQUENCE: Final = 2**62
+_ALL_SUBSCRIPTIONS: Final = ""
 """The subscription of a reading that is about all of them."""
 _ORIGINAL: Final = "Purveyor-Original-"
 _HEADERS: Final = "map<string,array<string>>"
@@ -56,31 +57,31 @@ def audit(
     last: int,
     subscriptions: Sequence[str] | None = None,
 ) -> Report:
-    """Compare the positions `first` to `last`, both included, for the subscriptions named or for all.
+    """Compare the positions `first` to `last`, both included, for the named subscriptions or for all.
 
-    What its dispatcher has not reached is `pending`, not missing. Raises UnknownSubscription for a name that is not
-    there. A subscription that this program does not understand is named in the report, which is not clean then.
+    Positions that the dispatcher has not reached are `pending`, not missing. Raise UnknownSubscription for an unknown
+    name. The report names subscriptions that this program does not understand, and is not clean then.
     """
     address = archive.address
     if address is None:
         raise InvalidConfig("an audit compares the archive with queues, and no server is set", fix="set one")
-    chosen, unreadable = scopes(address, dispatched_until(address, archive.stream), subscriptions)
+    chosen, unreadable = find_scopes(address, dispatched_until(address, archive.stream), subscriptions)
     if not chosen:
         return Report(first=first, last=last, unreadable=unreadable)
-    held = _held(spark, address, chosen).persist()
+    held = _read_queues(spark, address, chosen).persist()
     try:
-        held.count()  # the queues are read now, before it is asked what was acknowledged
+        held.count()  # read the queues now, before the acknowledgements
         acked, not_known = acknowledged(address)
         unreadable |= {each.name: not_known[each.name] for each in chosen if each.name in not_known}
         chosen = [each for each in chosen if each.name not in not_known]
         if not chosen:
             return Report(first=first, last=last, unreadable=unreadable)
-        judged = _judged(archive, (first, last), chosen, held, acked).persist()
+        compared = _compare(archive, (first, last), chosen, held, acked).persist()
         try:
-            accounts = _accounts(judged, chosen, (first, last))
+            accounts = _accounts(compared, chosen, (first, last))
             return Report(first=first, last=last, accounts=accounts, unreadable=unreadable)
         finally:
-            judged.unpersist()
+            compared.unpersist()
     finally:
         held.unpersist()
 
@@ -95,64 +96,69 @@ class _Reading:
     subject: str
 
 
-def _held(spark: SparkSession, address: Address, chosen: Sequence[Scope]) -> DataFrame:
-    """What the queues and the dead letters hold: subscription, what, sequence, position, never_there.
+def _read_queues(spark: SparkSession, address: Address, chosen: Sequence[Scope]) -> DataFrame:
+    """Read the queues and the dead letters: subscription, what, sequence, position, never_there.
 
-    What is `main` for a message of the queue, `retry` for a letter that was put back, `dead` for a letter, and
-    `retried` or `discarded` for the receipt of one. Letters about what never came to the queue, because it was too
-    large or because dispatch fails on it, are marked. What is about a prefilled or replayed message says nothing of
-    the live one.
+    `what` is `main` for a message of the queue, `retry` for a letter that was redriven, `dead` for a letter, and
+    `retried` or `discarded` for the receipt of one. `never_there` marks letters about messages that never were in the
+    queue, because they were too large or because dispatch fails on them. A row about a prefilled or replayed message
+    does not count for the live one.
     """
-    parked = letters(address, DEAD_LETTERS.stream, LETTERS)
-    settled = {subject.rpartition(".")[0] for subject in letters(address, DEAD_LETTERS.stream, f"{SETTLED}.>")}
+    parked = count_dead_letters(address, DEAD_LETTERS.stream, LETTER_SUBJECTS)
+    settled = {
+        subject.rpartition(".")[0]
+        for subject in count_dead_letters(address, DEAD_LETTERS.stream, f"{RECEIPT_PREFIX}.>")
+    }
     readings = [
         _Reading(each.name, kind, subscription_queue(each.name).stream, f"{each.name}.{kind}")
         for each in chosen
         for kind in ("main", "retry")
     ]
     for each in chosen:
-        for word in (token(each.name), token(subscription_origin(each.name))):
+        for word in (subject_token(each.name), subject_token(subscription_origin(each.name))):
             if f"dead-letters.{word}" in parked:
                 readings.append(_Reading(each.name, "dead", DEAD_LETTERS.stream, f"dead-letters.{word}"))
-            if f"{SETTLED}.{word}" in settled:
-                readings.append(_Reading(each.name, "settled", DEAD_LETTERS.stream, f"{SETTLED}.{word}.*"))
-    for_all = token(ORIGIN)
+            if f"{RECEIPT_PREFIX}.{word}" in settled:
+                readings.append(_Reading(each.name, "settled", DEAD_LETTERS.stream, f"{RECEIPT_PREFIX}.{word}.*"))
+    for_all = subject_token(PARKED_ORIGIN)
     if f"dead-letters.{for_all}" in parked:
-        readings.append(_Reading(_FOR_ALL, "dead", DEAD_LETTERS.stream, f"dead-letters.{for_all}"))
-    if f"{SETTLED}.{for_all}" in settled:
-        readings.append(_Reading(_FOR_ALL, "settled", DEAD_LETTERS.stream, f"{SETTLED}.{for_all}.*"))
+        readings.append(_Reading(_ALL_SUBSCRIPTIONS, "dead", DEAD_LETTERS.stream, f"dead-letters.{for_all}"))
+    if f"{RECEIPT_PREFIX}.{for_all}" in settled:
+        readings.append(_Reading(_ALL_SUBSCRIPTIONS, "settled", DEAD_LETTERS.stream, f"{RECEIPT_PREFIX}.{for_all}.*"))
     rows = [(each.subscription, each.what, each.stream, each.subject) for each in readings]
     todo = spark.createDataFrame(rows, "subscription string, what string, stream string, subject string")
     schema = f"subscription string, what string, sequence long, headers {_HEADERS}"
     spread = todo.repartition(min(len(rows), spark.sparkContext.defaultParallelism))
     read = map_in_arrow(spread, _reader(address), schema)
-    return _for_each(read, [each.name for each in chosen]).select("subscription", *_meaning(), "sequence")
+    return _for_each(read, [each.name for each in chosen]).select("subscription", *_interpret(), "sequence")
 
 
 def _for_each(read: DataFrame, names: Sequence[str]) -> DataFrame:
-    """What was read, with a row for each subscription of a letter about an event that dispatch fails on."""
-    about_all = f.col("subscription") == _FOR_ALL
-    wanted = ~about_all | f.col("headers")[PARKED_POSITION].isNotNull()  # the others are about what is no event
+    """Repeat a letter about an event that dispatch fails on for each subscription."""
+    about_all = f.col("subscription") == _ALL_SUBSCRIPTIONS
+    wanted = (
+        ~about_all | f.col("headers")[PARKED_POSITION].isNotNull()
+    )  # the others are about messages that are not events
     whose = f.when(about_all, f.lit(list(names))).otherwise(f.array("subscription"))
     return read.where(wanted).withColumn("subscription", f.explode(whose))
 
 
-def _meaning() -> tuple[Column, ...]:
-    """What a row says, from its headers; what is of another origin, or about a copy, says nothing."""
+def _interpret() -> tuple[Column, ...]:
+    """Return the columns that the headers of a row give; null for rows of another origin, or about a copy."""
     name, header, place = f.col("subscription"), f.col("headers"), f.col("what")
     origin, came_on = header["Purveyor-Origin"][0], header["Purveyor-Subject"][0]
     rejected = origin == f.concat(f.lit(subscription_origin("")), name)
     in_queue = place.isin("main", "retry")
-    told = f.coalesce(header[PARKED_POSITION][0], header[POSITION][0])
-    given = f.when(in_queue | ~rejected, told).otherwise(header[f"{_ORIGINAL}{POSITION}"][0])
+    stated = f.coalesce(header[PARKED_POSITION][0], header[POSITION][0])
+    given = f.when(in_queue | ~rejected, stated).otherwise(header[f"{_ORIGINAL}{POSITION}"][0])
     lay = (
-        f.when(place == "retry", header[CAME_ON][0])
+        f.when(place == "retry", header[ORIGINAL_KIND][0])
         .when(in_queue, "main")
         .when(came_on == f.concat(name, f.lit(".prefill")), "prefill")
-        .when(rejected, f.coalesce(header[f"{_ORIGINAL}{CAME_ON}"][0], f.lit("main")))
-        .when((origin == name) | (origin == ORIGIN), _NEVER_THERE)
+        .when(rejected, f.coalesce(header[f"{_ORIGINAL}{ORIGINAL_KIND}"][0], f.lit("main")))
+        .when((origin == name) | (origin == PARKED_ORIGIN), _NEVER_THERE)
     )
-    what = f.when(place == "settled", header[FATE][0]).otherwise(place)
+    what = f.when(place == "settled", header[RESOLUTION_HEADER][0]).otherwise(place)
     return (
         f.when(lay.isin("main", _NEVER_THERE), what).alias("what"),
         given.try_cast("long").alias("position"),
@@ -166,10 +172,10 @@ def _reader(address: Address) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
             for row in batch.to_pylist():
                 options = ReadOptions(subjects=(row["subject"],), columns=("sequence", "headers"))
                 try:
-                    for found in read_range(address, row["stream"], 1, _EVERYTHING, options):
+                    for found in read_range(address, row["stream"], 1, _LAST_SEQUENCE, options):
                         yield _labelled(found, row)
                 except UnknownStream:
-                    continue  # whatever should be in it is missing
+                    continue  # everything that should be in it is missing
 
     return read
 
@@ -186,27 +192,27 @@ def _labelled(found: Any, row: dict[str, str]) -> Any:
     )
 
 
-def _judged(
+def _compare(
     archive: ArchiveSource,
     range_: tuple[int, int],
     chosen: Sequence[Scope],
     held: DataFrame,
-    acked: Mapping[tuple[str, str], Acknowledged],
+    acked: Mapping[tuple[str, str], AckSummary],
 ) -> DataFrame:
-    """One row per subscription and position: whether it is expected, how often it is queued, and what that makes it."""
+    """Return one row per subscription and position: whether it is expected, how often it is queued, and its state."""
     spark = held.sparkSession
     limits = spark.createDataFrame(
         [_limits(each, acked.get((each.name, each.registered.incarnation))) for each in chosen], _LIMITS
     )
     happened = events(spark, archive, *range_).where(f.col("kind") == "event")
     wanted = (
-        deliveries(happened, [each.registered.record.definition for each in chosen])
+        match_subscriptions(happened, [each.registered.record.definition for each in chosen])
         .select(*_KEY, f.lit(True).alias("expected"))
         .join(f.broadcast(limits.select("subscription", "begin")), "subscription")
         .where(f.col("position") > f.col("begin"))
         .drop("begin")
     )
-    found = wanted.join(_queued(held), _KEY, "full").join(_letters(held, limits), _KEY, "left")
+    found = wanted.join(_queued(held), _KEY, "full").join(_letters_by_position(held, limits), _KEY, "left")
     newest = _queued(held).groupBy("subscription").agg(f.max("position").alias("newest"))
     limits = limits.join(f.broadcast(newest), "subscription", "left").withColumn(
         "reached",
@@ -222,8 +228,8 @@ def _judged(
     )
 
 
-def _letters(held: DataFrame, limits: DataFrame) -> DataFrame:
-    """For a position: whether a letter is parked, what became of the last that was, whether one is back and waits."""
+def _letters_by_position(held: DataFrame, limits: DataFrame) -> DataFrame:
+    """Return for each position: whether a letter is parked, how the last one was settled, whether one was redriven."""
     never, what = f.col("never_there"), f.col("what")
     done = f.coalesce(f.expr("exists(retry_done, run -> sequence between run.begin and run.end)"), f.lit(False))
     settled = f.when(what.isin("retried", "discarded"), f.col("sequence"))
@@ -241,30 +247,30 @@ def _letters(held: DataFrame, limits: DataFrame) -> DataFrame:
     )
 
 
-def _limits(scope: Scope, acked: Acknowledged | None) -> tuple[object, ...]:
-    """A row of `_LIMITS`. Sequences that the queue never had are in no range of those that are done."""
+def _limits(scope: Scope, acked: AckSummary | None) -> tuple[object, ...]:
+    """Return a row of `_LIMITS`. Sequences that the queue never had are in no acknowledged range."""
     about = scope.name, scope.begin, scope.reached, scope.dispatched
     if acked is None:
         return *about, 0, None, None, 0, 0
     main = None if acked.main is None else _ranges(acked.main, scope.first_sequence)
     retry = _ranges(acked.retry, scope.first_sequence)
-    return *about, acked.position, main, retry, acked.retry_to, acked.expired.count
+    return *about, acked.position, main, retry, acked.redriven_up_to, acked.expired.count
 
 
-def _ranges(done: Done, first: int) -> list[tuple[int, int]]:
+def _ranges(done: AckRanges, first: int) -> list[tuple[int, int]]:
     ranges = [(first, done.floor), *done.ranges]
     return [(max(begin, first), end) for begin, end in ranges if end >= first]
 
 
 def _gone(found: DataFrame) -> DataFrame:
-    """Of a message that is there, whether it is acknowledged, and of one that is gone, where it was.
+    """Add whether a message in the queue is acknowledged, and for one that left the queue, where it was.
 
-    `place` is the how many-th it is of all that are gone between the same two neighbours, and `room` how many sequences
-    are acknowledged between those.
+    `place` is its number among all that left between the same two neighbours, and `room` the number of acknowledged
+    sequences between those.
     """
     sequence = f.when(f.col("position").isNotNull(), f.col("sequence"))
     before = Window.partitionBy("subscription").orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
-    between = Window.partitionBy("subscription", "low")  # up to the next that is there, and with it
+    between = Window.partitionBy("subscription", "low")  # up to and including the next message that is there
     so_far = between.orderBy("position").rowsBetween(Window.unboundedPreceding, 0)
     in_queue = f.when(f.col("dead"), f.col("rejected")).otherwise(~f.coalesce("never_there", f.lit(False)))
     gone = f.col("expected") & f.col("copies").isNull() & in_queue
@@ -272,7 +278,7 @@ def _gone(found: DataFrame) -> DataFrame:
     room = f"aggregate(done, 0L, (sum, run) -> sum + {length})"
     return (
         found.withColumn("low", f.coalesce(f.last(sequence, ignorenulls=True).over(before), f.lit(0)))
-        .withColumn("high", f.coalesce(f.max(sequence).over(between), f.lit(_EVERYTHING)))
+        .withColumn("high", f.coalesce(f.max(sequence).over(between), f.lit(_LAST_SEQUENCE)))
         .withColumn("place", f.count_if(gone).over(so_far))
         .withColumn("room", f.when(gone, f.expr(room)))
         .withColumn("done_itself", f.expr("exists(done, run -> sequence between run.begin and run.end)"))
@@ -322,13 +328,13 @@ _DIFFERS: Final = {
 }
 
 
-def _accounts(judged: DataFrame, chosen: Sequence[Scope], range_: tuple[int, int]) -> tuple[Account, ...]:
+def _accounts(compared: DataFrame, chosen: Sequence[Scope], range_: tuple[int, int]) -> tuple[Account, ...]:
     states = ("queued", "dead", "discarded", "delivered", "pending")
     counted = [f.count_if(f.col("state") == state).alias(state) for state in states]
     differ = [f.count_if(f.expr(rule)).alias(kind.name) for kind, rule in _DIFFERS.items()]
     totals = {
         row.subscription: row
-        for row in judged.groupBy("subscription")
+        for row in compared.groupBy("subscription")
         .agg(
             f.count_if(f.col("expected")).alias("expected"),
             f.coalesce(f.sum("copies"), f.lit(0)).alias("copies"),
@@ -345,27 +351,27 @@ def _accounts(judged: DataFrame, chosen: Sequence[Scope], range_: tuple[int, int
         )
         .collect()
     }
-    listed = _listed(judged) if any(row[kind.name] for row in totals.values() for kind in _DIFFERS) else {}
+    listed = _listed(compared) if any(row[kind.name] for row in totals.values() for kind in _DIFFERS) else {}
     return tuple(_account(each, totals.get(each.name), listed, range_) for each in chosen)
 
 
-def _listed(judged: DataFrame) -> dict[tuple[str, str], tuple[Place, ...]]:
-    """The first differences of each subscription and kind."""
+def _listed(compared: DataFrame) -> dict[tuple[str, str], tuple[Location, ...]]:
+    """Return the first differences of each subscription and kind."""
     kinds = f.array(*(f.when(f.expr(rule), f.lit(kind.name)) for kind, rule in _DIFFERS.items()))
-    rows = judged.select("subscription", "position", "sequence", f.explode(kinds).alias("kind")).where(
+    rows = compared.select("subscription", "position", "sequence", f.explode(kinds).alias("kind")).where(
         "kind is not null"
     )
     order = Window.partitionBy("subscription", "kind").orderBy("position", "sequence")
-    found: dict[tuple[str, str], tuple[Place, ...]] = {}
-    numbered = rows.withColumn("number", f.row_number().over(order)).where(f.col("number") <= _SHOWN)
+    found: dict[tuple[str, str], tuple[Location, ...]] = {}
+    numbered = rows.withColumn("number", f.row_number().over(order)).where(f.col("number") <= _MAX_LISTED_DIFFERENCES)
     for row in numbered.orderBy("subscription", "kind", "number").collect():
         key = (row.subscription, row.kind)
-        found[key] = (*found.get(key, ()), Place(row.position, row.sequence))
+        found[key] = (*found.get(key, ()), Location(row.position, row.sequence))
     return found
 
 
 def _account(
-    scope: Scope, row: Row | None, listed: dict[tuple[str, str], tuple[Place, ...]], range_: tuple[int, int]
+    scope: Scope, row: Row | None, listed: dict[tuple[str, str], tuple[Location, ...]], range_: tuple[int, int]
 ) -> Account:
     suspended = scope.registered.suspended
     about = Account(
@@ -398,9 +404,9 @@ def _account(
 
 
 def _written_twice(scope: Scope, row: Row, range_: tuple[int, int]) -> int | None:
-    """Messages that the queue took beyond those accounted for: doubles that were acknowledged, too.
+    """Return how many messages the queue took beyond those accounted for: duplicates that were acknowledged, too.
 
-    Known only when nothing but live events was ever written there, and all of them are in the range.
+    Known only if nothing but live events was ever written there, and all of them are in the range.
     """
     whole = range_[0] <= scope.begin + 1 and range_[1] >= scope.reached
     if scope.ever_written is None or scope.registered.prefill is not None or row.retried or not whole:

@@ -1,4 +1,4 @@
-"""What an audit found, as data. Pure."""
+"""The result of an audit, as data. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ from typing import Any
 
 
 class Difference(Enum):
-    """What can be wrong with a position in a queue."""
+    """The kinds of differences at a position of a queue."""
 
     MISSING = "missing"
     """It should be there, and was neither acknowledged nor parked."""
     DOUBLED = "doubled"
     UNEXPECTED = "unexpected"
-    """No event of the archive that the subscription asks for has this position."""
+    """The archive has no event at this position that the subscription gets."""
     DISORDERED = "out of order"
-    """It stands behind a later one."""
+    """It is behind a later one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a difference was found: the position of the event, the sequence in the queue, as far as there are any."""
+class Location:
+    """Where a difference was found: the position of the event and the sequence in the queue, as far as they exist."""
 
     position: int | None
     sequence: int | None
@@ -34,28 +34,28 @@ class Findings:
     """Differences of one kind: how many, and the first of them."""
 
     count: int = 0
-    first: tuple[Place, ...] = ()
+    first: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """One subscription: what it should have been sent, and where that is."""
+    """One subscription: which events it should have got, and where they are."""
 
     subscription: str
     begin: int
     reached: int
-    """How far its dispatcher has come; what lies behind is pending."""
+    """The position of its dispatcher; events behind it are pending."""
     expected: int = 0
     delivered: int = 0
     queued: int = 0
     dead_lettered: int = 0
     discarded: int = 0
-    """Dead letters that somebody took out for good."""
+    """Dead letters that an operator discarded."""
     expired: int = 0
-    """Messages that nobody acknowledged in time, ever: the audit sees those of the range as delivered."""
+    """Messages that were never acknowledged in time: the audit counts those of the range as delivered."""
     pending: int = 0
     written_twice: int | None = None
-    """How many more messages its queue ever took than there are events; None when that cannot be known."""
+    """How many more messages its queue ever took than there are events; None if that is not known."""
     suspended: str | None = None
     differences: Mapping[Difference, Findings] = field(default_factory=dict)
 
@@ -65,11 +65,11 @@ class Account:
         return not self.written_twice and not any(found.count for found in self.differences.values())
 
     def found(self, difference: Difference) -> Findings:
-        """The differences of a kind."""
+        """Return the differences of a kind."""
         return self.differences.get(difference, Findings())
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """Return the object that `--json` prints."""
         return {
             "subscription": self.subscription,
             "begin": self.begin,
@@ -96,21 +96,21 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All subscriptions that were looked at, for a range of positions, both ends included."""
+    """All audited subscriptions, for a range of positions, both ends included."""
 
     first: int
     last: int
     accounts: tuple[Account, ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Subscriptions that this program does not understand, and the reason: they were not looked at."""
+    """Subscriptions that this program does not understand, and the reason: they were not audited."""
 
     @property
     def clean(self) -> bool:
-        """Whether nothing differs anywhere, and everything was looked at."""
+        """Whether nothing differs anywhere, and every subscription was audited."""
         return not self.unreadable and all(account.clean for account in self.accounts)
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """Return the object that `--json` prints."""
         return {
             "first": self.first,
             "last": self.last,

@@ -1,4 +1,4 @@
-"""Dispatch: every event of `stream:incoming` into the queue of each subscription that asked for it, in order, once."""
+"""Dispatch: writes every event of `stream:incoming` to the queue of each subscription that gets it, in order, once."""
 
 from purveyor.pipeline.dispatch.dispatch_query import DispatchSettings, start_dispatch
 

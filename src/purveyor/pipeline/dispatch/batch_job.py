@@ -1,8 +1,8 @@
-"""Events to queues: the one Spark job of a batch, from packs of events to a small report.
+"""The Spark job of one batch: from topic batches to the queues of the subscriptions, and a small report.
 
-A pack goes to the writing task once, with the list of its targets, and not once per target: twenty subscriptions on one
-topic do not carry the bodies twenty times through Spark. With several writers each has its share of the targets, and a
-pack goes to every writer that has one of its targets.
+Spark sends a topic batch to the writing task once, with the list of its targets, and not once per target: the bodies
+travel once, however many subscriptions ask for the topic. With several writers each has its share of the targets, and a
+topic batch goes to every writer that has one of its targets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,46 +10,53 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import AppendOptions, Refusal, RefusalKind
 from purveyor.model import metrics, tracing
 from purveyor.model.subscription import Subscription
-from purveyor.pipeline.dispatch.batch_plan import Seat
-from purveyor.pipeline.dispatch.subscriber_messages import INVALID, INVALID_WRITER
-from purveyor.pipeline.dispatch.write_task import RESULT, Place, Task
-from purveyor.pipeline.expressions import Choice, Pair
+from purveyor.pipeline.dispatch.batch_plan import PlannedTarget
+from purveyor.pipeline.dispatch.subscriber_messages import INVALID_TARGET, INVALID_WRITER
+from purveyor.pipeline.dispatch.write_task import RESULT, TargetSpec, WriteTask
+from purveyor.pipeline.expressions import Pair, TargetTopics
 from purveyor.pipeline.matching import Matcher
 from purveyor.pipeline.topic_batches import COLUMNS
-from purveyor.spark.map_in_arrow import ArrowTask
+from purveyor.spark.pyspark_internals import ArrowTask
 
-_MATTERS: Final = "size(matched.targets) > 0 or matched.unseen or realm is null"
-_PASSES: Final = " or exists(matched.passing, each -> size(each) > 0)"
-_NOBODY: Final = "cast(array() as array<int>)"
-_PLAIN: Final = "matched.targets"
-_ANY: Final = f"concat({_PLAIN}, coalesce(flatten(matched.passing), {_NOBODY}))"
-_SHARES: Final = (
+_RELEVANT: Final = "size(matched.targets) > 0 or matched.unseen or realm is null"
+_OR_PASSES_FILTER: Final = " or exists(matched.passing, each -> size(each) > 0)"
+_NO_TARGETS: Final = "cast(array() as array<int>)"
+_MATCHED_TARGETS: Final = "matched.targets"
+_ALL_TARGETS: Final = f"concat({_MATCHED_TARGETS}, coalesce(flatten(matched.passing), {_NO_TARGETS}))"
+_WRITER_SHARES: Final = (
     "explode(array_union(transform({targets}, target -> target % {writers}), "
-    f"if(matched.unseen or realm is null, array({INVALID_WRITER}), {_NOBODY}))) as writer"
+    f"if(matched.unseen or realm is null, array({INVALID_WRITER}), {_NO_TARGETS}))) as writer"
+)
+_HEADER_LINES: Final = (
+    "flatten(transform(map_entries(headers), "
+    "each -> transform(each.value, value -> concat(each.key, ': ', value, '\\r\\n'))))"
+)
+_HEADER_BLOCK: Final = (
+    f"if(cardinality(headers) > 0, concat('NATS/1.0\\r\\n', array_join({_HEADER_LINES}, ''), '\\r\\n'), '')"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What became of a batch: counts, who refused, and which topics were met for the first time."""
+class BatchReport:
+    """The result of a batch: counts, refusals, and topics that were seen for the first time."""
 
     stored: int = 0
     skipped: int = 0
     invalid: int = 0
-    refusals: tuple[tuple[Seat, Refusal], ...] = ()
+    refusals: tuple[tuple[PlannedTarget, Refusal], ...] = ()
     topics: Mapping[Pair, frozenset[str]] = field(default_factory=dict)
-    """Topics on which the expressions were tried for the first time, with those that match."""
+    """Topics on which expressions were tried for the first time, with those that match."""
     traces: tuple[str, ...] = ()
-    """Traces that events of the batch belong to, if somebody wants to know."""
+    """Traces of the events of the batch, if tracing is on."""
 
-    def __add__(self, other: "Report") -> "Report":
-        return Report(
+    def __add__(self, other: "BatchReport") -> "BatchReport":
+        return BatchReport(
             stored=self.stored + other.stored,
             skipped=self.skipped + other.skipped,
             invalid=self.invalid + other.invalid,
@@ -59,79 +66,82 @@ class Report:
         )
 
 
-class Deliverer:
-    """Matching and writing for the subscriptions that take part. What it prepares is kept while those are the same."""
+class BatchJob:
+    """Matches and writes events for the planned targets.
+
+    It keeps what it prepares while the subscriptions are the same.
+    """
 
     def __init__(self, address: Address, options: AppendOptions) -> None:
         self._address = address
         self._options = options
-        self._matcher = Matcher((), packed=True)
-        self._choices: tuple[Choice, ...] = ()
+        self._matcher = Matcher((), in_topic_batches=True)
+        self._target_topics: tuple[TargetTopics, ...] = ()
         self._columns: list[Column] = []
-        self._matters: dict[bool, Column] = {}
-        self._writing: tuple[Task, ArrowTask] | None = None
+        self._relevant: dict[bool, Column] = {}
+        self._write_task: tuple[WriteTask, ArrowTask] | None = None
 
-    def learn(self, topics: Mapping[Pair, frozenset[str]]) -> None:
-        """Topics that were met, and the expressions that match them."""
-        self._matcher.learn(topics)
+    def add_known_topics(self, topics: Mapping[Pair, frozenset[str]]) -> None:
+        """Remember topics, and the expressions that match them."""
+        self._matcher.add_known_topics(topics)
 
-    def prepare(self, seats: Sequence[Seat]) -> None:
-        """Be ready for these subscriptions."""
-        wanted = tuple(seat.found.record.definition for seat in seats)
-        if not _same(wanted, self._matcher.subscriptions):
-            self._matcher = Matcher(wanted, self._matcher.learned, packed=True)
-            self._choices = self._matcher.choices
+    def prepare(self, targets: Sequence[PlannedTarget]) -> None:
+        """Prepare the matcher for these subscriptions."""
+        wanted = tuple(target.found.record.definition for target in targets)
+        if not _is_same(wanted, self._matcher.subscriptions):
+            self._matcher = Matcher(wanted, self._matcher.known_topics, in_topic_batches=True)
+            self._target_topics = self._matcher.target_topics
 
-    def deliver(self, events: DataFrame, seats: Sequence[Seat], *, writers: int, in_order: bool) -> Report:
-        """Write the events (see `packs`) to the queues of those who get them.
+    def run(self, events: DataFrame, targets: Sequence[PlannedTarget], *, writers: int, in_order: bool) -> BatchReport:
+        """Write the events, as topic batches, to the queues of the subscriptions that get them.
 
-        `in_order` says that the packs lie in one partition, by portion; else they are brought there.
+        `in_order` says that the topic batches are in one partition, by portion; else they are brought there.
         """
-        self.prepare(seats)
-        filters = self._matcher.filters
-        if filters not in self._matters:  # a plan without them is quicker made, and nearly every one is
+        self.prepare(targets)
+        filters = self._matcher.has_filters
+        if filters not in self._relevant:  # a plan without filters is faster to build, and nearly every plan has none
             self._columns = [F.col(name) for name in COLUMNS]
-            self._matters[filters] = F.expr(_MATTERS + _PASSES if filters else _MATTERS)
-        rows = self._matcher.match(events, self._columns).where(self._matters[filters])
+            self._relevant[filters] = F.expr(_RELEVANT + _OR_PASSES_FILTER if filters else _RELEVANT)
+        rows = self._matcher.match(events, self._columns).where(self._relevant[filters])
         if writers > 1:
-            shares = _SHARES.format(targets=_ANY if filters else _PLAIN, writers=writers)
+            shares = _WRITER_SHARES.format(targets=_ALL_TARGETS if filters else _MATCHED_TARGETS, writers=writers)
             rows = rows.selectExpr("*", shares).repartitionById(writers, F.col("writer"))
         elif not in_order:
             rows = rows.repartition(1)
         if writers > 1 or not in_order:
             rows = rows.sortWithinPartitions("portion")
-        told = tuple(Place(seat.name, seat.incarnation, seat.floor, seat.hidden) for seat in seats)
-        wanted = tracing.enabled()
-        task = Task(
+        specs = tuple(TargetSpec(target.name, target.incarnation, target.floor, target.hidden) for target in targets)
+        wanted = tracing.is_enabled()
+        task = WriteTask(
             address=self._address,
-            seats=told,
+            targets=specs,
             patterns=self._matcher.patterns,
-            choices=self._choices,
+            target_topics=self._target_topics,
             writers=writers,
             options=self._options,
             traces=wanted,
         )
-        if self._writing is None or self._writing[0] != task:
-            self._writing = task, ArrowTask(task, RESULT)
-        return _report(self._writing[1].on(rows).collect(), seats, self._matcher.patterns)
+        if self._write_task is None or self._write_task[0] != task:
+            self._write_task = task, ArrowTask(task, RESULT)
+        return _make_report(self._write_task[1].apply(rows).collect(), targets, self._matcher.patterns)
 
 
-def _same(wanted: Sequence[Subscription], known: Sequence[Subscription]) -> bool:
-    return len(wanted) == len(known) and all(a is b or a.same_as(b) for a, b in zip(wanted, known, strict=True))
+def _is_same(wanted: Sequence[Subscription], known: Sequence[Subscription]) -> bool:
+    return len(wanted) == len(known) and all(a is b or a.is_same_as(b) for a, b in zip(wanted, known, strict=True))
 
 
-def _report(results: Sequence[Any], seats: Sequence[Seat], patterns: Sequence[Pair]) -> Report:
-    written = [row for row in results if row.target is not None and row.target != INVALID]
+def _make_report(results: Sequence[Any], targets: Sequence[PlannedTarget], patterns: Sequence[Pair]) -> BatchReport:
+    written = [row for row in results if row.target is not None and row.target != INVALID_TARGET]
     for row in results:
-        metrics.MIGRATION_WAITS.put(row.waits)
+        metrics.MIGRATION_WAITS.add_finished(row.waits)
     for row in written:
-        metrics.DISPATCHED.add(seats[row.target].name, by=row.stored)
-    return Report(
+        metrics.DISPATCHED.add(targets[row.target].name, by=row.stored)
+    return BatchReport(
         stored=sum(row.stored for row in written),
         skipped=sum(row.skipped for row in written),
-        invalid=sum(row.stored for row in results if row.target == INVALID),
+        invalid=sum(row.stored for row in results if row.target == INVALID_TARGET),
         refusals=tuple(
-            (seats[row.target], Refusal(row.refused_at, row.reason, row.code, RefusalKind(row.kind)))
+            (targets[row.target], Refusal(row.refused_at, row.reason, row.code, RefusalKind(row.kind)))
             for row in written
             if row.refused_at is not None
         ),
@@ -141,4 +151,19 @@ def _report(results: Sequence[Any], seats: Sequence[Seat], patterns: Sequence[Pa
             if row.topic is not None
         },
         traces=tuple(row.trace for row in results if row.trace is not None),
+    )
+
+
+def archived_topic_batches(events: DataFrame) -> DataFrame:
+    """Turn each event of the archive into a topic batch."""
+    return events.where("kind = 'event'").selectExpr(
+        "position as portion",
+        "subject",
+        "realm",
+        "topic",
+        "array(position) as positions",
+        "array(octet_length(data)) as ends",
+        "data",
+        f"array(octet_length({_HEADER_BLOCK})) as header_ends",
+        f"cast({_HEADER_BLOCK} as binary) as headers",
     )

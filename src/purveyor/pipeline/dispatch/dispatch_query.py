@@ -1,17 +1,17 @@
-"""The dispatcher: `stream:incoming` as a streaming query whose batches go to the queues of subscriptions.
+"""The dispatcher: a streaming query that writes the batches of `stream:incoming` to the queues of subscriptions.
 
-A batch, step by step, and what a crash behind each step means:
+The steps of a batch, and what a crash after each step means:
 
     1. settle beginnings, read subscriptions   the registry is right, nothing is written
-    2. suspend those not understood            the same, and it says where they stop
-    3. fill small gaps before the batch        these queues have more of what is theirs
+    2. suspend those not understood            the same, and the registry has where they stop
+    3. fill small gaps before the batch        these queues have more of their events
     4. write the batch (see `isolation`)       queues have all or a part of the batch
     5. settle refusals                         the same, or a suspension is noted
-    6. note how far once-suspended queues are  the same
+    6. note the progress of once-suspended     the same
     7. Spark commits the batch                 it is done
 
-A batch that is run again passes all steps again and writes what is missing: `append_once` sees in each queue how far it
-is. So do two groups, each of which gets all of `incoming` and writes the same queues.
+A batch that runs again passes all steps again and writes what is missing: `append_once` sees in each queue how far it
+is. The same holds for two groups, each of which gets all of `incoming` and writes to the same queues.
 """
 
 import logging
@@ -26,43 +26,41 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import AppendOptions, Refusal
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model import tracing
 from purveyor.model.errors import InvalidConfig, UnreadableRecord, WrongRevision
 from purveyor.model.metrics import DEAD_LETTERS
 from purveyor.model.registration import DispatchState
 from purveyor.model.tracing import Value
-from purveyor.pipeline.archive.checkpoint_log import batch_end
+from purveyor.pipeline.archive.layout import PositionRange
 from purveyor.pipeline.archive.reader import ArchiveSource, events
 from purveyor.pipeline.checkpoint_recovery import dispatch_rule, recover
-from purveyor.pipeline.dispatch.batch_job import Deliverer, Report
-from purveyor.pipeline.dispatch.batch_plan import Seat, Span, call, note_due
-from purveyor.pipeline.dispatch.catch_ups import CatchUps
-from purveyor.pipeline.dispatch.isolation import Attempt, Isolation, Written
-from purveyor.pipeline.dispatch.planned_rows import archived
-from purveyor.pipeline.dispatch.rejected_targets import Refusals
+from purveyor.pipeline.dispatch.batch_job import BatchJob, BatchReport, archived_topic_batches
+from purveyor.pipeline.dispatch.batch_plan import PlannedTarget, is_note_due, plan_batch
+from purveyor.pipeline.dispatch.isolation import Attempt, Isolation, WriteOutcome
 from purveyor.pipeline.dispatch.subscriber_messages import ORIGIN
-from purveyor.pipeline.dispatch.subscription_snapshot import STREAM, Registrations
-from purveyor.pipeline.dispatch.unreadable import Unread
-from purveyor.pipeline.topic_batch_source import pack_format
+from purveyor.pipeline.dispatch.subscription_snapshot import STREAM, SubscriptionTracker
+from purveyor.pipeline.dispatch.suspensions import CatchUpRequests, RejectedTargets, UnreadableSubscriptions
+from purveyor.pipeline.event_sources import topic_batch_format
 from purveyor.queues.catalogue import DEFAULT_GROUP
-from purveyor.queues.registry import update_dispatch
+from purveyor.queues.sync_client import update_dispatch
+from purveyor.spark.checkpoint_files import batch_end
 from purveyor.spark.offsets import ROWS_PER_PARTITION
 from purveyor.spark.options import connection_options, read_settings
 
-SMALL_BATCH: Final = 5000
-"""Up to so many positions one task writes a batch, as it comes from the source."""
-PACKS_SENT: Final = 10_000
-BYTES_SENT: Final = 8 << 20
-"""So much at most goes to the writing task at a time: while it writes, Spark makes the next."""
-_TRIES: Final = 3
+SMALL_BATCH_POSITIONS: Final = 5000
+"""Up to this many positions, one task writes a batch in the order of the source."""
+ROWS_PER_SEND: Final = 10_000
+BYTES_PER_SEND: Final = 8 << 20
+"""The most that Spark sends to the writing task at a time: while the task writes, Spark prepares the next."""
+_MAX_WRITE_ATTEMPTS: Final = 3
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchSettings:
-    """How a dispatcher runs. The queues are there already (`ensure`)."""
+    """The settings of a dispatcher. The queues exist already (`ensure`)."""
 
     address: Address
     checkpoint: Path
@@ -72,7 +70,7 @@ class DispatchSettings:
     """Also the durable. Each group gets all events; one checkpoint belongs to one group."""
     max_offsets: int = ROWS_PER_PARTITION
     batch_seconds: int = 10
-    """About how long a batch of a backlog takes, whether there is one subscription or a thousand."""
+    """About how long a batch of a backlog takes, for one subscription or a thousand."""
     writers: int | None = None
     """How many tasks write a large batch; by default one for every two cores, because the server needs some too."""
     replicas: int = 1
@@ -84,16 +82,16 @@ class DispatchSettings:
 
 
 def start_dispatch(spark: SparkSession, settings: DispatchSettings) -> StreamingQuery:
-    """Start the query; it goes on where its checkpoint ends.
+    """Start the query; it continues where its checkpoint ends.
 
-    It ends with an error when the server is away for longer than the patience, or the stream is another one than the
-    checkpoint speaks of. Started again, it repeats the batch it was at. A checkpoint that does not belong to the stream
-    is replaced (see `checkpoint_recovery`).
+    It ends with an error when the server is away for longer than the patience, or when the stream is not the one of the
+    checkpoint. Started again, it repeats its last batch. A checkpoint that does not fit the stream is replaced (see
+    `checkpoint_recovery`).
     """
     options = connection_options(settings.address) | {"stream": STREAM, "durable": settings.group}
     recover(settings.checkpoint, read_settings(options), dispatch_rule)
     source = (
-        spark.readStream.format(pack_format(spark))
+        spark.readStream.format(topic_batch_format(spark))
         .options(**options)
         .option("syncCheckpoint", str(settings.checkpoint.absolute()))
         .option("maxOffsetsPerTrigger", settings.max_offsets)
@@ -107,154 +105,163 @@ def start_dispatch(spark: SparkSession, settings: DispatchSettings) -> Streaming
         .queryName(f"dispatch-{settings.group}")
         .start()
     )
-    dispatcher.catch_ups.watch(query)
+    dispatcher.catch_up_requests.start_watching(query)
     return query
 
 
 class Dispatcher:
-    """One run of a dispatcher, on the driver. `covered` is its account: up to where it has written which queue."""
+    """One run of a dispatcher, on the driver. It remembers up to which position it has written each queue."""
 
     def __init__(self, spark: SparkSession, settings: DispatchSettings) -> None:
         self._settings = settings
-        self._registrations = Registrations(settings.address)
-        self._unread = Unread(settings.address, self._registrations, settings.group)
-        self._refusals = Refusals(settings.address, self._registrations, replicas=settings.replicas)
-        self.catch_ups = CatchUps(settings.address, settings.group)
-        self._deliverer = Deliverer(settings.address, settings.append)
-        self._repairs = Deliverer(settings.address, settings.append)
+        self._tracker = SubscriptionTracker(settings.address)
+        self._unreadable = UnreadableSubscriptions(settings.address, self._tracker, settings.group)
+        self._rejected_targets = RejectedTargets(settings.address, self._tracker, replicas=settings.replicas)
+        self.catch_up_requests = CatchUpRequests(settings.address, settings.group)
+        self._live_job = BatchJob(settings.address, settings.append)
+        self._repair_job = BatchJob(settings.address, settings.append)
         self._writers = settings.writers or max(1, spark.sparkContext.defaultParallelism // 2)
-        self._covered: dict[str, int] = {}
-        self._done: int | None = None
+        self._written_up_to: dict[str, int] = {}
+        self._dispatched_up_to: int | None = None
 
     def dispatch(self, frame: DataFrame, number: int) -> None:
-        """One batch."""
-        if self._done is None:  # the session of this query alone
-            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", PACKS_SENT)
-            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BYTES_SENT)
+        """Dispatch one batch."""
+        if self._dispatched_up_to is None:  # Spark gives each query its own session
+            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", ROWS_PER_SEND)
+            frame.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", BYTES_PER_SEND)
         began = time.monotonic()
-        batch = self._span(number)
-        self._registrations.look()
-        self._unread.suspend(self._covered, batch)
-        roster = call(self._registrations.snapshot, self._covered, batch)
-        for found in roster.far_behind:
-            self.catch_ups.ask(found)
-        seats = roster.seats
-        if roster.behind:
-            seats += self._fill(frame.sparkSession, roster.behind, Span(roster.gap_first, batch.first - 1))
-        written = self._live(frame, batch).write(batch, seats)
-        report = written.report
-        self._deliverer.learn(report.topics)
-        self._account(seats, written.stopped, batch.last)
-        self._done = batch.last
-        self._tell(batch, report, time.monotonic() - began)
+        batch = self._batch_range(number)
+        self._tracker.update()
+        self._unreadable.suspend(self._written_up_to, batch)
+        plan = plan_batch(self._tracker.snapshot, self._written_up_to, batch)
+        for found in plan.far_behind:
+            self.catch_up_requests.request(found)
+        targets = plan.targets
+        if plan.behind:
+            targets += self._fill_gap(frame.sparkSession, plan.behind, PositionRange(plan.gap_first, batch.first - 1))
+        outcome = self._live_isolation(frame, batch).write(batch, targets)
+        report = outcome.report
+        self._live_job.add_known_topics(report.topics)
+        self._record_progress(targets, outcome.stopped, batch.last)
+        self._dispatched_up_to = batch.last
+        self._report_batch(batch, report, time.monotonic() - began)
         if report.invalid:
             DEAD_LETTERS.add(ORIGIN, by=report.invalid)
             _log.warning(
-                "%d messages in %s to %s are no events and were parked", report.invalid, batch.first, batch.last
+                "%d messages in %s to %s are not events and were parked", report.invalid, batch.first, batch.last
             )
 
-    def _tell(self, batch: Span, report: Report, seconds: float) -> None:
-        """For those who watch: a span that is linked to the traces of its events, and a line."""
-        told: dict[str, Value] = {
+    def _report_batch(self, batch: PositionRange, report: BatchReport, seconds: float) -> None:
+        """Record a span that is linked to the traces of the events, and a log line."""
+        attributes: dict[str, Value] = {
             "first": batch.first,
             "last": batch.last,
             "stored": report.stored,
             "group": self._settings.group,
         }
         links = [{tracing.TRACEPARENT: trace} for trace in report.traces[: tracing.MOST_LINKS]]
-        tracing.record("dispatch", seconds, tracing.NONE, links=links, **told)
-        _log.debug("dispatched %d to %d in %.3f s", batch.first, batch.last, seconds, extra=told)
+        tracing.record("dispatch", seconds, tracing.NO_TRACE, links=links, **attributes)
+        _log.debug("dispatched %d to %d in %.3f s", batch.first, batch.last, seconds, extra=attributes)
 
-    def _span(self, number: int) -> Span:
-        """The positions of a batch, from Spark's own log: no job, and the same when it is run again."""
+    def _batch_range(self, number: int) -> PositionRange:
+        """Return the positions of a batch, from Spark's log: without a job, and the same when the batch runs again."""
         last = batch_end(self._settings.checkpoint, number).sequence
-        if self._done is None and number > 0:
-            self._done = batch_end(self._settings.checkpoint, number - 1).sequence
-        if self._done is None:
-            # The first batch ever: it begins with what the stream has kept for our durable.
-            state = ask(self._settings.address, f"STREAM.INFO.{STREAM}")["state"]
-            self._done = min(int(state["first_seq"]) - 1, last)
-        return Span(self._done + 1, last)
+        if self._dispatched_up_to is None and number > 0:
+            self._dispatched_up_to = batch_end(self._settings.checkpoint, number - 1).sequence
+        if self._dispatched_up_to is None:
+            # The first batch ever: it begins with the first message that the stream kept for the durable.
+            state = request_api(self._settings.address, f"STREAM.INFO.{STREAM}")["state"]
+            self._dispatched_up_to = min(int(state["first_seq"]) - 1, last)
+        return PositionRange(self._dispatched_up_to + 1, last)
 
-    def _live(self, frame: DataFrame, batch: Span) -> Isolation:
-        """What writes the batch that Spark gave, or parts of it, which are read once more."""
+    def _live_isolation(self, frame: DataFrame, batch: PositionRange) -> Isolation:
+        """Build the isolation that writes Spark's batch, or parts of it, which are read again."""
 
-        def attempt(span: Span, seats: Sequence[Seat]) -> Written:
-            if span == batch:
-                return self._write(self._deliverer, frame, seats, span)
-            return self._write(self._repairs, self._part(frame.sparkSession, span), seats, span)
+        def attempt(positions: PositionRange, targets: Sequence[PlannedTarget]) -> WriteOutcome:
+            if positions == batch:
+                return self._write(self._live_job, frame, targets, positions)
+            return self._write(self._repair_job, self._read_part(frame.sparkSession, positions), targets, positions)
 
         return self._isolation(frame.sparkSession, attempt)
 
-    def _part(self, spark: SparkSession, span: Span) -> DataFrame:
-        wanted = {"stream": STREAM, "startingOffsets": str(span.first), "endingOffsets": str(span.last)}
+    def _read_part(self, spark: SparkSession, positions: PositionRange) -> DataFrame:
+        wanted = {"stream": STREAM, "startingOffsets": str(positions.first), "endingOffsets": str(positions.last)}
         options = connection_options(self._settings.address) | wanted
-        return spark.read.format(pack_format(spark)).options(**options).load()
+        return spark.read.format(topic_batch_format(spark)).options(**options).load()
 
     def _isolation(self, spark: SparkSession, attempt: Attempt) -> Isolation:
-        def refuse(seat: Seat, refusal: Refusal) -> None:
-            self._refusals.settle([(seat, refusal)], again=False)
+        def on_rejected(target: PlannedTarget, refusal: Refusal) -> None:
+            self._rejected_targets.settle([(target, refusal)], again=False)
 
-        return Isolation(spark, self._settings.archive, attempt, refuse)
+        return Isolation(spark, self._settings.archive, attempt, on_rejected)
 
-    def _fill(self, spark: SparkSession, behind: Sequence[Seat], gap: Span) -> tuple[Seat, ...]:
-        """Write what those behind are missing before the batch; who refuses does not take part in it.
+    def _fill_gap(
+        self, spark: SparkSession, behind: Sequence[PlannedTarget], gap: PositionRange
+    ) -> tuple[PlannedTarget, ...]:
+        """Write the positions before the batch to the targets behind; return those that take part in the batch.
 
-        If the archive is not understood, none of them takes part: they stay behind.
+        A target that refuses does not take part. If the archive is not understood, none of them takes part: they stay
+        behind.
         """
 
-        def attempt(span: Span, seats: Sequence[Seat]) -> Written:
-            if not seats:
-                return Written()
-            found = archived(events(spark, self._settings.archive, span.first, span.last))
-            return self._write(self._repairs, found, seats, span, in_order=False)
+        def attempt(positions: PositionRange, targets: Sequence[PlannedTarget]) -> WriteOutcome:
+            if not targets:
+                return WriteOutcome()
+            found = archived_topic_batches(events(spark, self._settings.archive, positions.first, positions.last))
+            return self._write(self._repair_job, found, targets, positions, in_order=False)
 
         try:
             stopped = self._isolation(spark, attempt).write(gap, behind).stopped
         except UnreadableRecord as error:
-            _log.error("%s wait at position %d: %s", ", ".join(seat.name for seat in behind), gap.first, error)
+            _log.error("%s wait at position %d: %s", ", ".join(target.name for target in behind), gap.first, error)
             return ()
-        _log.info("filled positions %d to %d of %s", gap.first, gap.last, ", ".join(seat.name for seat in behind))
-        self._account(behind, stopped, gap.last)
-        return tuple(seat for seat in behind if seat.incarnation not in stopped)
+        _log.info("filled positions %d to %d of %s", gap.first, gap.last, ", ".join(target.name for target in behind))
+        self._record_progress(behind, stopped, gap.last)
+        return tuple(target for target in behind if target.incarnation not in stopped)
 
     def _write(
-        self, deliverer: Deliverer, frame: DataFrame, seats: Sequence[Seat], span: Span, *, in_order: bool = True
-    ) -> Written:
-        """Write rows to all who take part."""
-        in_order = in_order and len(span) <= ROWS_PER_PARTITION
-        writers = 1 if len(span) <= SMALL_BATCH else max(1, min(self._writers, len(seats)))
-        report = deliverer.deliver(frame, seats, writers=writers, in_order=in_order)
+        self,
+        batch_job: BatchJob,
+        frame: DataFrame,
+        targets: Sequence[PlannedTarget],
+        positions: PositionRange,
+        *,
+        in_order: bool = True,
+    ) -> WriteOutcome:
+        """Write rows to all targets."""
+        in_order = in_order and len(positions) <= ROWS_PER_PARTITION
+        writers = 1 if len(positions) <= SMALL_BATCH_POSITIONS else max(1, min(self._writers, len(targets)))
+        report = batch_job.run(frame, targets, writers=writers, in_order=in_order)
         stopped: dict[str, int] = {}
         refusals = report.refusals
-        for attempt in range(_TRIES):
+        for attempt in range(_MAX_WRITE_ATTEMPTS):
             if not refusals:
                 break
-            verdict = self._refusals.settle(refusals, again=attempt + 1 < _TRIES)
-            stopped |= {seat.incarnation: position for seat, position in verdict.stopped}
-            if not verdict.again:
+            settled = self._rejected_targets.settle(refusals, again=attempt + 1 < _MAX_WRITE_ATTEMPTS)
+            stopped |= {target.incarnation: position for target, position in settled.stopped}
+            if not settled.again:
                 break
-            refusals = self._repairs.deliver(frame, verdict.again, writers=1, in_order=in_order).refusals
-        return Written(report, stopped)
+            refusals = self._repair_job.run(frame, settled.again, writers=1, in_order=in_order).refusals
+        return WriteOutcome(report, stopped)
 
-    def _account(self, seats: Sequence[Seat], stopped: Mapping[str, int], last: int) -> None:
-        for seat in seats:
-            covered = stopped.get(seat.incarnation, last + 1) - 1
-            self._covered[seat.incarnation] = max(covered, seat.floor)
-            if seat.incarnation not in stopped and note_due(seat.found, covered, self._settings.group):
-                self._note(seat, covered)
-        snapshot = self._registrations.snapshot
-        if len(self._covered) > 2 * (len(snapshot.subscriptions) + len(snapshot.unreadable)) + 100:
+    def _record_progress(self, targets: Sequence[PlannedTarget], stopped: Mapping[str, int], last: int) -> None:
+        for target in targets:
+            written_up_to = stopped.get(target.incarnation, last + 1) - 1
+            self._written_up_to[target.incarnation] = max(written_up_to, target.floor)
+            if target.incarnation not in stopped and is_note_due(target.found, written_up_to, self._settings.group):
+                self._note_progress(target, written_up_to)
+        snapshot = self._tracker.snapshot
+        if len(self._written_up_to) > 2 * (len(snapshot.subscriptions) + len(snapshot.unreadable)) + 100:
             known = {found.incarnation for found in snapshot.subscriptions.values()}
             known |= {unread.incarnation for unread in snapshot.unreadable.values() if unread.incarnation is not None}
-            self._covered = {key: value for key, value in self._covered.items() if key in known}
+            self._written_up_to = {key: value for key, value in self._written_up_to.items() if key in known}
 
-    def _note(self, seat: Seat, covered: int) -> None:
-        """Note how far a queue was written. That another group does not understand its record stays noted."""
-        suspended = seat.found.suspended
+    def _note_progress(self, target: PlannedTarget, written_up_to: int) -> None:
+        """Note how far a queue was written. A note that another group does not understand the record stays."""
+        suspended = target.found.suspended
         others = suspended if suspended is not None and suspended.group != self._settings.group else None
-        state = DispatchState(incarnation=seat.incarnation, next=covered + 1, suspended=others)
+        state = DispatchState(incarnation=target.incarnation, next=written_up_to + 1, suspended=others)
         try:
-            update_dispatch(self._settings.address, seat.name, state, seat.found.dispatch_revision)
+            update_dispatch(self._settings.address, target.name, state, target.found.dispatch_revision)
         except WrongRevision:
-            _log.debug("subscription %s was noted by somebody else", seat.name)
+            _log.debug("subscription %s was noted by another process", target.name)

@@ -1,11 +1,16 @@
-"""Messages of packs as messages of subscription queues, and as dead letters. Pure, and for all of them at once.
+"""From topic batches to the rows of each target: messages for subscription queues, and dead letters. Pure.
 
-The body goes as it came, but for what is hidden from the one who gets it; of the headers see `carrying`. The message id
-of a copy is its position.
+Spark names for each topic batch the subscriptions that get it, and for a topic on which the expressions were not tried
+before all subscriptions that may get it (see `matching`). `Resolver` tries these expressions, once for each topic, and
+leaves out the targets that do not match. An expression without a result stops its subscription at the first position
+that depends on it: the task writes what lies before, and nothing behind it. Other subscriptions do not wait.
+
+The body of a message is copied as it came, except for hidden fields; for the headers see `message_copies`. The message
+id of a copy is its position.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -13,135 +18,139 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purveyor.jetstream.bulk.header_columns import TYPE as HEADERS
+from purveyor.jetstream.bulk.header_columns import HEADERS_TYPE as HEADERS
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.tracing import TRACEPARENT
-from purveyor.model.tracing import valid as valid_trace
-from purveyor.pipeline.event_columns import why_none
-from purveyor.pipeline.forwarded_headers import carried
-from purveyor.pipeline.redact_columns import censored
-from purveyor.pipeline.topic_batches import Indices, Load
+from purveyor.model.tracing import is_valid_traceparent as valid_trace
+from purveyor.pipeline.event_columns import invalid_reason
+from purveyor.pipeline.expressions import Expressions, Pair, TargetTopics, TopicInterests
+from purveyor.pipeline.message_copies import copy_headers, redact_bodies
+from purveyor.pipeline.topic_batches import Indices, UnpackedMessages
 from purveyor.queues.dead_letters.letter import DeadLetter
 
-INVALID: Final = -1
-"""The target of what is no event: the dead letters."""
+INVALID_TARGET: Final = -1
+"""The target of messages that are not events: the dead letters."""
 INVALID_WRITER: Final = 0
-"""Which of several writers writes those."""
+"""The writer that writes those, of several writers."""
 ORIGIN: Final = "incoming"
 
 _NONE: Final = np.zeros(0, np.int64)
 
 
-def messages(load: Load) -> pa.Table:
-    """All rows as `append_once` takes them."""
-    positions = load.rows.column("position")
+def message_table(unpacked: UnpackedMessages) -> pa.Table:
+    """Return all rows in the form that `append_once` takes."""
+    positions = unpacked.rows.column("position")
     return pa.table(
         {
             "position": positions,
-            "data": load.rows.column("data"),
-            "headers": pa.chunked_array([carried(each) for each in load.rows.column("headers").chunks]),
+            "data": unpacked.rows.column("data"),
+            "headers": pa.chunked_array([copy_headers(each) for each in unpacked.rows.column("headers").chunks]),
             "msg_id": positions.cast(pa.string()),
         }
     )
 
 
-def without_hidden(rows: pa.Table, hidden: Sequence[str]) -> pa.Table:
-    """The same rows, as one sees them from whom these fields are hidden; the table itself if that is no difference."""
+def redact_table(rows: pa.Table, hidden: Sequence[str]) -> pa.Table:
+    """Remove hidden fields from the rows; return the same table if nothing changes."""
     bodies = rows.column("data").chunks
-    seen = [censored(each, hidden) for each in bodies]
+    seen = [redact_bodies(each, hidden) for each in bodies]
     if all(one is other for one, other in zip(seen, bodies, strict=True)):
         return rows
     return rows.set_column(rows.schema.get_field_index("data"), "data", pa.chunked_array(seen))
 
 
-def traces(headers: Any) -> set[str]:
-    """The traces that events belong to, as their headers tell."""
+def find_traces(headers: Any) -> set[str]:
+    """Return the traces of the events, from their headers."""
     names, lists = headers.keys, headers.items
     if len(names) == 0:
         return set()
-    mine = pc.equal(names, TRACEPARENT)
-    return {trace for found in lists.filter(mine).to_pylist() for trace in found or () if valid_trace(trace)}
+    own_targets = pc.equal(names, TRACEPARENT)
+    return {trace for found in lists.filter(own_targets).to_pylist() for trace in found or () if valid_trace(trace)}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The rows of one target, as indices of those of a load, ascending."""
+class TargetRows:
+    """The rows of one target, as ascending indices."""
 
     target: int
     rows: Indices
 
 
-def parts(load: Load, writer: int | None, writers: int, left_out: Indices = _NONE) -> Iterator[Part]:
-    """The rows of each target in a load. With several writers, only the targets that are this one's.
+def rows_by_target(
+    unpacked: UnpackedMessages, writer: int | None, writers: int, excluded: Indices = _NONE
+) -> Iterator[TargetRows]:
+    """Yield the rows of each target. With several writers, only of the targets of this one.
 
-    A pack that holds no events is for the dead letters, and for nobody else. `left_out` are pairs of a pack and a
-    target (see `pair_of`) that do not belong together.
+    A topic batch of messages that are not events goes to the dead letters only. `excluded` has pairs of a topic batch
+    and a target (see `pair_key`) that do not belong together.
     """
-    good = load.packs.column("realm").is_valid().to_numpy(zero_copy_only=False)
-    matched = load.packs.column("matched")
+    good = unpacked.topic_batches.column("realm").is_valid().to_numpy(zero_copy_only=False)
+    matched = unpacked.topic_batches.column("matched")
 
-    def mine(places: Indices, packs: Indices, targets: Indices) -> dict[int, Indices]:
-        """To each target of ours its places, ascending."""
+    def own_targets(indices: Indices, batches: Indices, targets: Indices) -> dict[int, Indices]:
+        """Return the indices of each target of this writer, ascending."""
         kept = np.ones(len(targets), np.bool_) if writer is None else targets % writers == writer
-        if len(left_out):
-            kept &= ~np.isin(pair_of(packs, targets), left_out)
-        return dict(_grouped(targets[kept], places[kept]))
+        if len(excluded):
+            kept &= ~np.isin(pair_key(batches, targets), excluded)
+        return dict(_group_by(targets[kept], indices[kept]))
 
-    of_pack, targets = _pairs(pc.struct_field(matched, "targets"))
-    packs = mine(of_pack, of_pack, targets)
+    of_batch, targets = _pairs(pc.struct_field(matched, "targets"))
+    batches = own_targets(of_batch, of_batch, targets)
     filtered: dict[int, Indices] = {}
     if matched.type.get_field_index("passing") >= 0:
-        of_row, targets = _passing(load, pc.struct_field(matched, "passing"))
-        filtered = mine(of_row, load.of_pack[of_row], targets)
-    rows: dict[bytes, Indices] = {}  # many targets get the same packs
-    for target in sorted({*packs, *filtered}):
-        of_target = packs.get(target, _NONE)
+        of_row, targets = _passing(unpacked, pc.struct_field(matched, "passing"))
+        filtered = own_targets(of_row, unpacked.batch_of_row[of_row], targets)
+    rows: dict[bytes, Indices] = {}  # many targets get the same topic batches
+    for target in sorted({*batches, *filtered}):
+        of_target = batches.get(target, _NONE)
         key = of_target.tobytes()
         if key not in rows:
-            rows[key] = _rows_of(load, of_target)
+            rows[key] = _rows_of(unpacked, of_target)
         found = rows[key]
-        yield Part(target, np.union1d(found, filtered[target]) if target in filtered else found)
+        yield TargetRows(target, np.union1d(found, filtered[target]) if target in filtered else found)
     if not good.all() and writer in (None, INVALID_WRITER):
-        yield Part(INVALID, _rows_of(load, np.flatnonzero(~good)))
+        yield TargetRows(INVALID_TARGET, _rows_of(unpacked, np.flatnonzero(~good)))
 
 
-def pair_of(packs: Indices, targets: Indices) -> Indices:
-    """Packs and targets, each pair of them as one number."""
-    return (packs << 32) | targets
+def pair_key(batches: Indices, targets: Indices) -> Indices:
+    """Encode each pair of a topic batch and a target as one number."""
+    return (batches << 32) | targets
 
 
 def _pairs(lists: Any) -> tuple[Indices, Indices]:
-    """What lists of numbers hold: for each number the index of its list, and the number."""
+    """Flatten lists of numbers: return for each number the index of its list, and the number."""
     of_list = np.repeat(np.arange(len(lists)), np.asarray(pc.fill_null(lists.value_lengths(), 0)))
     return of_list, np.asarray(lists.flatten()).astype(np.int64)
 
 
-def _grouped(keys: Indices, values: Indices) -> Iterator[tuple[int, Indices]]:
+def _group_by(keys: Indices, values: Indices) -> Iterator[tuple[int, Indices]]:
     order = np.lexsort((values, keys))
     keys, values = keys[order], values[order]
     found, firsts = np.unique(keys, return_index=True)
-    yield from zip(found.tolist(), np.split(values, firsts[1:]), strict=False)  # of nothing there is one empty part
+    yield from zip(
+        found.tolist(), np.split(values, firsts[1:]), strict=False
+    )  # an empty array is split into one empty part
 
 
-def _rows_of(load: Load, packs: Indices) -> Indices:
-    if len(packs) == load.packs.num_rows:
-        return np.arange(load.rows.num_rows)
-    wanted = np.zeros(load.packs.num_rows, np.bool_)
-    wanted[packs] = True
-    return np.flatnonzero(wanted[load.of_pack])
+def _rows_of(unpacked: UnpackedMessages, batches: Indices) -> Indices:
+    if len(batches) == unpacked.topic_batches.num_rows:
+        return np.arange(unpacked.rows.num_rows)
+    wanted = np.zeros(unpacked.topic_batches.num_rows, np.bool_)
+    wanted[batches] = True
+    return np.flatnonzero(wanted[unpacked.batch_of_row])
 
 
-def _passing(load: Load, lists: Any) -> tuple[Indices, Indices]:
-    """What filters let pass: rows, and for each the target that it is for."""
+def _passing(unpacked: UnpackedMessages, lists: Any) -> tuple[Indices, Indices]:
+    """Return the rows that pass a filter, and for each the target of that filter."""
     has = lists.is_valid().to_numpy(zero_copy_only=False)
-    by_pack = np.argsort(load.of_pack, kind="stable")
-    rows = by_pack[has[load.of_pack[by_pack]]]
-    places, targets = _pairs(lists.flatten())
-    return rows[places], targets
+    by_batch = np.argsort(unpacked.batch_of_row, kind="stable")
+    rows = by_batch[has[unpacked.batch_of_row[by_batch]]]
+    indices, targets = _pairs(lists.flatten())
+    return rows[indices], targets
 
 
-def letter(row: dict[str, Any], reason: str, origin: str = ORIGIN) -> DeadLetter:
-    """A row that nobody can use."""
+def make_dead_letter(row: dict[str, Any], reason: str, origin: str = ORIGIN) -> DeadLetter:
+    """Make a dead letter of a row."""
     now = datetime.now(UTC)
     return DeadLetter(
         reason=reason,
@@ -155,14 +164,14 @@ def letter(row: dict[str, Any], reason: str, origin: str = ORIGIN) -> DeadLetter
     )
 
 
-def invalid(row: dict[str, Any]) -> DeadLetter:
-    """A row that is no event."""
-    return letter(row, why_none(row["data"]) or "no event when it was read")
+def invalid_dead_letter(row: dict[str, Any]) -> DeadLetter:
+    """Make a dead letter of a row that is not an event."""
+    return make_dead_letter(row, invalid_reason(row["data"]) or "no event when it was read")
 
 
-def letters(rows: list[dict[str, Any]]) -> pa.Table:
-    """What is no event, as dead letters in the form that `append_once` takes; it adds the position itself."""
-    found = [invalid(row) for row in rows]
+def dead_letter_table(rows: list[dict[str, Any]]) -> pa.Table:
+    """Return rows that are not events as dead letters for `append_once`, which adds the position itself."""
+    found = [invalid_dead_letter(row) for row in rows]
     headers = [each.to_message()[2] for each in found]
     return pa.table(
         {
@@ -175,3 +184,53 @@ def letters(rows: list[dict[str, Any]]) -> pa.Table:
             "msg_id": pa.array([each.id for each in found], pa.string()),
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStop:
+    """The first position that a target cannot get, and why."""
+
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Decisions about some topic batches: pairs with targets that do not belong together, and where targets stop."""
+
+    excluded: Indices = field(default_factory=lambda: _NONE)
+    stops: Mapping[int, TargetStop] = field(default_factory=dict)
+
+
+class Resolver:
+    """Decides about unseen topics during one run of a task. `topics` has for each pair the patterns that match it.
+
+    Positions up to its floor are not for a target.
+    """
+
+    def __init__(self, patterns: Sequence[Pair], target_topics: Sequence[TargetTopics], floors: Sequence[int]) -> None:
+        self._expressions = Expressions(patterns)
+        self._interests = TopicInterests(patterns, target_topics)
+        self._floors = floors
+        self.topics: dict[Pair, frozenset[int]] = {}
+
+    def resolve(self, unpacked: UnpackedMessages) -> Resolution:
+        """Decide about all topic batches whose topic is unseen."""
+        unseen = np.flatnonzero(pc.struct_field(unpacked.topic_batches.column("matched"), "unseen"))
+        if not len(unseen):
+            return Resolution()
+        take_rows = unpacked.topic_batches.take(pa.array(unseen))
+        pairs = list(zip(take_rows.column("realm").to_pylist(), take_rows.column("topic").to_pylist(), strict=True))
+        match_topics = self._expressions.match_topics(pairs)
+        self.topics |= {pair: found.matching for pair, found in match_topics.items() if not found.failed}
+        excluded = []
+        stops: dict[int, TargetStop] = {}
+        for batch, pair in zip(unseen.tolist(), pairs, strict=True):
+            targets = self._interests.non_matching(pair, match_topics[pair])
+            excluded.append(pair_key(np.full(len(targets), batch), np.fromiter(targets, np.int64, len(targets))))
+            for target, number in self._interests.undecided(pair, match_topics[pair]).items():
+                positions = unpacked.rows.column("position").to_numpy()[unpacked.batch_of_row == batch]
+                for position in positions[positions > self._floors[target]][:1].tolist():
+                    stop = TargetStop(position, self._expressions.failures[number])
+                    stops[target] = min(stops.get(target, stop), stop, key=lambda each: each.position)
+        return Resolution(np.concatenate(excluded), stops)

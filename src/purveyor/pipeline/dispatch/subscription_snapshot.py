@@ -1,58 +1,59 @@
-"""What the dispatcher knows of the subscriptions, kept up to date with two small questions per batch.
+"""What the dispatcher knows about the subscriptions, updated with two small requests per batch.
 
-A subscription begins at the position of its control event. Whoever adds one stores the record, then the event, then the
-event's position in the record; the dispatcher may come to the event before that last step, or find it never done. So
-before each batch it asks for the newest control event: whatever lies at or before the end of the batch is settled in
-the registry by the time the snapshot is taken, and no event behind it can be missed. A control event that it does not
-understand it keeps in mind: the subscription that it is about may begin there (see `unreadable`).
+A subscription begins at the position of its control event. The API stores the record, then the event, then the event's
+position in the record; the dispatcher may reach the event before that last step, or find that it never happened. So
+before each batch it asks for the newest control event: every one up to the end of the batch is settled in the registry
+when the snapshot is taken, and no event behind it can be missed. It remembers a control event that it does not
+understand: the subscription may begin there (see `suspensions`).
 """
 
-import asyncio
 import contextlib
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import ReadOptions, read_range
-from purveyor.jetstream.bulk.net.api_request import ask
+from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model import json_fields
 from purveyor.model.control_events import CONTROL_EVENT, CONTROL_SUBJECT, ControlEvent, ControlKind
 from purveyor.model.errors import InvalidInput, PurveyorError, UnknownMessage, UnknownSubscription, UnreadableRecord
 from purveyor.model.registration import RecordState
-from purveyor.queues.client import connect
-from purveyor.queues.registry import Registered, Registry, Snapshot, read_subscriptions, settle_begin
-from purveyor.queues.subscriptions import remove_queue
+from purveyor.queues.client import Queues
+from purveyor.queues.registry import Registered, Registry, Snapshot
+from purveyor.queues.subscription_queues import remove_queue
+from purveyor.queues.sync_client import read_subscriptions, run_sync, settle_begin
 
 STREAM: Final = "stream:incoming"
 ABANDONED_SECONDS: Final = 10.0
-"""After this time a deletion is taken to be abandoned by the one who began it, and ended here."""
+"""After this time the dispatcher completes a deletion that another process began."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadControl:
-    """A control event that is not understood. `name` is None if even that cannot be read."""
+class UnreadableControlEvent:
+    """A control event that the dispatcher does not understand. `name` is None if even that cannot be read."""
 
     name: str | None
     position: int
     reason: str
 
 
-class Registrations:
-    """The subscriptions as of the last look."""
+class SubscriptionTracker:
+    """The subscriptions as of the last update."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._control_seen = 0
         self._deleting: dict[str, float] = {}
         self.snapshot = Snapshot()
-        self.unread_control: list[UnreadControl] = []
+        self.unreadable_control_events: list[UnreadableControlEvent] = []
 
-    def look(self) -> Snapshot:
-        """All subscriptions, with every beginning that lies before now."""
+    def update(self) -> Snapshot:
+        """Read all subscriptions, with every beginning that lies before now."""
         newest = self._newest_control()
         self.refresh()
         if newest > self._control_seen:
@@ -66,8 +67,8 @@ class Registrations:
         self.snapshot = read_subscriptions(self._address, self.snapshot)
         return self.snapshot
 
-    def current(self, name: str, incarnation: str) -> Registered | None:
-        """A subscription as it is now, if it is still that one and is not being deleted."""
+    def find_current(self, name: str, incarnation: str) -> Registered | None:
+        """Return a subscription as it is now, if it is still that incarnation and not being deleted."""
         found = self.refresh().dispatched.get(name)
         if found is None or found.incarnation != incarnation or found.record.state is RecordState.DELETING:
             return None
@@ -75,7 +76,7 @@ class Registrations:
 
     def _newest_control(self) -> int:
         try:
-            answer = ask(self._address, f"STREAM.MSG.GET.{STREAM}", {"last_by_subj": CONTROL_SUBJECT})
+            answer = request_api(self._address, f"STREAM.MSG.GET.{STREAM}", {"last_by_subj": CONTROL_SUBJECT})
         except UnknownMessage:
             return 0
         return int(answer["message"]["seq"])
@@ -90,25 +91,25 @@ class Registrations:
             self.refresh()
 
     def _settle_one(self, position: int, data: bytes) -> bool:
-        """Note where a subscription begins; whether the registry has to be read again."""
+        """Note where a subscription begins; return whether the registry has to be read again."""
         try:
             event = CONTROL_EVENT.read(data, ControlEvent.from_json)
         except UnreadableRecord as error:
             _log.error("the control event at position %d cannot be read: %s", position, error)
             reason = f"its control event at position {position} is not understood: {error.message}"
-            self.unread_control.append(UnreadControl(_name_in(data), position, reason))
+            self.unreadable_control_events.append(UnreadableControlEvent(_subscription_name_in(data), position, reason))
             return False
         found = self.snapshot.dispatched.get(event.name)
         if event.kind is not ControlKind.ADDED or found is None or found.incarnation != event.incarnation:
-            return False  # ended since, or an ending: the registry tells
+            return False  # deleted since, or a deletion: the registry has that
         if found.record.begin is not None:
             return False
-        with contextlib.suppress(UnknownSubscription):  # gone, or written again by a newer program: which, it tells
+        with contextlib.suppress(UnknownSubscription):  # deleted, or written again by a newer program
             settle_begin(self._address, found, position)
         return True
 
     def _end_deletions(self) -> None:
-        """End deletions that were begun and left: their queue and keys would stay for ever."""
+        """Complete deletions that were begun and abandoned: otherwise their queue and keys would stay forever."""
         deleting = {
             found.incarnation: found
             for found in self.snapshot.subscriptions.values()
@@ -120,15 +121,15 @@ class Registrations:
             if now - since >= ABANDONED_SECONDS:
                 found = deleting[incarnation]
                 try:
-                    asyncio.run(_end_deletion(self._address, found))
-                except PurveyorError as error:  # somebody else is at it; seen again at the next look if not
+                    run_sync(self._address, partial(_end_deletion, found))
+                except PurveyorError as error:  # another process completes it, or the next update does
                     _log.warning("the deletion of subscription %s could not be ended: %s", found.name, error)
                 else:
                     _log.info("ended the deletion of subscription %s", found.name)
 
 
-def _name_in(data: bytes) -> str | None:
-    """The subscription that a control event is about, whatever else it says."""
+def _subscription_name_in(data: bytes) -> str | None:
+    """Return the subscription that a control event is about, whatever else it contains."""
     try:
         name = json_fields.parse(data, CONTROL_EVENT.what).get("name")
     except InvalidInput:
@@ -136,8 +137,7 @@ def _name_in(data: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
-async def _end_deletion(address: Address, found: Registered) -> None:
-    async with connect(address, name="purveyor-dispatch") as queues:
-        registry = await Registry.open(queues)
-        await remove_queue(queues, found.name, found.incarnation)
-        await registry.remove(found)
+async def _end_deletion(found: Registered, queues: Queues) -> None:
+    registry = await Registry.open(queues)
+    await remove_queue(queues, found.name, found.incarnation)
+    await registry.remove(found)

@@ -1,9 +1,9 @@
-"""The task that writes: packs with their targets come in order, and go into the queues of those targets.
+"""The task that writes topic batches, which arrive in order, into the queues of their targets.
 
-Some portions at a time are written by one call of `append_once`, for all targets together. A queue that refuses gets no
-more of this run, nor does a subscription whose expressions come to no result (see `resolve`); the driver is told where
-it stopped, and decides. Only a row that is too large is dealt with here: it is parked before the rows behind it are
-written, for once they are, it would count as written too.
+One call of `append_once` writes some portions for all targets together. A queue that refuses gets no more in this run,
+nor does a subscription whose expressions have no result (see `subscriber_messages`); the task reports where it stopped,
+and the driver decides. The task itself handles only a row that is too large: it parks the row before it writes the rows
+behind it, because then the row would count as written too.
 """
 
 import asyncio
@@ -27,37 +27,38 @@ from purveyor.jetstream.bulk import (
 )
 from purveyor.model import metrics, tracing
 from purveyor.model.errors import PublishRefused
-from purveyor.model.redaction import censor
+from purveyor.model.redaction import redact
 from purveyor.pipeline.dispatch.subscriber_messages import (
-    INVALID,
+    INVALID_TARGET,
     ORIGIN,
-    Part,
-    invalid,
-    letter,
-    letters,
-    messages,
-    parts,
-    traces,
-    without_hidden,
+    Resolver,
+    TargetRows,
+    TargetStop,
+    dead_letter_table,
+    find_traces,
+    invalid_dead_letter,
+    make_dead_letter,
+    message_table,
+    redact_table,
+    rows_by_target,
 )
-from purveyor.pipeline.dispatch.target_resolution import Resolver, Stop
-from purveyor.pipeline.expressions import MOST_LEARNED, Choice, Pair
-from purveyor.pipeline.topic_batches import Load, whole_portions
+from purveyor.pipeline.expressions import MAX_KNOWN_TOPICS, Pair, TargetTopics
+from purveyor.pipeline.topic_batches import UnpackedMessages, group_portions
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
-from purveyor.queues.dead_letters.letter import DeadLetter, park, token
+from purveyor.queues.dead_letters.letter import DeadLetter, park, subject_token
 from purveyor.queues.registry import ACKNOWLEDGED
-from purveyor.spark.read_ahead import read_ahead
+from purveyor.spark.task_tuning import read_ahead
 
-ROWS_AT_ONCE: Final = 30_000
-BYTES_AT_ONCE: Final = 32 << 20
-"""About so much is written by one call."""
+ROWS_PER_APPEND: Final = 30_000
+BYTES_PER_APPEND: Final = 32 << 20
+"""About this much is written by one call."""
 RESULT: Final = (
     "target int, stored bigint, skipped bigint, refused_at bigint, kind string, code int, reason string, "
     "realm string, topic string, matching array<int>, trace string, waits string"
 )
-"""One row for each target written; and, without a target, one for each topic that was not known (with the patterns that
-match it), each trace that was met, and one if it had to wait for queues that were being migrated."""
+"""One row for each target; and rows without a target: one for each topic that was not known (with the patterns that
+match it), one for each trace, and one if the task had to wait for queues that were being migrated."""
 _RESULT_ARROW: Final = pa.schema(
     [
         ("target", pa.int32()),
@@ -76,8 +77,8 @@ _RESULT_ARROW: Final = pa.schema(
 )
 
 
-class Place(NamedTuple):
-    """What a task needs to know of a target: a subscription, where its rows begin, and what it never sees."""
+class TargetSpec(NamedTuple):
+    """What a task needs to know about a target: the subscription, where its rows begin, and its hidden fields."""
 
     name: str
     incarnation: str
@@ -86,50 +87,50 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What a task needs to know; sent to it."""
+class WriteTask:
+    """What a task needs to know; Spark sends it to the workers."""
 
     address: Address
-    seats: tuple[Place, ...]
+    targets: tuple[TargetSpec, ...]
     patterns: tuple[Pair, ...] = ()
-    """Realms and expressions that the targets ask for."""
-    choices: tuple[Choice, ...] = ()
-    """Which of them each target asks for."""
+    """Realms and expressions of the targets."""
+    target_topics: tuple[TargetTopics, ...] = ()
+    """Which of them belong to which target."""
     writers: int = 1
     options: AppendOptions = field(default_factory=AppendOptions)
     traces: bool = False
-    """Whether somebody wants to know which traces the events belong to."""
+    """Whether to report the traces of the events."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the packs of one partition; columns as `batch.deliver` makes them."""
-        run = _Run(self)
-        for load in read_ahead(map(Load, whole_portions(batches, ROWS_AT_ONCE, BYTES_AT_ONCE))):
-            run.write(load)
-        yield pa.RecordBatch.from_pylist(run.results(), _RESULT_ARROW)
+        """Write the topic batches of one partition; the columns are those that `BatchJob.run` selects."""
+        writer = _PartitionWriter(self)
+        for unpacked in read_ahead(map(UnpackedMessages, group_portions(batches, ROWS_PER_APPEND, BYTES_PER_APPEND))):
+            writer.write(unpacked)
+        yield pa.RecordBatch.from_pylist(writer.results(), _RESULT_ARROW)
 
-    def target(self, number: int) -> Target:
-        """Where the rows of a target go."""
-        if number == INVALID:
-            return Target(subject=f"dead-letters.{token(ORIGIN)}", stream=DEAD_LETTERS.stream)
-        place = self.seats[number]
+    def append_target(self, number: int) -> Target:
+        """Return where the rows of a target go."""
+        if number == INVALID_TARGET:
+            return Target(subject=f"dead-letters.{subject_token(ORIGIN)}", stream=DEAD_LETTERS.stream)
+        spec = self.targets[number]
         return Target(
-            subject=f"{place.name}.main",
-            stream=f"stream:{place.name}",
-            floor=place.floor,
-            floor_subject=f"$KV.{ACKNOWLEDGED}.{place.name}",
+            subject=f"{spec.name}.main",
+            stream=f"stream:{spec.name}",
+            floor=spec.floor,
+            floor_subject=f"$KV.{ACKNOWLEDGED}.{spec.name}",
             floor_stream=f"KV_{ACKNOWLEDGED}",
-            floor_tag=place.incarnation,
-            owner=place.incarnation,
+            floor_tag=spec.incarnation,
+            owner=spec.incarnation,
         )
 
     def hidden(self, number: int) -> tuple[str, ...]:
-        """What a target never sees."""
-        return self.seats[number].hidden if number != INVALID else ()
+        """Return the hidden fields of a target."""
+        return self.targets[number].hidden if number != INVALID_TARGET else ()
 
 
 @dataclass(slots=True)
-class _Account:
-    """What became of a target's rows so far."""
+class _TargetOutcome:
+    """What happened to a target's rows up to now."""
 
     target: Target
     stored: int = 0
@@ -141,122 +142,135 @@ class _Account:
         self.skipped += outcome.skipped
         self.refused = outcome.refused
 
-    def stop(self, at: Stop) -> None:
-        """Nothing from there on is for it; what refused earlier rows stands."""
+    def stop(self, at: TargetStop) -> None:
+        """Stop the target at a position; a refusal of earlier rows stays."""
         if self.refused is None:
             self.refused = Refusal(at.position, at.reason, 0, RefusalKind.OTHER)
 
 
-class _Run:
-    """The writing of one partition."""
+class _PartitionWriter:
+    """Writes one partition."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: WriteTask) -> None:
         self._task = task
-        self._accounts: dict[int, _Account] = {}
-        self._resolver = Resolver(task.patterns, task.choices, [place.floor for place in task.seats])
+        self._outcomes: dict[int, _TargetOutcome] = {}
+        self._resolver = Resolver(task.patterns, task.target_topics, [spec.floor for spec in task.targets])
         self._traces: set[str] = set()
 
-    def write(self, load: Load) -> None:
-        resolved = self._resolver.resolve(load)
+    def write(self, unpacked: UnpackedMessages) -> None:
+        resolved = self._resolver.resolve(unpacked)
         if self._task.traces and len(self._traces) < tracing.MOST_LINKS:
-            self._traces.update(*map(traces, load.rows.column("headers").chunks))
-        writer = load.packs.column("writer")[0].as_py() if self._task.writers > 1 else None
-        found = parts(load, writer, self._task.writers, resolved.left_out)
-        open_ = [part for part in self._stopped(load, found, resolved.stops) if not self._is_closed(part)]
-        tables = self._tables(load, open_) if open_ else {}
+            self._traces.update(*map(find_traces, unpacked.rows.column("headers").chunks))
+        writer = unpacked.topic_batches.column("writer")[0].as_py() if self._task.writers > 1 else None
+        by_target = rows_by_target(unpacked, writer, self._task.writers, resolved.excluded)
+        open_targets = [
+            target_rows
+            for target_rows in self._before_stops(unpacked, by_target, resolved.stops)
+            if not self._has_stopped(target_rows)
+        ]
+        tables = self._tables(unpacked, open_targets) if open_targets else {}
         while tables:
-            work = [(self._account(number).target, table) for number, table in tables.items()]
+            work = [(self._outcome(number).target, table) for number, table in tables.items()]
             outcomes = append_once(self._task.address, work, self._task.options)
             again = {}
             for (number, table), outcome in zip(tables.items(), outcomes, strict=True):
-                account = self._account(number)
-                account.add(outcome)
-                no = outcome.refused
-                if no is not None and no.kind is RefusalKind.TOO_LARGE:
-                    self._park(load, number, no)
-                    account.refused = None
-                    account.target = replace(account.target, floor=no.position)
+                result = self._outcome(number)
+                result.add(outcome)
+                refusal = outcome.refused
+                if refusal is not None and refusal.kind is RefusalKind.TOO_LARGE:
+                    self._park_too_large(unpacked, number, refusal)
+                    result.refused = None
+                    result.target = replace(result.target, floor=refusal.position)
                     again[number] = table
-                elif no is not None and number == INVALID:
+                elif refusal is not None and number == INVALID_TARGET:
                     raise PublishRefused(
-                        f"what is no event cannot be parked: {no.reason}",
+                        f"a message that is not an event cannot be parked: {refusal.reason}",
                         fix=f"{DEAD_LETTERS.stream} must take messages",
-                        err_code=no.code,
+                        err_code=refusal.code,
                     )
             tables = again
         for target, stop in resolved.stops.items():
             if writer is None or target % self._task.writers == writer:
-                self._account(target).stop(stop)
+                self._outcome(target).stop(stop)
 
-    def _stopped(self, load: Load, found: Iterable[Part], stops: Mapping[int, Stop]) -> Iterator[Part]:
-        """The parts, but of those who stop only what lies before that."""
-        for part in found:
-            stop = stops.get(part.target)
+    def _before_stops(
+        self, unpacked: UnpackedMessages, by_target: Iterable[TargetRows], stops: Mapping[int, TargetStop]
+    ) -> Iterator[TargetRows]:
+        """Yield the rows of each target, without those at or behind its stop."""
+        for target_rows in by_target:
+            stop = stops.get(target_rows.target)
             if stop is None:
-                yield part
+                yield target_rows
                 continue
-            before = load.rows.column("position").to_numpy()[part.rows] < stop.position
+            before = unpacked.rows.column("position").to_numpy()[target_rows.rows] < stop.position
             if before.any():
-                yield Part(part.target, part.rows[before])
+                yield TargetRows(target_rows.target, target_rows.rows[before])
 
-    def _tables(self, load: Load, open_: list[Part]) -> dict[int, pa.Table]:
-        """The rows of each target; targets with the same rows share a table, which is then prepared once."""
-        whole = messages(load)
-        seen = self._seen(whole, open_)
+    def _tables(self, unpacked: UnpackedMessages, open_targets: list[TargetRows]) -> dict[int, pa.Table]:
+        """Return the rows of each target. Targets with the same rows share a table, which is then prepared once."""
+        whole = message_table(unpacked)
+        redacted = self._redacted_tables(whole, open_targets)
         shared: dict[tuple[bytes, tuple[str, ...]], pa.Table] = {}
         tables = {}
-        for part in open_:
-            rows = pa.array(part.rows)
-            if part.target == INVALID:
-                tables[part.target] = letters(load.some(part.rows))
+        for target_rows in open_targets:
+            rows = pa.array(target_rows.rows)
+            if target_rows.target == INVALID_TARGET:
+                tables[target_rows.target] = dead_letter_table(unpacked.take_rows(target_rows.rows))
                 continue
-            hidden = self._task.hidden(part.target)
-            table = seen.get(hidden, whole)
-            key = part.rows.tobytes(), () if table is whole and hidden in seen else hidden
+            hidden = self._task.hidden(target_rows.target)
+            table = redacted.get(hidden, whole)
+            key = target_rows.rows.tobytes(), () if table is whole and hidden in redacted else hidden
             if key not in shared:
                 taken = table if len(rows) == table.num_rows else table.take(rows)
-                shared[key] = taken if hidden in seen else without_hidden(taken, hidden)
-            tables[part.target] = shared[key]
+                shared[key] = taken if hidden in redacted else redact_table(taken, hidden)
+            tables[target_rows.target] = shared[key]
         return tables
 
-    def _seen(self, whole: pa.Table, open_: list[Part]) -> dict[tuple[str, ...], pa.Table]:
-        """All rows as they are seen by those who have the same fields hidden, where that saves work: else by part."""
+    def _redacted_tables(self, whole: pa.Table, open_targets: list[TargetRows]) -> dict[tuple[str, ...], pa.Table]:
+        """Redact all rows at once for targets with the same hidden fields, where that saves work."""
         rows: Counter[tuple[str, ...]] = Counter()
-        for part in open_:
-            rows[self._task.hidden(part.target)] += len(part.rows)
-        return {hidden: without_hidden(whole, hidden) for hidden, count in rows.items() if count >= whole.num_rows}
+        for target_rows in open_targets:
+            rows[self._task.hidden(target_rows.target)] += len(target_rows.rows)
+        return {hidden: redact_table(whole, hidden) for hidden, count in rows.items() if count >= whole.num_rows}
 
-    def _account(self, number: int) -> _Account:
-        if number not in self._accounts:
-            self._accounts[number] = _Account(self._task.target(number))
-        return self._accounts[number]
+    def _outcome(self, number: int) -> _TargetOutcome:
+        if number not in self._outcomes:
+            self._outcomes[number] = _TargetOutcome(self._task.append_target(number))
+        return self._outcomes[number]
 
-    def _is_closed(self, part: Part) -> bool:
-        return part.target in self._accounts and self._accounts[part.target].refused is not None
+    def _has_stopped(self, target_rows: TargetRows) -> bool:
+        return target_rows.target in self._outcomes and self._outcomes[target_rows.target].refused is not None
 
-    def _park(self, load: Load, number: int, no: Refusal) -> None:
-        at = np.searchsorted(load.rows.column("position").to_numpy(), [no.position])
-        [row] = load.some(at)
-        if number == INVALID:
-            parked = invalid(row)
+    def _park_too_large(self, unpacked: UnpackedMessages, number: int, refusal: Refusal) -> None:
+        at = np.searchsorted(unpacked.rows.column("position").to_numpy(), [refusal.position])
+        [row] = unpacked.take_rows(at)
+        if number == INVALID_TARGET:
+            parked = invalid_dead_letter(row)
         else:
-            row["data"] = censor(row["data"], self._task.hidden(number))
-            parked = letter(row, f"too large for the queue: {no.reason}", origin=self._task.seats[number].name)
+            row["data"] = redact(row["data"], self._task.hidden(number))
+            parked = make_dead_letter(
+                row, f"too large for the queue: {refusal.reason}", origin=self._task.targets[number].name
+            )
         asyncio.run(_park(self._task.address, parked))
 
     def results(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
             {"realm": realm, "topic": topic, "matching": sorted(matching)}
-            for (realm, topic), matching in islice(sorted(self._resolver.topics.items()), MOST_LEARNED)
+            for (realm, topic), matching in islice(sorted(self._resolver.topics.items()), MAX_KNOWN_TOPICS)
         ]
-        waits = metrics.MIGRATION_WAITS.take()
+        waits = metrics.MIGRATION_WAITS.take_finished()
         rows += [{"waits": waits}] if waits is not None else []
         rows += [{"trace": trace} for trace in sorted(self._traces)[: tracing.MOST_LINKS]]
-        for number, account in self._accounts.items():
-            row: dict[str, Any] = {"target": number, "stored": account.stored, "skipped": account.skipped}
-            no = account.refused
-            if no is not None:
-                row |= {"refused_at": no.position, "kind": no.kind.value, "code": no.code, "reason": no.reason}
+        for number, result in self._outcomes.items():
+            row: dict[str, Any] = {"target": number, "stored": result.stored, "skipped": result.skipped}
+            refusal = result.refused
+            if refusal is not None:
+                row |= {
+                    "refused_at": refusal.position,
+                    "kind": refusal.kind.value,
+                    "code": refusal.code,
+                    "reason": refusal.reason,
+                }
             rows.append(row)
         return rows
 

@@ -1,14 +1,19 @@
-"""The write of prefill and replay: the rows of one subscription, sorted, from one task into `<name>.prefill`.
+"""The write of prefill and replay: one task writes the rows of one subscription, sorted, into `<name>.prefill`.
 
-A queue is one order, so one task writes it; where there is much to look at, reading and matching run on all cores
-before that (see `frames`). Every message carries a number, made of the run that wrote it and the row's place in that
-run. The number is what `append_once` goes by:
+A queue has one order, so one task writes it; where there is much to read, reading and matching run on all cores before
+that (see `archive_queries`). Every message carries a number, made of the run that wrote it and the row's place in that
+run. `append_once` goes by that number:
 
-    a task that Spark runs again     finds its rows there and skips them
+    a task that Spark runs again     finds its rows in the queue and skips them
     an older run that still writes   finds a number above all of its own, and can store nothing more
+
+A prefill message has the body of the event that last changed the object, with an empty `old`. Only `old` is cut out of
+the text; every other byte stays. Spark's JSON functions parse and print, which rounds long numbers, so the writing task
+does this.
 """
 
 import asyncio
+import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,22 +28,20 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import AppendOptions, Refusal, RefusalKind, Target, append_once
 from purveyor.jetstream.headers import POSITION
 from purveyor.model import tracing
-from purveyor.model.errors import PublishRefused, UnknownStream
-from purveyor.model.redaction import censor
-from purveyor.pipeline.dispatch.subscriber_messages import traces
-from purveyor.pipeline.forwarded_headers import carried, with_more
-from purveyor.pipeline.prefill.strip_old import without_old
-from purveyor.pipeline.redact_columns import censored
+from purveyor.model.errors import InvalidInput, PublishRefused, UnknownStream
+from purveyor.model.redaction import redact
+from purveyor.pipeline.dispatch.subscriber_messages import find_traces
+from purveyor.pipeline.message_copies import add_headers, copy_headers, redact_bodies
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters.letter import DeadLetter, park
-from purveyor.spark.map_in_arrow import map_in_arrow
-from purveyor.spark.read_ahead import read_ahead
+from purveyor.spark.pyspark_internals import map_in_arrow
+from purveyor.spark.task_tuning import read_ahead
 
 NUMBER: Final = "Purveyor-Prefill-Number"
-"""The header of the number: the run times `RUN`, plus the place of the row."""
+"""The header of the number: the run times `NUMBERS_PER_RUN`, plus the place of the row."""
 REPLAY: Final = "Purveyor-Replay"
-"""The header of a message that was written again: the job that did it."""
-RUN: Final = 10**12
+"""The header of a replayed message: the job that wrote it."""
+NUMBERS_PER_RUN: Final = 10**12
 _RESULT: Final = "rows long, refused_at long, reason string, code int, kind string, traces array<string>"
 _RESULT_ARROW: Final = pa.schema(
     [
@@ -50,122 +53,124 @@ _RESULT_ARROW: Final = pa.schema(
         pa.field("traces", pa.list_(pa.string())),
     ]
 )
+_JSON_SPACE: Final = " \t\n\r"
+_DECODER: Final = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filling:
+class FillSpec:
     """Which queue, which run of a job, and how its rows become messages."""
 
     address: Address
     target: Target
     origin: str
-    """The subscription: where dead letters say that they come from."""
+    """The subscription: the origin of dead letters."""
     run: int
     id_prefix: str
-    """Message ids are this and the row's place, parted by a colon."""
+    """A message id is this prefix, a colon, and the row's place."""
     replay: str | None = None
-    """The job, if messages are written again."""
+    """The job, if this is a replay."""
     hidden: tuple[str, ...] = ()
-    """The fields that the subscription never sees."""
+    """The fields that are hidden from the subscription."""
     by_position: bool = False
     """Whether the place of a row is its position; else rows are counted from 1."""
     patience_seconds: float = 60.0
     traces: bool = False
-    """Whether somebody wants to know which traces the rows belong to."""
+    """Whether to report the traces of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FillResult:
     """How many rows the queue holds, and where it refused one if it did."""
 
     rows: int
     refusal: Refusal | None = None
 
 
-def fill(rows: DataFrame, filling: Filling) -> int:
-    """Write all rows; returns how many. `UnknownStream` if the queue is gone, `PublishRefused` if it refuses."""
-    written = write(rows, filling)
+def fill_queue(rows: DataFrame, spec: FillSpec) -> int:
+    """Write all rows; return how many. Raise `UnknownStream` if the queue is gone, `PublishRefused` if it refuses."""
+    written = write_rows(rows, spec)
     if written.refusal is not None:
-        raise refused(written.refusal, filling.target.stream)
+        raise refusal_error(written.refusal, spec.target.stream)
     return written.rows
 
 
-def write(rows: DataFrame, filling: Filling) -> Written:
+def write_rows(rows: DataFrame, spec: FillSpec) -> FillResult:
     """Write the rows in the order of `rank` and `position`, up to the first that is refused.
 
-    In one task with all that is before it, unless that ends in an exchange of its own.
+    One task does this and everything before it, unless that ends in an exchange.
 
     Columns: `rank`, `position`, `emptied` (whether `old` is to be cut out of the body), `headers`, `data`.
     """
     ordered = rows.coalesce(1).sortWithinPartitions("rank", "position").drop("rank")
-    results = map_in_arrow(ordered, _writer(filling), _RESULT).collect()
+    results = map_in_arrow(ordered, _writer(spec), _RESULT).collect()
     tracing.link([{tracing.TRACEPARENT: trace} for result in results for trace in result.traces or ()])
     for result in results:
         if result.refused_at is not None:
             kind = RefusalKind(result.kind)
-            return Written(result.rows, Refusal(result.refused_at, result.reason, result.code, kind))
-    return Written(sum(result.rows for result in results))
+            return FillResult(result.rows, Refusal(result.refused_at, result.reason, result.code, kind))
+    return FillResult(sum(result.rows for result in results))
 
 
-def refused(refusal: Refusal, stream: str) -> UnknownStream | PublishRefused:
-    """The error that a refusal is."""
+def refusal_error(refusal: Refusal, stream: str) -> UnknownStream | PublishRefused:
+    """Return the error for a refusal."""
     if refusal.kind is RefusalKind.MISSING_STREAM:
-        return UnknownStream(f"the stream {stream!r} is gone", fix="it is made again at the next attempt")
+        return UnknownStream(f"the stream {stream!r} is gone", fix="the next attempt creates it again")
     return PublishRefused(
         f"the stream {stream!r} does not take a message ({refusal.kind.value}): {refusal.reason}",
-        fix="make room or give leave, then ask again",
+        fix="make room or allow it, then request the job again",
         err_code=refusal.code,
     )
 
 
-def _writer(filling: Filling) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _writer(spec: FillSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen = parked = 0
-        met: set[str] = set()
-        for batch, table in read_ahead(_prepared(batches, filling)):
-            if filling.traces and len(met) < tracing.MOST_LINKS:
-                met |= traces(batch.column("headers"))
-            refusal, too_large = _append(batch, table, filling)
+        traces_found: set[str] = set()
+        for batch, table in read_ahead(_prepared(batches, spec)):
+            if spec.traces and len(traces_found) < tracing.MOST_LINKS:
+                traces_found |= find_traces(batch.column("headers"))
+            refusal, too_large = _append(batch, table, spec)
             parked += too_large
             if refusal is not None:
-                yield _result(seen - parked, met, refusal)
+                yield _result(seen - parked, traces_found, refusal)
                 return
             seen += batch.num_rows
-        yield _result(seen - parked, met)
+        yield _result(seen - parked, traces_found)
 
     return write
 
 
-def _prepared(batches: Iterator[pa.RecordBatch], filling: Filling) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
-    """Portions with their messages, which are made while the portion before is written."""
+def _prepared(batches: Iterator[pa.RecordBatch], spec: FillSpec) -> Iterator[tuple[pa.RecordBatch, pa.Table]]:
+    """Yield record batches with their messages, which are prepared while the batch before is written."""
     seen = 0
     for batch in batches:
         if batch.num_rows:
-            yield batch, messages(batch, filling, seen)
+            yield batch, messages(batch, spec, seen)
             seen += batch.num_rows
 
 
-def _append(batch: pa.RecordBatch, table: pa.Table, filling: Filling) -> tuple[Refusal | None, int]:
-    """Write a portion; the refusal that ended it, and how many rows were too large and went to the dead letters."""
-    options = AppendOptions(patience_seconds=filling.patience_seconds)
-    target, parked = filling.target, 0
+def _append(batch: pa.RecordBatch, table: pa.Table, spec: FillSpec) -> tuple[Refusal | None, int]:
+    """Write a batch; return the refusal that ended it, and how many rows were too large and were parked."""
+    options = AppendOptions(patience_seconds=spec.patience_seconds)
+    target, parked = spec.target, 0
     while True:
-        [outcome] = append_once(filling.address, [(target, table)], options)
-        no = outcome.refused
-        if no is None or no.kind is not RefusalKind.TOO_LARGE:
-            return no, parked
-        at = int(np.searchsorted(table["position"].to_numpy(), no.position))
-        _park(filling, {**batch.slice(at, 1).to_pylist()[0], "headers": table["headers"][at].as_py()}, no.reason)
-        target, parked = replace(target, floor=no.position), parked + 1
+        [outcome] = append_once(spec.address, [(target, table)], options)
+        refusal = outcome.refused
+        if refusal is None or refusal.kind is not RefusalKind.TOO_LARGE:
+            return refusal, parked
+        at = int(np.searchsorted(table["position"].to_numpy(), refusal.position))
+        _park(spec, {**batch.slice(at, 1).to_pylist()[0], "headers": table["headers"][at].as_py()}, refusal.reason)
+        target, parked = replace(target, floor=refusal.position), parked + 1
 
 
-def _park(filling: Filling, row: dict[str, Any], reason: str) -> None:
+def _park(spec: FillSpec, row: dict[str, Any], reason: str) -> None:
     now = datetime.now(UTC)
     letter = DeadLetter(
         reason=f"too large for the queue: {reason}",
-        origin=filling.origin,
-        subject=filling.target.subject,
-        data=censor(row["data"], filling.hidden),
+        origin=spec.origin,
+        subject=spec.target.subject,
+        data=redact(row["data"], spec.hidden),
         failed_first=now,
         failed_last=now,
         headers={name: tuple(values) for name, values in row["headers"]},
@@ -173,26 +178,26 @@ def _park(filling: Filling, row: dict[str, Any], reason: str) -> None:
     )
 
     async def parking() -> None:
-        async with connect(filling.address, name="purveyor-prefill") as queues:
+        async with connect(spec.address, name="purveyor-prefill") as queues:
             await park(queues, letter)
 
     asyncio.run(parking())
 
 
-def messages(batch: pa.RecordBatch, filling: Filling, before: int) -> pa.Table:
-    """Rows as `append_once` takes them; `before` rows of this run came earlier. Pure."""
+def messages(batch: pa.RecordBatch, spec: FillSpec, before: int) -> pa.Table:
+    """Return rows in the form that `append_once` takes; `before` rows of this run came earlier. Pure."""
     count = batch.num_rows
-    places = batch.column("position") if filling.by_position else pa.array(range(before + 1, before + count + 1))
+    places = batch.column("position") if spec.by_position else pa.array(range(before + 1, before + count + 1))
     places = places.cast(pa.int64())
-    said = {POSITION: batch.column("position").cast(pa.string())}
-    if filling.replay is not None:
-        said[REPLAY] = pa.repeat(pa.scalar(filling.replay), count)
+    added = {POSITION: batch.column("position").cast(pa.string())}
+    if spec.replay is not None:
+        added[REPLAY] = pa.repeat(pa.scalar(spec.replay), count)
     return pa.table(
         {
-            "position": pc.add(places, filling.run * RUN),
-            "data": censored(_bodies(batch.column("data"), batch.column("emptied")), filling.hidden),
-            "headers": with_more(carried(batch.column("headers")), said),
-            "msg_id": pc.binary_join_element_wise(filling.id_prefix, places.cast(pa.string()), ":"),
+            "position": pc.add(places, spec.run * NUMBERS_PER_RUN),
+            "data": redact_bodies(_bodies(batch.column("data"), batch.column("emptied")), spec.hidden),
+            "headers": add_headers(copy_headers(batch.column("headers")), added),
+            "msg_id": pc.binary_join_element_wise(spec.id_prefix, places.cast(pa.string()), ":"),
         }
     )
 
@@ -204,8 +209,56 @@ def _bodies(data: Any, emptied: Any) -> Any:
     return pa.array(cut, pa.binary())
 
 
-def _result(rows: int, met: Collection[str], no: Refusal | None = None) -> Any:
-    row: dict[str, Any] = {"rows": rows, "traces": sorted(met)[: tracing.MOST_LINKS]}
-    if no is not None:
-        row |= {"refused_at": no.position, "reason": no.reason, "code": no.code, "kind": no.kind.value}
+def _result(rows: int, traces_found: Collection[str], refusal: Refusal | None = None) -> Any:
+    row: dict[str, Any] = {"rows": rows, "traces": sorted(traces_found)[: tracing.MOST_LINKS]}
+    if refusal is not None:
+        row |= {
+            "refused_at": refusal.position,
+            "reason": refusal.reason,
+            "code": refusal.code,
+            "kind": refusal.kind.value,
+        }
     return pa.RecordBatch.from_pylist([row], _RESULT_ARROW)
+
+
+def without_old(data: bytes) -> bytes:
+    """Return the event with an empty `body.old`; raise InvalidInput if it is not a JSON object.
+
+    >>> without_old(b'{"topic": "a", "body": {"old": {"n": 1}, "new": {"n": 1.10}}}')
+    b'{"topic": "a", "body": {"old": {}, "new": {"n": 1.10}}}'
+    """
+    try:
+        text = data.decode()
+        body = _member(text, _skip_space(text, 0), "body")
+        old = _member(text, body[0], "old") if body else None
+    except (ValueError, IndexError, StopIteration) as error:
+        raise InvalidInput(
+            f"an archived event is no JSON object: {error}", fix="find the other program that writes the archive"
+        ) from error
+    if old is None:
+        return data
+    return f"{text[: old[0]]}{{}}{text[old[1] :]}".encode()
+
+
+def _member(text: str, at: int, name: str) -> tuple[int, int] | None:
+    """Return where the value of an object's member begins and ends; of several the last, as parsers do."""
+    found = None
+    if text[at] != "{":
+        raise ValueError(f"expected an object at character {at}")
+    at = _skip_space(text, at + 1)
+    while text[at] != "}":
+        key, at = _DECODER.raw_decode(text, at)
+        begin = _skip_space(text, _skip_space(text, at) + 1)
+        _, end = _DECODER.raw_decode(text, begin)
+        if key == name:
+            found = (begin, end)
+        at = _skip_space(text, end)
+        if text[at] == ",":
+            at = _skip_space(text, at + 1)
+    return found
+
+
+def _skip_space(text: str, at: int) -> int:
+    while text[at] in _JSON_SPACE:
+        at += 1
+    return at

@@ -1,12 +1,12 @@
-"""The directory in pages: entries sorted by key, some dozens to a page, so that a batch reads and writes few. Pure.
+"""The directory in pages: entries sorted by key, dozens to a page, so that a batch reads and writes few pages. Pure.
 
 Each access to Spark's state from Python is a round trip of about 0.2 ms. With a value per entry an import would make
-two for every record; with pages, one for many. And as a subtree is one stretch of the sorted keys, what is below an
-entry is found without looking at anything else, and nothing is kept about children.
+two for every record; with pages, one for many. A subtree is one range of the sorted keys, so the descendants of an
+entry are found without reading anything else, and no list of children is stored.
 
 A page is bytes: the length of its head, its head (JSON: keys and sizes), and the entries one after the other, each
-decoded only when it is asked for. The index (JSON: the first key and the number of each page) is read once per batch. A
-later version of all this has an index that is no list of three.
+decoded only when it is read. The index (JSON: the first key and the number of each page) is read once per batch. A
+later version of this format has an index that is not a list of three.
 """
 
 import json
@@ -17,38 +17,38 @@ from typing import Final, Protocol
 from purveyor.model.errors import UnreadableRecord
 from purveyor.model.stored_record import UPGRADE
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.dn import below_prefix
+from purveyor.pipeline.transform.dn import descendant_prefix
 
-MOST_ENTRIES: Final = 64
-MOST_BYTES: Final = 48 << 10
-"""A page above either is cut in two; a single entry may be larger."""
-MOST_HELD: Final = 64 << 20
-"""Bytes of pages in memory, after which they are written back before the batch is over."""
+MAX_PAGE_ENTRIES: Final = 64
+MAX_PAGE_BYTES: Final = 48 << 10
+"""A page above either limit is divided; a single entry may be larger."""
+MAX_HELD_BYTES: Final = 64 << 20
+"""Bytes of pages in memory, above which they are written back before the batch is over."""
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # ASCII: any string passes
 
 
 class PageStore(Protocol):
-    """Where pages are kept between batches."""
+    """Where pages are stored between batches."""
 
     def read_index(self) -> bytes | None:
-        """The index, if there was ever one."""
+        """Return the index; None if there was never one."""
 
     def write_index(self, data: bytes) -> None:
-        """Keep the index."""
+        """Store the index."""
 
     def read(self, number: int) -> bytes:
-        """A page that is in the index."""
+        """Return a page of the index."""
 
     def write(self, number: int, data: bytes) -> None:
-        """Keep a page."""
+        """Store a page."""
 
     def remove(self, number: int) -> None:
-        """Forget a page, if it was ever kept."""
+        """Remove a page, if it was ever stored."""
 
 
 class Page:
-    """The entries of one stretch of keys, in memory."""
+    """The entries of one range of keys, in memory."""
 
     __slots__ = ("changed", "entries", "keys", "raw", "size")
 
@@ -56,7 +56,7 @@ class Page:
         self.keys: list[str] = []
         self.raw: dict[str, bytes] = {}
         self.entries: dict[str, Entry] = {}
-        """Those that were decoded."""
+        """The decoded entries."""
         self.size = 0
         self.changed = False
         if data is not None:
@@ -72,13 +72,13 @@ class Page:
         self.size = len(data)
 
     def dump(self) -> bytes:
-        """As it is kept."""
+        """Return the page as it is stored."""
         bodies = [self.raw[key] for key in self.keys]
         head = _encode([self.keys, [len(body) for body in bodies]]).encode()
         return b"".join((len(head).to_bytes(4, "big"), head, *bodies))
 
     def get(self, key: str) -> Entry | None:
-        """The entry, decoded."""
+        """Return the entry, decoded."""
         found = self.entries.get(key)
         if found is None and (raw := self.raw.get(key)) is not None:
             found = self.entries[key] = Entry(*json.loads(raw))
@@ -98,14 +98,14 @@ class Page:
         self.changed = True
 
     def remove(self, key: str) -> None:
-        """Take out an entry that is there."""
+        """Remove an entry that is there."""
         self.size -= len(self.raw.pop(key)) + len(key) + 8
         self.entries.pop(key, None)
         del self.keys[bisect_left(self.keys, key)]
         self.changed = True
 
     def cut(self) -> "Page":
-        """Give the upper half away."""
+        """Split off the upper half."""
         upper = Page()
         middle = len(self.keys) // 2
         self.keys, upper.keys = self.keys[:middle], self.keys[middle:]
@@ -120,7 +120,7 @@ class Page:
 
 
 def _read_index(data: bytes) -> tuple[list[str], list[int], int]:
-    """Parse the index; UnreadableRecord if a newer program wrote it."""
+    """Parse the index; raise UnreadableRecord if a newer program wrote it."""
     try:
         begins, numbers, following = json.loads(data)
     except (ValueError, TypeError) as error:
@@ -130,11 +130,11 @@ def _read_index(data: bytes) -> tuple[list[str], list[int], int]:
 
 
 class PagedDirectory:
-    """A `Store` of entries over a store of pages. What changed is written for sure only by `flush`."""
+    """A `Store` of entries over a store of pages. Only `flush` guarantees that changes are written."""
 
-    def __init__(self, store: PageStore, *, most_held: int = MOST_HELD) -> None:
+    def __init__(self, store: PageStore, *, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self._store = store
-        self._most_held = most_held
+        self._max_held_bytes = max_held_bytes
         self._held_bytes = 0
         self._held: dict[int, Page] = {}
         index = store.read_index()
@@ -148,17 +148,17 @@ class PagedDirectory:
             self._held[0].changed = True
 
     def get(self, key: str) -> Entry | None:
-        """The entry of that name."""
+        """Return the entry of that name."""
         return self._page(self._at(key)).get(key)
 
     def put(self, key: str, entry: Entry) -> None:
-        """Add or replace an entry; a page that grows too large is cut."""
+        """Add or replace an entry; a page that grows too large is divided."""
         at = self._at(key)
         page = self._page(at)
         before = page.size
         page.put(key, entry)
         self._held_bytes += page.size - before
-        while len(page.keys) > 1 and (len(page.keys) > MOST_ENTRIES or page.size > MOST_BYTES):
+        while len(page.keys) > 1 and (len(page.keys) > MAX_PAGE_ENTRIES or page.size > MAX_PAGE_BYTES):
             upper = page.cut()
             number, self._next = self._next, self._next + 1
             self._begins.insert(at + 1, upper.keys[0])
@@ -168,7 +168,7 @@ class PagedDirectory:
             at, page = (at + 1, upper) if key >= upper.keys[0] else (at, page)
 
     def remove(self, key: str) -> None:
-        """Forget an entry, if it is there."""
+        """Remove an entry, if it is there."""
         at = self._at(key)
         page = self._page(at)
         if key not in page.raw:
@@ -183,8 +183,8 @@ class PagedDirectory:
             self._index_changed = True
 
     def descendants(self, key: str) -> Iterator[tuple[str, Entry]]:
-        """Everything below an entry, in order. Collect it before you change anything."""
-        prefix = below_prefix(key)
+        """Yield everything below an entry, in order. Collect it before you change anything."""
+        prefix = descendant_prefix(key)
         at = self._at(prefix)
         while at < len(self._begins):
             page = self._page(at)
@@ -213,7 +213,7 @@ class PagedDirectory:
         number = self._numbers[at]
         page = self._held.get(number)
         if page is None:
-            if self._held_bytes > self._most_held:
+            if self._held_bytes > self._max_held_bytes:
                 self.flush()
                 self._held.clear()
                 self._held_bytes = 0

@@ -1,8 +1,8 @@
-"""From a message of the queue `ldif` to what is written: events, or a dead letter with the reason. Pure.
+"""From a message of the queue `ldif` to its outputs: events, or a dead letter with the reason. Pure.
 
-Every outcome has a position: the message's sequence times 2**20 plus its number among the outcomes of that message. It
-is the same however often a batch is run, so it tells what was written already. A message can give both events and a
-dead letter: an entry that was an object and is none any more is deleted for its subscribers, and parked for operators.
+Every output has a position: the message's sequence times 2**20 plus its number among the outputs of that message. It is
+the same however often a batch runs, so it identifies what was written already. A message can give both events and a
+dead letter: an entry that was an object and no longer is one is deleted for its subscribers, and parked for operators.
 """
 
 import uuid
@@ -16,19 +16,19 @@ from purveyor.jetstream.headers import Headers
 from purveyor.model.errors import InvalidInput, PurveyorError, describe
 from purveyor.model.event import Event
 from purveyor.model.event_limits import encode_checked
-from purveyor.pipeline.transform.directory_rules import Changed, Entry, Store, apply, undo
-from purveyor.pipeline.transform.dn import Unfit
-from purveyor.pipeline.transform.mapping import Mapped, Mapping, Unmatched, classes_of
+from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, Store, apply_record, undo_changes
+from purveyor.pipeline.transform.dn import InvalidRecord
+from purveyor.pipeline.transform.mapping import MappedObject, Mapping, Unmatched, object_classes
 from purveyor.pipeline.transform.records import parse_record
-from purveyor.queues.dead_letters.letter import DeadLetter, fitted
+from purveyor.queues.dead_letters.letter import DeadLetter, fit_letter
 
 ORIGIN: Final = "transform"
 PUBLISHER: Final = "ldif"
 POSITION_BITS: Final = 20
-HEADER_ROOM: Final = 512
+HEADER_RESERVE_BYTES: Final = 512
 """Bytes left for the headers of an event."""
 Object: TypeAlias = MappingOf[str, Any]
-_NOTHING: Final[Object] = {}
+_NO_OBJECT: Final[Object] = {}
 _NAMESPACE: Final = uuid.UUID("6f0b1f2c-9d0e-5c4b-8a55-6c1d3b0f7a21")
 
 
@@ -44,13 +44,13 @@ class Message:
 
     @property
     def origin(self) -> str:
-        """What no other message has, in this stream or in one that was there before under its name."""
+        """An id that no other message has, in this stream or an earlier one of the same name."""
         return f"{self.subject}:{self.sequence}:{int(self.stored.timestamp() * 1_000_000)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A message to be written: an event, or a dead letter."""
+    """A message to write: an event, or a dead letter."""
 
     position: int
     parked: bool
@@ -60,27 +60,27 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What is decided outside of the directory."""
+class TransformRules:
+    """The rules outside of the directory."""
 
     mapping: Mapping
     max_payload: int
-    """The largest message that the server takes."""
+    """The size of the largest message that the server takes."""
 
 
-def transform(store: Store, rules: Rules, message: Message) -> list[Output]:
-    """Apply a message to the directory and tell what is to be written.
+def transform(store: Store, rules: TransformRules, message: Message) -> list[Output]:
+    """Apply a message to the directory and return its outputs.
 
-    A message that these rules fail on, for a reason that they do not expect, is parked as well, and the directory is as
-    it was before: another attempt fails in the same way, and keeps back everything behind it. An outage, and an error
-    of the store, is not the fault of the message.
+    A message on which these rules fail unexpectedly is parked as well, and the directory is as it was before: another
+    attempt would fail in the same way and hold back everything behind it. An outage, or an error of the store, is not
+    the fault of the message.
     """
     problems: list[str] = []
-    changes: list[Changed] = []
+    changes: list[EntryChange] = []
     try:
         try:
-            changes = apply(store, parse_record(message.data), str(uuid.uuid5(_NAMESPACE, message.origin)))
-        except Unfit as error:
+            changes = apply_record(store, parse_record(message.data), str(uuid.uuid5(_NAMESPACE, message.origin)))
+        except InvalidRecord as error:
             problems.append(str(error))
         return list(_outputs(rules, message, changes, problems))
     except (MemoryError, OSError):
@@ -88,25 +88,27 @@ def transform(store: Store, rules: Rules, message: Message) -> list[Output]:
     except Exception as error:
         if isinstance(error, PurveyorError) and not isinstance(error, InvalidInput):
             raise
-        undo(store, changes)
+        undo_changes(store, changes)
         reason = f"the transform fails on it: {describe(error)}"
         return [_parked(message, reason, message.sequence << POSITION_BITS, rules.max_payload)]
 
 
-def _outputs(rules: Rules, message: Message, changes: Sequence[Changed], unfit: Sequence[str]) -> Iterator[Output]:
+def _outputs(
+    rules: TransformRules, message: Message, changes: Sequence[EntryChange], unfit: Sequence[str]
+) -> Iterator[Output]:
     problems = list(unfit)
     number = message.sequence << POSITION_BITS
     for nth, change in enumerate(changes):
         old, new = (_view(rules.mapping, entry) for entry in (change.before, change.after))
-        if nth == 0 and change.after is not None:  # the first is the entry that the message is about
-            problems += _complaints(new, change.after)
+        if nth == 0 and change.after is not None:  # the first change is that of the message's own entry
+            problems += _problems_of(new, change.after)
         for event in events(_seen(old), _seen(new), message.stored):
             try:
                 data = encode_checked(event)
             except InvalidInput as error:
                 problems.append(str(error))
                 continue
-            if len(data) + HEADER_ROOM > rules.max_payload:
+            if len(data) + HEADER_RESERVE_BYTES > rules.max_payload:
                 problems.append(f"an event of {len(data)} bytes is more than a message can hold")
                 continue
             yield Output(number, False, data, {}, f"{message.origin}:{number - (message.sequence << POSITION_BITS)}")
@@ -115,9 +117,9 @@ def _outputs(rules: Rules, message: Message, changes: Sequence[Changed], unfit: 
         yield _parked(message, "; ".join(dict.fromkeys(problems)), number, rules.max_payload)
 
 
-def events(old: Mapped | None, new: Mapped | None, moment: datetime) -> Iterator[Event]:
-    """What subscribers are told of a change: nothing when they see no difference."""
-    if old is not None and new is not None and _place(old) == _place(new):
+def events(old: MappedObject | None, new: MappedObject | None, moment: datetime) -> Iterator[Event]:
+    """Yield the events of a change: none if subscribers see no difference."""
+    if old is not None and new is not None and _object_identity(old) == _object_identity(new):
         if old.object != new.object:
             yield _event(moment, new, old=old.object, new=new.object)
         return
@@ -127,30 +129,30 @@ def events(old: Mapped | None, new: Mapped | None, moment: datetime) -> Iterator
         yield _event(moment, new, new=new.object)
 
 
-def _place(mapped: Mapped) -> tuple[str, str, object]:
+def _object_identity(mapped: MappedObject) -> tuple[str, str, object]:
     return mapped.realm, mapped.topic, mapped.object["uuid"]
 
 
-def _event(moment: datetime, about: Mapped, *, old: Object = _NOTHING, new: Object = _NOTHING) -> Event:
+def _event(moment: datetime, about: MappedObject, *, old: Object = _NO_OBJECT, new: Object = _NO_OBJECT) -> Event:
     key = str(about.object["uuid"])
     return Event(publisher_name=PUBLISHER, ts=moment, realm=about.realm, topic=about.topic, old=old, new=new, key=key)
 
 
-def _view(mapping: Mapping, entry: Entry | None) -> Mapped | Unmatched:
+def _view(mapping: Mapping, entry: Entry | None) -> MappedObject | Unmatched:
     return Unmatched.IGNORE if entry is None else mapping.map(entry)
 
 
-def _seen(view: Mapped | Unmatched) -> Mapped | None:
-    return view if isinstance(view, Mapped) else None
+def _seen(view: MappedObject | Unmatched) -> MappedObject | None:
+    return view if isinstance(view, MappedObject) else None
 
 
-def _complaints(view: Mapped | Unmatched, entry: Entry) -> tuple[str, ...]:
-    """Why an entry is no object, or not a whole one."""
-    if isinstance(view, Mapped):
+def _problems_of(view: MappedObject | Unmatched, entry: Entry) -> tuple[str, ...]:
+    """Return why an entry is not an object, or not a complete one."""
+    if isinstance(view, MappedObject):
         return view.problems
     if view is Unmatched.IGNORE:
         return ()
-    return (f"no rule matches the object classes {', '.join(sorted(classes_of(entry))) or 'none'}",)
+    return (f"no rule matches the object classes {', '.join(sorted(object_classes(entry))) or 'none'}",)
 
 
 def _parked(message: Message, reason: str, position: int, max_payload: int) -> Output:
@@ -165,5 +167,5 @@ def _parked(message: Message, reason: str, position: int, max_payload: int) -> O
         headers=message.headers,
         position=message.sequence,
     )
-    _, data, headers = fitted(letter, max_payload)
+    _, data, headers = fit_letter(letter, max_payload)
     return Output(position, True, data, headers, letter.id)

@@ -1,6 +1,6 @@
 """A message of the queue `ldif` as a record: parsed and checked once, where it enters the transform. Pure.
 
-The format is told in the import guide. What does not follow it is Unfit, with the field that is wrong.
+The import guide describes the format. A message in another format raises InvalidRecord, with the field that is wrong.
 """
 
 import binascii
@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput
 from purveyor.model.ldif_changes import Change, Step
-from purveyor.pipeline.transform.dn import Name, Unfit, attribute_key, name
+from purveyor.pipeline.transform.dn import DistinguishedName, InvalidRecord, attribute_key, parse_dn
 
 Value: TypeAlias = str | dict[str, str]
-"""Text, or `{"base64": ...}`: as it is in the message, in the state and in what is kept of an unknown attribute."""
+"""Text, or `{"base64": ...}`: the same in the message, in the state, and in the values of an unmapped attribute."""
 
 Attributes: TypeAlias = Mapping[str, list[Value]]
-"""By `attribute_key`; no attribute is without values."""
+"""By `attribute_key`; every attribute has a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Modification:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record; which of the later fields have a meaning depends on `change`."""
+    """One record; `change` decides which of the later fields have a meaning."""
 
-    name: Name
+    name: DistinguishedName
     change: Change
     attributes: Attributes = field(default_factory=dict)
     modifications: tuple[Modification, ...] = ()
@@ -43,11 +43,11 @@ class Record:
 
 
 def parse_record(data: bytes) -> Record:
-    """The record that a message holds; Unfit when it holds none."""
+    """Parse the record of a message; raise InvalidRecord if there is none."""
     try:
         fields = json_fields.parse(data, "message")
         change = json_fields.member(Change, fields, "change", "message")
-        entry = name(json_fields.text(fields, "dn", "message"))
+        entry = parse_dn(json_fields.text(fields, "dn", "message"))
         match change:
             case Change.CONTENT | Change.ADD:
                 return Record(entry, change, _attributes(fields.get("attributes")))
@@ -56,7 +56,7 @@ def parse_record(data: bytes) -> Record:
             case Change.MODRDN:
                 superior = fields.get("new_superior")
                 if superior is not None and not isinstance(superior, str):
-                    raise Unfit("new_superior is no string")
+                    raise InvalidRecord("new_superior is no string")
                 return Record(
                     entry,
                     change,
@@ -67,12 +67,12 @@ def parse_record(data: bytes) -> Record:
             case Change.DELETE:
                 return Record(entry, change)
     except InvalidInput as error:
-        raise Unfit(error.message) from None
+        raise InvalidRecord(error.message) from None
 
 
 def _attributes(given: object) -> dict[str, list[Value]]:
     if not isinstance(given, dict):
-        raise Unfit(f"the attributes are {json_fields.kind(given)}, not an object")
+        raise InvalidRecord(f"the attributes are {json_fields.describe_type(given)}, not an object")
     found: dict[str, list[Value]] = {}
     for spelled, values in given.items():
         checked = _values(values, spelled)
@@ -83,7 +83,7 @@ def _attributes(given: object) -> dict[str, list[Value]]:
 
 def _modifications(given: object) -> tuple[Modification, ...]:
     if not isinstance(given, list):
-        raise Unfit(f"the modifications are {json_fields.kind(given)}, not a list")
+        raise InvalidRecord(f"the modifications are {json_fields.describe_type(given)}, not a list")
     found = []
     for each in given:
         fields = json_fields.mapping(each, "modification")
@@ -95,7 +95,7 @@ def _modifications(given: object) -> tuple[Modification, ...]:
 
 def _values(given: object, spelled: str) -> list[Value]:
     if not isinstance(given, list):
-        raise Unfit(f"the values of {spelled!r} are {json_fields.kind(given)}, not a list")
+        raise InvalidRecord(f"the values of {spelled!r} are {json_fields.describe_type(given)}, not a list")
     for value in given:
         if not isinstance(value, str):
             _check_binary(value, spelled)
@@ -104,8 +104,8 @@ def _values(given: object, spelled: str) -> list[Value]:
 
 def _check_binary(value: Any, spelled: str) -> None:
     if not isinstance(value, dict) or list(value) != ["base64"] or not isinstance(value["base64"], str):
-        raise Unfit(f"a value of {spelled!r} is neither a string nor base64")
+        raise InvalidRecord(f"a value of {spelled!r} is neither a string nor base64")
     try:
         binascii.a2b_base64(value["base64"], strict_mode=True)
     except (binascii.Error, ValueError) as error:
-        raise Unfit(f"bad base64 in a value of {spelled!r}: {error}") from None
+        raise InvalidRecord(f"bad base64 in a value of {spelled!r}: {error}") from None

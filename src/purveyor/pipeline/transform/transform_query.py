@@ -14,25 +14,29 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk.append.types import AppendOptions
+from purveyor.jetstream.bulk.options import AppendOptions
 from purveyor.model import metrics
 from purveyor.model.errors import InvalidConfig
 from purveyor.pipeline.checkpoint_recovery import recover, transform_rule
-from purveyor.pipeline.transform.mapping_file import load_mapping
+from purveyor.pipeline.transform.mapping import load_mapping
 from purveyor.pipeline.transform.output_writer import (
-    WRITTEN,
-    Writer,
-    make_receipts,
+    RESULT,
+    OutputWriter,
+    advance_receipts,
+    create_receipts,
     max_payload,
-    settle_receipts,
 )
-from purveyor.pipeline.transform.record_transform import ORIGIN, Rules
-from purveyor.pipeline.transform.row_chunks import PACKED, pack
-from purveyor.pipeline.transform.state_processor import OUTPUT_ROW, DirectoryProcessor
-from purveyor.pipeline.transform.transform_with_state import STATE_OPTIONS, transform_with_state
+from purveyor.pipeline.transform.record_transform import ORIGIN, TransformRules
+from purveyor.pipeline.transform.state_processor import (
+    CHUNK_ROW,
+    OUTPUT_ROW,
+    STATE_OPTIONS,
+    DirectoryProcessor,
+    chunk_messages,
+)
 from purveyor.queues.catalogue import LDIF
-from purveyor.spark.map_in_arrow import map_in_arrow
 from purveyor.spark.options import connection_options, read_settings
+from purveyor.spark.pyspark_internals import map_in_arrow, transform_with_state
 
 QUERY_NAME: Final = "transform"
 _STARTING: Final = threading.Lock()
@@ -41,7 +45,7 @@ Write = Callable[[DataFrame, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformSettings:
-    """What the query needs to know. The queues are there already (`ensure`)."""
+    """The settings of the query. The queues exist already (`ensure`)."""
 
     address: Address
     checkpoint: str
@@ -49,15 +53,17 @@ class TransformSettings:
     mapping: Path | None = None
     """A TOML file; None is the default mapping."""
     max_offsets_per_trigger: int = 20_000
-    """At most so many messages in one batch: their outputs are in the memory of one task."""
+    """The most messages in one batch: their outputs are in the memory of one task."""
     partitions: int = 1
-    """How many tasks share the sources. It is fixed when the checkpoint is made; more only help if there are many."""
+    """How many tasks share the sources. Fixed when the checkpoint is created; more only help if there are many
+    sources."""
     available_now: bool = False
-    """End when what is there now is done."""
+    """End when all current messages are done."""
     patience_seconds: float = 60.0
-    """How long a lost server is waited for before the query fails."""
+    """How long the query waits for a lost server before it fails."""
     hold_seconds: int = 120
-    """How long `stream:ldif` keeps what was transformed: a checkpoint that is a little older can go on from there."""
+    """How long `stream:ldif` keeps transformed messages: a checkpoint that is a little older can continue from
+    there."""
 
     def __post_init__(self) -> None:
         for name in ("max_offsets_per_trigger", "partitions"):
@@ -66,13 +72,13 @@ class TransformSettings:
 
 
 def start_transform(spark: SparkSession, settings: TransformSettings) -> StreamingQuery:
-    """Start the query; it goes on where its checkpoint ends. InvalidConfig for a mapping that is wrong.
+    """Start the query; it continues where its checkpoint ends. Raise InvalidConfig for an invalid mapping.
 
-    Spark copies the settings of the session when a query starts. Those of this one (its state store, its partitions)
-    are set for that moment only.
+    Spark copies the settings of the session when a query starts. The settings of this query (its state store, its
+    partitions) are set for that moment only.
     """
-    rules = Rules(load_mapping(settings.mapping), max_payload(settings.address))
-    make_receipts(settings.address)
+    rules = TransformRules(load_mapping(settings.mapping), max_payload(settings.address))
+    create_receipts(settings.address)
     (reader,) = LDIF.readers
     reading = {**connection_options(settings.address), "stream": LDIF.stream, "durable": reader.durable}
     recover(Path(settings.checkpoint), read_settings(reading), transform_rule)
@@ -114,20 +120,20 @@ def _messages(spark: SparkSession, settings: TransformSettings) -> DataFrame:
         .option("patienceSeconds", str(round(settings.patience_seconds)))
         .load()
     )
-    return map_in_arrow(frame, pack, PACKED)
+    return map_in_arrow(frame, chunk_messages, CHUNK_ROW)
 
 
 def write_batch(settings: TransformSettings) -> Write:
-    """What is done with the outputs of a batch: steps 2 and 3 of `writing`."""
-    writer = Writer(settings.address, AppendOptions(patience_seconds=settings.patience_seconds))
+    """Return the function that writes the outputs of a batch: steps 2 and 3 of `output_writer`."""
+    writer = OutputWriter(settings.address, AppendOptions(patience_seconds=settings.patience_seconds))
 
     def write(outputs: DataFrame, batch: int) -> None:
         del batch
-        for row in map_in_arrow(outputs.repartition(1), writer, WRITTEN).collect():
+        for row in map_in_arrow(outputs.repartition(1), writer, RESULT).collect():
             metrics.PUBLISHED.add("stored", by=row.events)
             if row.letters:
                 metrics.DEAD_LETTERS.add(ORIGIN, by=row.letters)
-            metrics.MIGRATION_WAITS.put(row.waits)
-        settle_receipts(settings.address)
+            metrics.MIGRATION_WAITS.add_finished(row.waits)
+        advance_receipts(settings.address)
 
     return write

@@ -1,1 +1,1 @@
-"""Dead letters as they are stored: the letter and the store."""
+"""Stored dead letters: their format, and the store."""

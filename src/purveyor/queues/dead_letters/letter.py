@@ -1,18 +1,18 @@
-"""Dead letters: messages that nobody could process, parked with the reason in the queue `dead-letters`.
+"""The format of dead letters: messages that could not be processed, parked with the reason in the queue `dead-letters`.
 
-The body of a dead letter is the original message's, untouched. What is known about it stands in headers:
+The body of a dead letter is the unchanged body of the original message. Headers describe it:
 
-| header | is |
+| header | meaning |
 |---|---|
-| `Purveyor-Reason` | why, in words |
-| `Purveyor-Origin` | the part or queue that gave up; also the last token of the subject |
-| `Purveyor-Subject` | where the original came on |
+| `Purveyor-Reason` | why it could not be processed |
+| `Purveyor-Origin` | the part or queue that gave it up; also the last token of the subject |
+| `Purveyor-Subject` | the subject of the original |
 | `Purveyor-Position` | its sequence in its stream |
-| `Purveyor-Parked-Position` | the same, on a letter that was parked out of order: `append_once` does not go by it |
-| `Purveyor-Attempts` | how often it was tried |
-| `Purveyor-First-Error`, `Purveyor-Last-Error` | when it failed, in UTC |
+| `Purveyor-Parked-Position` | the same, on a letter that was parked out of order: `append_once` ignores it |
+| `Purveyor-Attempts` | the number of attempts |
+| `Purveyor-First-Error`, `Purveyor-Last-Error` | the times of the first and last failure, in UTC |
 | `Purveyor-Details` | more, as a JSON object |
-| `Purveyor-Letter-Version` | the version of these headers (see `model.stored`) |
+| `Purveyor-Letter-Version` | the version of these headers (see `model.stored_record`) |
 | `Purveyor-Original-<name>` | each header of the original, its id (`Nats-Msg-Id`) among them |
 """
 
@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
 from purveyor.jetstream import headers as header_codec
-from purveyor.jetstream.headers import LARGEST_BLOCK, MSG_ID, PARKED_POSITION, Headers
+from purveyor.jetstream.headers import MAX_HEADER_BLOCK_BYTES, MSG_ID, PARKED_POSITION, Headers
 from purveyor.model.errors import InvalidInput
 from purveyor.model.stored_record import VERSION, Kind
 from purveyor.queues.catalogue import DEAD_LETTERS
 
 if TYPE_CHECKING:
-    from purveyor.jetstream.publisher import Receipt
+    from purveyor.jetstream.api_protocol import Receipt
     from purveyor.queues.client import Queues
 
 Detail: TypeAlias = str | int | float | bool | None
@@ -46,17 +46,17 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _VERSION = "Letter-Version"
 _PARKED_POSITION = PARKED_POSITION.removeprefix(_PREFIX)
 LETTER = Kind("dead letter")
-_HEADER_ROOM = 512  # the id, what is expected, and the words about a cut
-_LONGEST_REASON = 2000  # characters: a reason may quote a whole answer of somebody else
-CUT = "cut_from_bytes"
-"""The detail that tells how large a body was that no server would have taken whole."""
-LEFT_OUT = "headers_left_out"
-"""The detail that tells how many headers of the original no server would have taken."""
+_HEADER_ROOM = 512  # for the id, the expectations, and the details about a cut
+_LONGEST_REASON = 2000  # characters: a reason may quote a long HTTP answer
+CUT_FROM_BYTES = "cut_from_bytes"
+"""The detail with the original size of a body that was too large for the server."""
+HEADERS_LEFT_OUT = "headers_left_out"
+"""The detail with the number of headers of the original that were too large for the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A message given up. Times are aware."""
+    """A message that could not be processed. Times have a time zone."""
 
     reason: str
     origin: str
@@ -73,18 +73,18 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """Derived from where the message came from, not from when or why it failed: parked again, it is the same."""
-        told = (self.origin, self.subject, self.position, header_codec.first(self.headers, MSG_ID))
-        return hashlib.sha256(json.dumps(told).encode() + b"\n" + self.data).hexdigest()
+        """The id, derived from the origin of the message, not from the failure: parked again, it has the same id."""
+        identity = (self.origin, self.subject, self.position, header_codec.first(self.headers, MSG_ID))
+        return hashlib.sha256(json.dumps(identity).encode() + b"\n" + self.data).hexdigest()
 
     def to_message(self) -> tuple[str, bytes, Headers]:
-        """Subject, body and headers of the message that it is parked as."""
-        place = _PARKED_POSITION if self.out_of_order else "Position"
+        """Return subject, body and headers of its message in the queue."""
+        position_field = _PARKED_POSITION if self.out_of_order else "Position"
         fields = {
             "Reason": _one_line(self.reason)[:_LONGEST_REASON],
             "Origin": _one_line(self.origin),
             "Subject": _one_line(self.subject),
-            place: None if self.position is None else str(self.position),
+            position_field: None if self.position is None else str(self.position),
             "Attempts": str(self.attempts),
             "First-Error": self.failed_first.isoformat(),
             "Last-Error": self.failed_last.isoformat(),
@@ -92,14 +92,16 @@ class DeadLetter:
             _VERSION: str(LETTER.version),
         }
         about = {f"{_PREFIX}{name}": (value,) for name, value in fields.items() if value is not None}
-        kept = {f"{_ORIGINAL}{_name(name)}": tuple(map(_one_line, values)) for name, values in self.headers.items()}
-        return f"dead-letters.{token(self.origin)}", self.data, about | kept
+        kept = {
+            f"{_ORIGINAL}{_header_name(name)}": tuple(map(_one_line, values)) for name, values in self.headers.items()
+        }
+        return f"dead-letters.{subject_token(self.origin)}", self.data, about | kept
 
     @classmethod
     def from_message(cls, headers: Headers, data: bytes) -> "DeadLetter":
-        """The letter that a message of the queue is; InvalidInput when it is none.
+        """Decode a message of the queue; InvalidInput if it is no dead letter.
 
-        UnreadableRecord when a newer program parked it.
+        UnreadableRecord if a newer program parked it.
         """
         _check_version(headers)
 
@@ -127,37 +129,39 @@ class DeadLetter:
                 out_of_order=parked_position is not None,
             )
         except (ValueError, TypeError) as error:
-            raise InvalidInput(f"not a dead letter: {error}", fix="who else writes to dead-letters.>?") from error
+            raise InvalidInput(
+                f"not a dead letter: {error}", fix="find out which other program writes to dead-letters.>"
+            ) from error
 
 
 def _check_version(headers: Headers) -> None:
-    """Raise UnreadableRecord for a version that is not known. Whoever passes a message on may add headers."""
+    """Raise UnreadableRecord for an unknown version. Unknown headers are allowed: other programs may add them."""
     version = header_codec.first(headers, f"{_PREFIX}{_VERSION}")
     if version is not None:
         LETTER.check_version({VERSION: int(version) if version.isdecimal() else version})
 
 
 async def park(queues: "Queues", letter: DeadLetter) -> "Receipt":
-    """Store a dead letter; the queue has been ensured. Parked again within its window it is recognised as the same."""
-    subject, data, headers = fitted(letter, queues.connection.max_payload)
-    from purveyor.jetstream.publisher import Expect  # noqa: PLC0415 - an executor that writes letters in bulk needs no client
+    """Store a dead letter; the queue must exist. The server recognises a repetition within its duplicate window."""
+    subject, data, headers = fit_letter(letter, queues.connection.max_payload)
+    from purveyor.jetstream.publisher import Expect  # noqa: PLC0415 - executors that write letters in bulk do not load the client
 
     expect = Expect(stream=DEAD_LETTERS.stream)
     return await queues.publish(subject, data, headers=dict(headers), msg_id=letter.id, expect=expect)
 
 
-def fitted(letter: DeadLetter, max_payload: int) -> tuple[str, bytes, Headers]:
-    """The message of a letter, so that a server takes it.
+def fit_letter(letter: DeadLetter, max_payload: int) -> tuple[str, bytes, Headers]:
+    """Return the message of a letter, reduced so that the server accepts it.
 
-    Headers of the original are left out, the largest first, where all headers together would be too large. A body that
-    would not fit any more with the headers added is cut. `details` says how much is missing: better than a message that
-    can neither be processed nor parked.
+    If all headers together are too large, headers of the original are left out, the largest first. A body that does not
+    fit together with the headers is cut. `details` says how much is missing. Otherwise the message could neither be
+    processed nor parked.
     """
-    letter = _with_fewer_headers(letter, min(max_payload // 2, LARGEST_BLOCK) - _HEADER_ROOM)
+    letter = _with_fewer_headers(letter, min(max_payload // 2, MAX_HEADER_BLOCK_BYTES) - _HEADER_ROOM)
     subject, data, headers = letter.to_message()
     room = max_payload - len(header_codec.encode(headers)) - _HEADER_ROOM
     if len(data) > room:
-        cut = dataclasses.replace(letter, details={**letter.details, CUT: len(data)})
+        cut = dataclasses.replace(letter, details={**letter.details, CUT_FROM_BYTES: len(data)})
         subject, data, headers = cut.to_message()
         data = data[: max(room, 0)]
     return subject, data, headers
@@ -171,31 +175,33 @@ def _with_fewer_headers(letter: DeadLetter, room: int) -> DeadLetter:
     for name in sorted(kept, key=lambda each: -sum(map(len, kept[each]))):
         if size <= room:
             break
-        size -= sum(len(f"{_ORIGINAL}{_name(name)}: {_one_line(value)}\r\n".encode()) for value in kept.pop(name))
+        size -= sum(
+            len(f"{_ORIGINAL}{_header_name(name)}: {_one_line(value)}\r\n".encode()) for value in kept.pop(name)
+        )
         left += 1
-    return dataclasses.replace(letter, headers=kept, details={**letter.details, LEFT_OUT: left})
+    return dataclasses.replace(letter, headers=kept, details={**letter.details, HEADERS_LEFT_OUT: left})
 
 
 def subscription_origin(name: str) -> str:
-    """The origin of what was in the queue of a subscription, and was rejected or delivered too often."""
+    """Return the origin of messages that a subscription rejected or that were delivered too often."""
     return f"subscription:{name}"
 
 
-def token(text: str) -> str:
-    """Any words as one token of a subject.
+def subject_token(text: str) -> str:
+    """Convert any text to one token of a subject.
 
-    >>> token("pipeline: transform"), token("stream:ox"), token("…")
+    >>> subject_token("pipeline: transform"), subject_token("stream:ox"), subject_token("…")
     ('pipeline-transform', 'stream-ox', 'unnamed')
     """
     return _UNSAFE.sub("-", text).strip("-")[:64] or "unnamed"
 
 
 def _one_line(text: str) -> str:
-    """What a header can carry: no line breaks, and a mark for each byte that was not UTF-8 and each half surrogate."""
+    """Convert a text for a header: no line breaks, and a replacement character for each half of a surrogate pair."""
     readable = _SURROGATE.sub("\ufffd", text)
     return re.sub(r"[\r\n\0]+", " ", readable).strip()
 
 
-def _name(name: str) -> str:
-    """A header name that can be published: what may not stand in one is percent-encoded."""
+def _header_name(name: str) -> str:
+    """Return a valid header name: other characters are percent-encoded."""
     return name if _HEADER_NAME.fullmatch(name) else quote(name, errors="surrogatepass")

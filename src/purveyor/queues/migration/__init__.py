@@ -1,4 +1,5 @@
-"""Migration: a queue whose stream cannot change in place is emptied, or carried over, and made again; nothing is lost.
+"""Migration: empty or archive a queue whose stream cannot change in place, and create the stream again without loss.
 
-plan (what would be done) -> record (what was begun) -> drain or snapshot -> recreate; fence keeps it to one at a time.
+`plan` compares and chooses a strategy, `record` is written before the stream is touched, `drain` and `snapshot` move
+the messages, `recreate` makes the new stream, `lease` allows one process at a time, `migrator` runs all of it.
 """

@@ -1,13 +1,13 @@
-"""One at a time: a lease on a queue, and a deletion that only the holder of the lease can bring about.
+"""A lease on the migration of a queue, and a stream deletion that only the holder of the lease can cause.
 
-A lease alone does not protect: a process that was stopped for a while may wake up behind its last look at the lease and
-delete what others have made since. The server knows no conditional deletion of a stream. But it knows conditional
-writes, and it republishes what it has stored: the deletion is a message in the bucket, stored only if the lease is
-still at the revision that its holder knows, and republished by the server as the request to delete. So a late one is
-refused by the server and not by a clock.
+A lease alone does not protect: a process that was stopped for a while may continue after its last check of the lease
+and delete a stream that others have created since. The server has no conditional deletion of a stream. But it has
+conditional writes, and it republishes stored messages: the deletion is a message in the bucket, which the server stores
+only if the lease is still at the revision that its holder knows, and republishes as the request to delete. So the
+server refuses a late deletion; no clock decides.
 
-Nor does a lease run out by a clock that two machines would have to share. It is renewed while its holder works; whoever
-sees it unchanged for long enough by its own clock takes it over.
+Nor does a lease expire by a clock that two machines would have to share. Its holder renews it while it works; an
+instance that sees it unchanged for long enough, by its own clock, takes it over.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import TypeAlias
 
-from purveyor.jetstream.api import PREFIX as PREFIX_OF_API
 from purveyor.jetstream.api import Api
+from purveyor.jetstream.api_protocol import API_PREFIX
 from purveyor.jetstream.codec import to_wire
-from purveyor.jetstream.connection import Subscription
+from purveyor.jetstream.connection import NatsSubscription
 from purveyor.jetstream.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from purveyor.jetstream.key_value import Bucket, BucketConfig
 from purveyor.jetstream.maintenance import BUCKET, RECORDS_STREAM, STREAM_PREFIX, key_subject
@@ -38,27 +38,27 @@ from purveyor.model.errors import (
 )
 from purveyor.queues.migration.record import deletion_key, lease_key
 
-Seen: TypeAlias = dict[str, tuple[int, float]]
-"""The revision of the lease of each queue, and since when it is that, by the clock of this process."""
+SeenLeases: TypeAlias = dict[str, tuple[int, float]]
+"""For each queue the revision of its lease, and since when it is unchanged, by the clock of this process."""
 _EXPECTED_ON = f"{EXPECTED_LAST_SUBJECT_SEQUENCE}-Subject"
 _ADVISORIES = "$JS.EVENT.ADVISORY.API"
-_HEARD_SECONDS = 2.0
+_ADVISORY_SECONDS = 2.0
 _GIVE_UP_SECONDS = 60.0
 
 
-async def make_bucket(api: Api, replicas: int) -> None:
-    """The bucket, with the republishing of deletions."""
+async def create_bucket(api: Api, replicas: int) -> None:
+    """Create the bucket of migrations, with the republishing of deletions."""
     config = to_wire(BucketConfig(name=BUCKET, replicas=replicas).stream())
     config["republish"] = {
         "src": key_subject(deletion_key("*")),
         "dest": "$JS.API.STREAM.DELETE.{{wildcard(1)}}",
     }
-    with contextlib.suppress(AlreadyExists):  # with other replicas, say
-        await api.ask(f"STREAM.CREATE.{RECORDS_STREAM}", config)
+    with contextlib.suppress(AlreadyExists):  # perhaps with another number of replicas
+        await api.request(f"STREAM.CREATE.{RECORDS_STREAM}", config)
 
 
 class Lease:
-    """The right to work on one queue, while it is held."""
+    """The right to work on the migration of one queue, while it is held."""
 
     def __init__(self, bucket: Bucket, queue: str, revision: int) -> None:
         self._bucket = bucket
@@ -68,12 +68,12 @@ class Lease:
         self._busy = asyncio.Lock()
 
     def check(self) -> None:
-        """LeaseLost if somebody else has it by now."""
+        """Raise LeaseLost if another instance has taken the lease."""
         if self._lost:
-            raise LeaseLost(f"another instance goes on with the migration of {self._queue!r}", fix="let it")
+            raise LeaseLost(f"another instance continues the migration of {self._queue!r}", fix="wait for it")
 
-    async def keep(self, every_seconds: float) -> None:
-        """Renew it for as long as this runs."""
+    async def keep_renewed(self, every_seconds: float) -> None:
+        """Renew the lease until the task is cancelled or the lease is lost."""
         while not self._lost:
             await asyncio.sleep(every_seconds)
             async with self._busy:
@@ -87,93 +87,96 @@ class Lease:
         except Unavailable:
             pass  # the server is away, for the others too
 
-    async def give_back(self) -> None:
-        """Let the next one have it at once."""
+    async def release(self) -> None:
+        """Release the lease, so that the next instance can take it at once."""
         async with self._busy:
             with contextlib.suppress(WrongRevision, Unavailable):
                 await self._bucket.delete(lease_key(self._queue), revision=self._revision)
 
     async def delete_stream(self, api: Api, publisher: Publisher, streams: Streams, created: str) -> None:
-        """Delete the queue's stream, if it is the one made at that time and the lease is still ours.
+        """Delete the stream of the queue, if it was created at that time and this lease is still held.
 
-        Returns when it is gone, with its files. Raises LeaseLost if somebody else has the lease.
+        Returns when the stream and its files are gone. Raises LeaseLost if another instance has the lease.
         """
         stream = f"{STREAM_PREFIX}{self._queue}"
-        listening = await api.connection.subscribe(_ADVISORIES)
+        advisories = await api.connection.subscribe(_ADVISORIES)
         try:
             give_up = time.monotonic() + _GIVE_UP_SECONDS
-            while await _is(streams, stream, created):
+            while await _still_exists(streams, stream, created):
                 async with self._busy:
-                    await self._order_deletion(publisher, stream)
-                    await _heard(listening, f"{PREFIX_OF_API}STREAM.DELETE.{stream}")
+                    await self._request_deletion(publisher, stream)
+                    await _wait_for_answer(advisories, f"{API_PREFIX}STREAM.DELETE.{stream}")
                 if time.monotonic() > give_up:
                     raise Unavailable(f"stream {stream!r} is not deleted", fix="is the cluster complete?")
         finally:
-            await listening.close()
+            await advisories.close()
 
-    async def clear(self, api: Api, publisher: Publisher) -> None:
-        """Delete whatever has the name of the queue's stream, though it may not show: a restore that was broken off."""
+    async def delete_remains(self, api: Api, publisher: Publisher) -> None:
+        """Delete the remains of an interrupted restore, which have the name of the stream and may not be visible."""
         stream = f"{STREAM_PREFIX}{self._queue}"
-        listening = await api.connection.subscribe(_ADVISORIES)
+        advisories = await api.connection.subscribe(_ADVISORIES)
         try:
             async with self._busy:
-                await self._order_deletion(publisher, stream)
-                await _heard(listening, f"{PREFIX_OF_API}STREAM.DELETE.{stream}")
+                await self._request_deletion(publisher, stream)
+                await _wait_for_answer(advisories, f"{API_PREFIX}STREAM.DELETE.{stream}")
         finally:
-            await listening.close()
+            await advisories.close()
 
-    async def _order_deletion(self, publisher: Publisher, stream: str) -> None:
+    async def _request_deletion(self, publisher: Publisher, stream: str) -> None:
         self.check()
-        guard = {EXPECTED_LAST_SUBJECT_SEQUENCE: str(self._revision), _EXPECTED_ON: key_subject(lease_key(self._queue))}
-        order, expect = key_subject(deletion_key(stream)), Expect(stream=RECORDS_STREAM)
+        condition = {
+            EXPECTED_LAST_SUBJECT_SEQUENCE: str(self._revision),
+            _EXPECTED_ON: key_subject(lease_key(self._queue)),
+        }
+        subject, expect = key_subject(deletion_key(stream)), Expect(stream=RECORDS_STREAM)
         try:
-            await publisher.publish(order, headers=guard, msg_id=uuid.uuid4().hex, expect=expect)
+            await publisher.publish(subject, headers=condition, msg_id=uuid.uuid4().hex, expect=expect)
         except WrongRevision:
             self._lost = True
             self.check()
 
 
-async def _heard(listening: Subscription, request: str) -> None:
-    """Return when the server tells that it has answered the request.
+async def _wait_for_answer(advisories: NatsSubscription, request: str) -> None:
+    """Return when an advisory says that the server has answered the request.
 
-    A stream is not found any more as soon as its deletion begins; made anew before that is through, it would meet the
-    files of the old one. Who may not listen waits for as long as that takes at the most.
+    A stream is not found any more as soon as its deletion begins; created again before the deletion is complete, it
+    would meet the files of the old one. A user that may not listen waits for the longest time that a deletion takes.
     """
-    deadline = time.monotonic() + _HEARD_SECONDS
+    deadline = time.monotonic() + _ADVISORY_SECONDS
     while (left := deadline - time.monotonic()) > 0:
-        told = await listening.next(left)
-        if told is not None and json.loads(told.data).get("subject") == request:
+        advisory = await advisories.next(left)
+        if advisory is not None and json.loads(advisory.data).get("subject") == request:
             return
 
 
 class Leases:
-    """The leases of this process, and what it has seen of those of others.
+    """The leases of this process, and the leases of others that it has seen.
 
-    `seen` may be shared by several, of one server: a program that connects anew for each look, as the pipeline does,
-    would else never see a lease unchanged for long enough.
+    Several objects for one server may share `seen`: a program that opens a new connection for each poll, as the
+    pipeline does, would otherwise never see a lease unchanged for long enough.
     """
 
-    def __init__(self, bucket: Bucket, lease_seconds: float, seen: "Seen | None" = None) -> None:
+    def __init__(self, bucket: Bucket, lease_seconds: float, seen: "SeenLeases | None" = None) -> None:
         self._bucket = bucket
         self._seconds = lease_seconds
-        self._seen: Seen = {} if seen is None else seen
+        self._seen: SeenLeases = {} if seen is None else seen
 
     @contextlib.asynccontextmanager
     async def hold(self, queue: str) -> AsyncIterator[Lease | None]:
-        """The lease for the length of a block; None if another instance has it."""
+        """Hold the lease during a block; None if another instance has it."""
         revision = await self._take(queue)
         if revision is None:
             yield None
             return
         lease = Lease(self._bucket, queue, revision)
-        keeping = asyncio.create_task(lease.keep(self._seconds / 4))
+        renewal = asyncio.create_task(lease.keep_renewed(self._seconds / 4))
         try:
             yield lease
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-        # After an error a deletion may be on its way: the lease then runs out by itself, long after that has arrived.
-        await lease.give_back()
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
+        # After an error a deletion may still be under way: then the lease expires by itself, long after the deletion.
+        await lease.release()
 
     async def _take(self, queue: str) -> int | None:
         key = lease_key(queue)
@@ -190,7 +193,7 @@ class Leases:
         return None
 
     async def is_free(self, queue: str) -> bool:
-        """Whether nobody works on a queue, as far as this process can tell by now. Takes nothing."""
+        """Return whether no instance works on a queue, as far as this process knows. Takes no lease."""
         try:
             found = await self._bucket.get(lease_key(queue))
         except UnknownKey:
@@ -209,8 +212,8 @@ def _owner() -> bytes:
     return uuid.uuid4().hex.encode()
 
 
-async def _is(streams: Streams, stream: str, created: str) -> bool:
-    """Whether that stream is there still."""
+async def _still_exists(streams: Streams, stream: str, created: str) -> bool:
+    """Return whether that stream still exists."""
     try:
         return str((await streams.raw_info(stream))["created"]) == created
     except (UnknownStream, NotFound):

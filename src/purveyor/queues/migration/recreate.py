@@ -1,128 +1,190 @@
-"""The new stream: where the old one ended, with its durables, before publishers can notice that it was gone for long.
+"""The new stream: its settings, and its creation where the old stream ended.
 
-The order makes each step safe to repeat, by whoever comes after a crash:
+The order makes each step safe to repeat after a crash, by any instance:
 
-1. The stream, from the sequence behind the old one's last: a late acknowledgement of an old message means nothing in
-   it. One that is to have interest retention begins with limits: it may be written to at once, and has no durable yet.
+1. The stream, from the sequence after the last one of the old stream: a late acknowledgement of an old message means
+   nothing in it. A stream with interest retention begins with limits retention: publishers may write to it at once, and
+   it has no durable yet.
 2. The durables.
 3. The retention.
 """
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_errors import NO_SUITABLE_PEERS, Subject
-from purveyor.jetstream.codec import Json
+from purveyor.jetstream.api_protocol import NO_SUITABLE_PEERS, Resource
+from purveyor.jetstream.codec import Json, to_wire
+from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo, Retention
 from purveyor.model.errors import AlreadyExists, ConfigRefused, NoAnswer, Refused, UnknownConsumer, UnknownStream
-from purveyor.queues.migration.record import CONTINUES, Record
-from purveyor.queues.migration.steps import Step
+from purveyor.queues.catalogue import Queue
+from purveyor.queues.migration.events import EventListener, MigrationOptions, MigrationWarning, Step
+from purveyor.queues.migration.plan import LiveQueue, filters_overlap
+from purveyor.queues.migration.record import CONTINUES, Record, continue_metadata
 
-_log = logging.getLogger("purveyor.migration")
+_DECLARED = ("subjects", "retention", "storage", "num_replicas", "allow_direct", "allow_atomic")
+# The settings that sealing changes. If another program sealed the stream, their earlier values are unknown.
+_UNSEALED_SETTINGS: Mapping[str, Any] = {"sealed": False, "deny_delete": False, "deny_purge": False, "discard": "old"}
+# The start of a consumer in the old stream means nothing in the new one, and a pause is over.
+_START_SETTINGS = ("opt_start_seq", "opt_start_time", "deliver_policy", "pause_until")
+
+
+def target_config(live: LiveQueue, queue: Queue, *, replicas: int) -> Json:
+    """Return the settings of the new stream. Settings of an operator stay. Pure."""
+    wanted = to_wire(queue.config(replicas=replicas))
+    before: Json = dict(live.raw)
+    if live.info.config.sealed:
+        before |= _UNSEALED_SETTINGS
+    before.pop("first_seq", None)
+    metadata: dict[str, str] = {**before.get("metadata", {}), **(wanted.get("metadata") or {})}
+    ours = {key: value for key, value in metadata.items() if not key.startswith("_nats.")}
+    return before | {key: wanted[key] for key in _DECLARED} | {"metadata": continue_metadata(ours, live.created)}
+
+
+def target_durables(live: LiveQueue, queue: Queue) -> tuple[Json, ...]:
+    """Return the durables of the new stream: the declared ones, and the other ones of the old stream. Pure.
+
+    A work queue has one reader for each message: the declared readers replace earlier ones.
+    """
+    declared = declared_durables(queue)
+    names = {each["durable_name"] for each in declared}
+    others = [consumer for consumer in live.consumers if consumer.config.durable_name and consumer.name not in names]
+    if Retention.WORK_QUEUE in (live.info.config.retention, queue.retention):
+        wanted = [reader.consumer() for reader in queue.readers]
+        stay = queue.retention is Retention.WORK_QUEUE
+        others = [each for each in others if stay and not any(filters_overlap(each.config, one) for one in wanted)]
+    return (*declared, *map(_without_start, others))
+
+
+def declared_durables(queue: Queue) -> tuple[Json, ...]:
+    """Return the durables of the catalogue in the server's format."""
+    return tuple(durable_config(reader.consumer()) for reader in queue.readers)
+
+
+def durable_config(config: ConsumerConfig) -> Json:
+    """Return the settings of a durable in the server's format."""
+    body: Json = to_wire(config) | {"name": config.durable_name}
+    if not config.backoff:
+        body.pop("backoff", None)
+    return body
+
+
+def _without_start(consumer: ConsumerInfo) -> Json:
+    kept = {key: value for key, value in durable_config(consumer.config).items() if key not in _START_SETTINGS}
+    return kept | {"deliver_policy": "all"}
+
+
+def replaced_consumers(consumers: Iterable[ConsumerInfo], durables: Iterable[Json]) -> list[str]:
+    """Return the names of the consumers of a work queue that other durables replace."""
+    names = {each["durable_name"] for each in durables}
+    return [consumer.name for consumer in consumers if consumer.name not in names]
+
+
 _INTEREST = "interest"
 NAME_IN_USE = (10058, 10130)
 _RESTORE_FAILED = 10062
 _ATTEMPTS = 200
-_RESTORES = 5
-_AGAIN_SECONDS = 0.1
+_RESTORE_ATTEMPTS = 5
+_RETRY_SECONDS = 0.1
 
 
-def parked_config(record: Record) -> Json:
-    """How a stream is brought back from disk: under a subject of its own, so that nobody writes to it. Pure."""
-    return first_config(record) | {"subjects": [f"_purveyor.migrating.{record.queue}"]}
+def restoring_config(record: Record) -> Json:
+    """Return the settings during a restore: a subject of its own, so that no publisher writes to it. Pure."""
+    return initial_config(record) | {"subjects": [f"_purveyor.migrating.{record.queue}"]}
 
 
-def is_parked(config: Json, record: Record) -> bool:
-    """Whether a stream has not been seen to hold everything yet. Pure."""
-    return bool(list(config.get("subjects") or ()) == parked_config(record)["subjects"])
+def is_restoring(config: Json, record: Record) -> bool:
+    """Return whether a stream is still being restored: it may not hold everything yet. Pure."""
+    return bool(list(config.get("subjects") or ()) == restoring_config(record)["subjects"])
 
 
-def first_config(record: Record) -> Json:
-    """How the new stream begins. Pure."""
+def initial_config(record: Record) -> Json:
+    """Return the settings with which the new stream is created. Pure."""
     return record.target | {"retention": "limits"} if record.target["retention"] == _INTEREST else record.target
 
 
 async def create(api: Api, record: Record) -> None:
-    """Step 1. Made already by somebody else is fine, if it is the one that goes on from the old stream."""
+    """Do step 1. The stream of another instance is fine if it continues the old stream."""
     assert record.last_sequence is not None
-    config = first_config(record) | {"first_seq": record.last_sequence + 1}
+    config = initial_config(record) | {"first_seq": record.last_sequence + 1}
 
-    async def ask() -> None:
-        await api.ask(f"STREAM.CREATE.{record.stream}", config, about=Subject(stream=record.stream))
+    async def request() -> None:
+        await api.request(f"STREAM.CREATE.{record.stream}", config, about=Resource(stream=record.stream))
 
-    await in_its_place(api, record, ask)
+    await create_replacement(api, record, request)
 
 
-async def in_its_place(api: Api, record: Record, make: Callable[[], Awaitable[None]]) -> None:
-    """Make the new stream where the old one was; made by somebody else meanwhile is fine.
+async def create_replacement(api: Api, record: Record, make: Callable[[], Awaitable[None]]) -> None:
+    """Create the new stream under the name of the old one; the stream of another instance is fine.
 
-    In a cluster the name may be taken for a moment longer than the stream is there.
+    In a cluster the name may be taken for a moment longer than the stream exists.
     """
     for attempt in range(_ATTEMPTS):
         try:
             await make()
         except Refused as error:
-            broken = error.err_code == _RESTORE_FAILED and attempt < _RESTORES  # the archive is whole: once more
+            restore_failed = (
+                error.err_code == _RESTORE_FAILED and attempt < _RESTORE_ATTEMPTS
+            )  # the archive is complete: restore it again
             if error.err_code == NO_SUITABLE_PEERS:
                 raise NoAnswer(
-                    f"stream {record.stream!r} cannot be made while a node is away: {error.message}",
+                    f"stream {record.stream!r} cannot be created while a node is away: {error.message}",
                     fix="bring the node back; its migration goes on by itself",
                 ) from error
-            if error.err_code not in NAME_IN_USE and not broken:
+            if error.err_code not in NAME_IN_USE and not restore_failed:
                 raise
-            if await _is_there(api, record):
+            if await _exists(api, record):
                 return
             refused: Refused = error
         else:
             return
-        await asyncio.sleep(_AGAIN_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)
     raise refused
 
 
-async def _is_there(api: Api, record: Record) -> bool:
-    """Whether the new stream is there; an error if it is one that nobody told us of."""
+async def _exists(api: Api, record: Record) -> bool:
+    """Return whether the new stream exists; AlreadyExists if the name belongs to an unknown stream."""
     try:
-        live = await api.ask(f"STREAM.INFO.{record.stream}", about=Subject(stream=record.stream))
+        live = await api.request(f"STREAM.INFO.{record.stream}", about=Resource(stream=record.stream))
     except UnknownStream:
         return False
-    if goes_on(live["config"], record.created):
+    if continues_from(live["config"], record.created):
         return True
     if str(live["created"]) == record.created:
         return False
-    raise AlreadyExists(f"stream {record.stream!r} was made anew by somebody else", fix="look what it holds")
+    raise AlreadyExists(f"stream {record.stream!r} was created again by another program", fix="look at its messages")
 
 
-async def finish(api: Api, record: Record, reached: Callable[[Step], None]) -> None:
-    """Steps 2 and 3, and whatever else differs in place."""
-    about = Subject(stream=record.stream)
+async def complete(api: Api, record: Record, options: MigrationOptions) -> None:
+    """Do steps 2 and 3."""
+    about = Resource(stream=record.stream)
     for durable in record.durables:
-        await make_durable(api, record.stream, durable)
-    reached(Step.READERS_MADE)
-    live = (await api.ask(f"STREAM.INFO.{record.stream}", about=about))["config"]
+        await create_durable(api, record.stream, durable, options.on_event)
+    options.on_step(Step.READERS_MADE)
+    live = (await api.request(f"STREAM.INFO.{record.stream}", about=about))["config"]
     if live["retention"] != record.target["retention"]:
         wanted: dict[str, Any] = live | {"retention": record.target["retention"]}
-        await api.ask(f"STREAM.UPDATE.{record.stream}", wanted, about=about)
-    reached(Step.CONVERTED)
+        await api.request(f"STREAM.UPDATE.{record.stream}", wanted, about=about)
+    options.on_step(Step.CONVERTED)
 
 
-async def make_durable(api: Api, stream: str, config: Json) -> None:
-    """One durable; there already is fine."""
+async def create_durable(api: Api, stream: str, config: Json, report: EventListener) -> None:
+    """Create a durable, unless it exists."""
     name = config["durable_name"]
-    about = Subject(stream=stream, consumer=name)
+    about = Resource(stream=stream, consumer=name)
     try:
-        await api.ask(f"CONSUMER.INFO.{stream}.{name}", about=about)
+        await api.request(f"CONSUMER.INFO.{stream}.{name}", about=about)
     except UnknownConsumer:
         body = {"stream_name": stream, "config": config, "action": "create"}
         try:
-            await api.ask(f"CONSUMER.CREATE.{stream}.{name}", body, about=about)
+            await api.request(f"CONSUMER.CREATE.{stream}.{name}", body, about=about)
         except AlreadyExists:
             return
-        except ConfigRefused as error:  # one that joined and does not fit, say beside another of a work queue
-            _log.warning("durable '%s' of stream '%s' cannot be made: %s", name, stream, error)
+        except ConfigRefused as error:  # of another instance, and not allowed beside a durable of a work queue
+            report(MigrationWarning(f"durable {name!r} of stream {stream!r} cannot be created: {error}"))
 
 
-def goes_on(config: Json, created: str) -> bool:
-    """Whether a stream's settings say that it goes on from the one made at that time."""
+def continues_from(config: Json, created: str) -> bool:
+    """Return whether a stream continues the one created at that time, according to its metadata. Pure."""
     return created in str((config.get("metadata") or {}).get(CONTINUES, "")).split()

@@ -1,8 +1,8 @@
-"""A stream on disk: the server's own snapshot of it, and what it was when it was taken.
+"""The archive of a stream on disk: the snapshot of the server, and a manifest.
 
-A directory is one archive: `stream.tar.s2` as the server sends it, and `manifest.json`, written last. An archive
-without a manifest, or whose data is not what the manifest says, is none: so a crash while it was written leaves nothing
-that could be taken for one.
+A directory is one archive: `stream.tar.s2` as the server sends it, and `manifest.json`, written last. A directory
+without a manifest, or whose data does not match the manifest, is no archive: so a crash during the write leaves nothing
+that could be mistaken for one.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_errors import Subject, translate
+from purveyor.jetstream.api_protocol import ErrorReply, Resource, to_error
 from purveyor.jetstream.codec import Json
-from purveyor.jetstream.connection import Answer, Subscription
+from purveyor.jetstream.connection import NatsSubscription, RawMessage
 from purveyor.model.errors import DataLost, InvalidInput, NoAnswer, Refused, UnreadableRecord
 from purveyor.model.stored_record import VERSION, Kind
 
@@ -26,12 +26,12 @@ _DATA: Final = "stream.tar.s2"
 _MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 128 << 10
 _SILENCE_SECONDS: Final = 10.0
-_SLOWEST_BYTES: Final = 2 << 20  # a second: the server reads all of it before it says that it is done
+_SLOWEST_BYTES: Final = 2 << 20  # per second: the server reads everything before it answers
 _END: Final = 204
-_AHEAD: Final = 8
-"""So many chunks are sent before the answer to the first is waited for."""
+_CHUNKS_IN_FLIGHT: Final = 8
+"""The number of chunks that are sent before the answer to the first is awaited."""
 
-Told = Callable[[int], None]
+BytesListener = Callable[[int], None]
 MANIFEST: Final = Kind(
     "manifest of a stream's archive", ("stream", "created", "config", "state", "bytes", "sha256", "consumers")
 )
@@ -39,7 +39,7 @@ MANIFEST: Final = Kind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What an archive holds."""
+    """The contents of an archive. The field names are those of the stored JSON."""
 
     stream: str
     created: str
@@ -48,11 +48,11 @@ class Manifest:
     bytes: int
     sha256: str
     consumers: Json
-    """For each consumer where it was: its acknowledgement floor, and what it had still to deliver or to hear of."""
+    """For each consumer its acknowledgement floor, and its numbers of pending and of unacknowledged messages."""
 
 
 def archive_name(stream: str, created: str) -> str:
-    """The directory of a stream's archive.
+    """Return the name of the directory of a stream's archive.
 
     >>> archive_name("stream:incoming", "2026-01-01T00:00:00.5Z")
     'incoming-20260101T0000005Z'
@@ -61,9 +61,9 @@ def archive_name(stream: str, created: str) -> str:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """What a complete archive holds; None if there is no complete one.
+    """Read the manifest of a complete archive; None if there is no complete one.
 
-    UnreadableRecord if a newer program wrote it: it must not be taken for incomplete, and be replaced.
+    UnreadableRecord if a newer program wrote it: it must not be mistaken for an incomplete one and be replaced.
     """
     try:
         text, size = (path / _MANIFEST).read_text(), (path / _DATA).stat().st_size
@@ -81,20 +81,20 @@ def _manifest(given: Json) -> Manifest:
         raise InvalidInput(str(error)) from error
 
 
-async def download(api: Api, stream: str, path: Path, consumers: Json, told: Told) -> Manifest:
-    """Take a snapshot of a stream into a directory; an earlier one there is replaced, if it is understood."""
+async def download_snapshot(api: Api, stream: str, path: Path, consumers: Json, on_bytes: BytesListener) -> Manifest:
+    """Write a snapshot of a stream into a directory; replace an earlier one there, if this program understands it."""
     read_manifest(path)
     await asyncio.to_thread(_clear, path)
     connection = api.connection
     inbox = connection.new_inbox()
-    listening = await connection.subscribe(inbox)
+    chunks = await connection.subscribe(inbox)
     try:
         body = {"deliver_subject": inbox, "no_consumers": False, "chunk_size": _CHUNK, "jsck": True}
-        answer = await api.ask(f"STREAM.SNAPSHOT.{stream}", body, about=Subject(stream=stream))
-        size, digest = await _receive(api, listening, path / _DATA, told)
+        answer = await api.request(f"STREAM.SNAPSHOT.{stream}", body, about=Resource(stream=stream))
+        size, digest = await _receive(api, chunks, path / _DATA, on_bytes)
     finally:
-        await listening.close()
-    info = await api.ask(f"STREAM.INFO.{stream}", about=Subject(stream=stream))
+        await chunks.close()
+    info = await api.request(f"STREAM.INFO.{stream}", about=Resource(stream=stream))
     manifest = Manifest(
         stream=stream,
         created=str(info["created"]),
@@ -112,24 +112,24 @@ async def download(api: Api, stream: str, path: Path, consumers: Json, told: Tol
     return manifest
 
 
-async def _receive(api: Api, listening: Subscription, file: Path, told: Told) -> tuple[int, str]:
+async def _receive(api: Api, chunks: NatsSubscription, file: Path, on_bytes: BytesListener) -> tuple[int, str]:
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as out:
         while True:
-            chunk = await listening.next(_SILENCE_SECONDS)
+            chunk = await chunks.next(_SILENCE_SECONDS)
             if chunk is None:
-                raise NoAnswer("the server stopped in the middle of a snapshot", fix="try again")
+                raise NoAnswer("the server stopped during a snapshot", fix="try again")
             if chunk.status == _END:
                 break
             if chunk.status:
-                raise Refused(f"the snapshot was broken off: {chunk.block.description}", code=chunk.status)
+                raise Refused(f"the snapshot was interrupted: {chunk.block.description}", code=chunk.status)
             if not chunk.data:
                 break
             out.write(chunk.data)
             digest.update(chunk.data)
             size += len(chunk.data)
-            told(size)
+            on_bytes(size)
             if chunk.reply:
                 await api.connection.publish(chunk.reply)
         out.flush()
@@ -137,62 +137,62 @@ async def _receive(api: Api, listening: Subscription, file: Path, told: Told) ->
     return size, digest.hexdigest()
 
 
-async def check(path: Path, manifest: Manifest) -> None:
-    """DataLost if the data is not what the manifest says."""
+async def verify_archive(path: Path, manifest: Manifest) -> None:
+    """Raise DataLost if the data does not match the manifest."""
 
     def digest() -> str:
         with (path / _DATA).open("rb") as data:
             return hashlib.file_digest(data, "sha256").hexdigest()
 
     if await asyncio.to_thread(digest) != manifest.sha256:
-        raise DataLost(f"the archive {path} is damaged", fix="bring its files back as they were")
+        raise DataLost(f"the archive {path} is damaged", fix="restore its files")
 
 
-async def upload(api: Api, config: Json, path: Path, manifest: Manifest, told: Told) -> Json:
-    """Restore a stream from its archive, with other settings; its state when it was made."""
-    about = Subject(stream=manifest.stream)
+async def restore_snapshot(api: Api, config: Json, path: Path, manifest: Manifest, on_bytes: BytesListener) -> Json:
+    """Restore a stream from its archive, with other settings; return its state after the restore."""
+    about = Resource(stream=manifest.stream)
     state = manifest.state
-    answer = await api.ask(f"STREAM.RESTORE.{manifest.stream}", {"config": config, "state": state}, about=about)
+    answer = await api.request(f"STREAM.RESTORE.{manifest.stream}", {"config": config, "state": state}, about=about)
     to = answer["deliver_subject"]
-    waiting: list[asyncio.Task[Answer]] = []
+    waiting: list[asyncio.Task[RawMessage]] = []
     sent = 0
     try:
         with (path / _DATA).open("rb") as data:
             while chunk := data.read(_CHUNK):
                 waiting.append(asyncio.create_task(api.connection.request(to, chunk, timeout_seconds=_SILENCE_SECONDS)))
-                await asyncio.sleep(0)  # chunks go out in the order in which their tasks begin
+                await asyncio.sleep(0)  # chunks are sent in the order in which their tasks begin
                 sent += len(chunk)
-                if len(waiting) >= _AHEAD:
-                    _taken(await waiting.pop(0), manifest)
-                    told(sent)
+                if len(waiting) >= _CHUNKS_IN_FLIGHT:
+                    _require_accepted(await waiting.pop(0), manifest)
+                    on_bytes(sent)
         while waiting:
-            _taken(await waiting.pop(0), manifest)
+            _require_accepted(await waiting.pop(0), manifest)
     finally:
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    patience = _SILENCE_SECONDS + manifest.bytes / _SLOWEST_BYTES
-    end = _taken(await api.connection.request(to, b"", timeout_seconds=patience), manifest)
+    timeout_seconds = _SILENCE_SECONDS + manifest.bytes / _SLOWEST_BYTES
+    end = _require_accepted(await api.connection.request(to, b"", timeout_seconds=timeout_seconds), manifest)
     made: Json = json.loads(end.data)
     if "error" in made:
-        raise translate(made["error"], about)
+        raise to_error(ErrorReply.from_json(made["error"]), about)
     restored: Json = made["state"]
     return restored
 
 
-def _taken(answer: Answer, manifest: Manifest) -> Answer:
-    if answer.status == 503:  # the node that took it in is gone
-        raise NoAnswer(f"the restore of stream {manifest.stream!r} was broken off", fix="try again")
+def _require_accepted(answer: RawMessage, manifest: Manifest) -> RawMessage:
+    if answer.status == 503:  # the node that received it is gone
+        raise NoAnswer(f"the restore of stream {manifest.stream!r} was interrupted", fix="try again")
     return answer
 
 
-def remove_others(archives: Path, stream: str, keep: Path) -> None:
-    """Remove the archives of earlier migrations of a stream."""
+def remove_other_archives(archives: Path, stream: str, keep: Path) -> None:
+    """Remove all other archives of a stream."""
     prefix = archive_name(stream, "")
     for other in archives.glob(f"{prefix}*"):
         try:
             manifest = read_manifest(other)
-        except UnreadableRecord:  # it stays
+        except UnreadableRecord:  # left for a newer program
             continue
         if other != keep and manifest is not None and manifest.stream == stream:
             shutil.rmtree(other)

@@ -1,7 +1,7 @@
-"""An import: inputs are read, cut into records, chained, and stored block by block, in order.
+"""An import: reads inputs, parses records, assigns ids, and stores them block by block, in order.
 
-Nothing here knows how a record looks or where it goes; this is the flow between `inputs`, `ldif`, `chain` and `store`,
-and what is told of it on the way. Memory holds a few portions of the input and one block.
+This module connects `inputs`, `ldif_parser`, `import_ledger` and `queue_store`, and counts and reports. Memory holds a
+few portions of the input and one block.
 """
 
 import asyncio
@@ -10,41 +10,41 @@ from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
 from purveyor.model.errors import InvalidInput
-from purveyor.sources.ldif.inputs import Feed, Input, Mark
-from purveyor.sources.ldif.queue_store import Store, Stored
-from purveyor.sources.ldif.record_ids import Block, Chain
-from purveyor.sources.ldif.records import Broken, Record
-from purveyor.sources.ldif.stream_parser import Parser
+from purveyor.sources.ldif.import_ledger import Block, RecordIdChain
+from purveyor.sources.ldif.inputs import Input, InputChange, InputReader
+from purveyor.sources.ldif.ldif_parser import LdifParser
+from purveyor.sources.ldif.queue_store import BlockResult, RecordStore
+from purveyor.sources.ldif.records import BrokenRecord, Record
 
-_IDLE_SECONDS = 0.2  # nothing more has come for so long: what is complete goes out, though its block is not full
-_GRACE_SECONDS = 2.0  # for the block under way, when the import is told to stop
-_NOT_LDIF = 100
+_IDLE_SECONDS = 0.2  # without new input for this long, the importer stores a block that is not full
+_STOP_TIMEOUT_SECONDS = 2.0  # for the block that is being stored at a stop
+_MAX_BROKEN_AT_START = 100
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Tally:
-    """What an import has come to. `added + known + broken` are all records that were dealt with."""
+class ImportCounts:
+    """The counts of an import. `added + known + broken` are all processed records."""
 
     files: int = 0
     added: int = 0
     known: int = 0
     broken: int = 0
     position: int | None = None
-    """The sequence in the queue of the last record sent."""
+    """The sequence in the queue of the last stored record."""
     unanswered: int = 0
-    """Records that were under way when it was stopped and the server did not answer: the next import will know."""
+    """Records that were being stored at the stop, without a response of the server: the next import finds out."""
     stopped: bool = False
-    """It was told to stop before the end."""
+    """Whether `stop` was called before the end."""
 
     @property
     def records(self) -> int:
-        """All that were dealt with."""
+        """All processed records."""
         return self.added + self.known + self.broken
 
-    def count(self, stored: Stored) -> None:
-        """Add what became of a block."""
+    def add(self, stored: BlockResult) -> None:
+        """Add the outcome of a block."""
         self.added += stored.added
         self.known += stored.known
         self.broken += len(stored.broken)
@@ -56,122 +56,124 @@ def _ignore(*_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
-    """Who is told what, as it happens."""
+class ImportListener:
+    """Callbacks of an import."""
 
     on_bytes: Callable[[int], None] = _ignore
-    """So many more were read."""
-    on_broken: Callable[[Input, Broken], None] = _ignore
-    """A record was parked."""
-    on_mark: Callable[[Input, Mark], None] = _ignore
-    """A followed file was rotated or cut."""
+    """Called with the number of bytes of each portion."""
+    on_broken: Callable[[Input, BrokenRecord], None] = _ignore
+    """Called for each broken record."""
+    on_change: Callable[[Input, InputChange], None] = _ignore
+    """Called when a followed file was rotated or truncated."""
 
 
 @dataclass(slots=True)
-class _Reading:
-    """One input on its way: from a file that is rotated several follow one another."""
+class _OpenInput:
+    """The state of one input. A file that is rotated is several inputs in a row."""
 
-    parser: Parser
-    chain: Chain = field(default_factory=Chain)
+    parser: LdifParser
+    chain: RecordIdChain = field(default_factory=RecordIdChain)
     block: Block = field(default_factory=Block)
 
 
 class _Stopped(Exception):
-    """The grace is over and a block is still under way."""
+    """The stop timeout is over and a block is still being stored."""
 
 
 class Importer:
-    """Reads inputs into a store, until they end or `stop` is called."""
+    """Imports inputs into a store, until they end or `stop` is called."""
 
-    def __init__(self, store: Store, *, follow: bool = False, listener: Listener | None = None) -> None:
+    def __init__(self, store: RecordStore, *, follow: bool = False, listener: ImportListener | None = None) -> None:
         self._store = store
         self._follow = follow
-        self._listener = listener or Listener()
+        self._listener = listener or ImportListener()
         self._stop = asyncio.Event()
-        self.tally = Tally()
+        self.counts = ImportCounts()
 
     def stop(self) -> None:
-        """End soon: what is under way is finished if the server lets us, what is half read is left."""
+        """End soon: finish the block that is being stored if the server responds, and drop incomplete records."""
         self._stop.set()
 
-    async def run(self, inputs: Sequence[Input]) -> Tally:
-        """Import one input after the other. The tally is current when it fails, too."""
+    async def run(self, inputs: Sequence[Input]) -> ImportCounts:
+        """Import one input after the other. After an error `counts` is current, too."""
         try:
             for given in inputs:
                 if self._stop.is_set():
                     break
-                self.tally.files += 1
+                self.counts.files += 1
                 await self._import(given)
         except _Stopped:
             pass
-        self.tally.stopped = self._stop.is_set()
-        return self.tally
+        self.counts.stopped = self._stop.is_set()
+        return self.counts
 
     async def _import(self, given: Input) -> None:
         reading = self._begin()
-        async with Feed(given, follow=self._follow) as feed:
+        async with InputReader(given, follow=self._follow) as reader:
             while not self._stop.is_set():
-                arrived = await self._or_stop(feed.next(_IDLE_SECONDS if reading.block.waiting else None))
+                arrived = await self._until_stop(reader.next(_IDLE_SECONDS if reading.block.waiting else None))
                 if arrived is None:
-                    await self._settle(reading, given)
+                    await self._store_block(reading, given)
                 elif isinstance(arrived, bytes):
                     self._listener.on_bytes(len(arrived))
-                    await self._take(reading, given, reading.parser.feed(arrived))
+                    await self._add_records(reading, given, reading.parser.feed(arrived))
                 else:
                     await self._finish(reading, given, arrived)
-                    if arrived is Mark.END:
+                    if arrived is InputChange.END:
                         return
-                    self._listener.on_mark(given, arrived)
+                    self._listener.on_change(given, arrived)
                     reading = self._begin()
-            await self._settle(reading, given)
+            await self._store_block(reading, given)
 
-    def _begin(self) -> _Reading:
-        return _Reading(Parser(most_bytes=self._store.most_bytes))
+    def _begin(self) -> _OpenInput:
+        return _OpenInput(LdifParser(max_record_bytes=self._store.max_record_bytes))
 
-    async def _take(self, reading: _Reading, given: Input, found: Iterable[Record | Broken]) -> None:
+    async def _add_records(self, reading: _OpenInput, given: Input, found: Iterable[Record | BrokenRecord]) -> None:
         for item in found:
             if self._stop.is_set():
                 return
             reading.block.append(reading.chain.append(item))
-            if reading.block.full or reading.block.heavy:
-                await self._settle(reading, given)
-            if reading.block.full:
+            if reading.block.is_full or reading.block.is_heavy:
+                await self._store_block(reading, given)
+            if reading.block.is_full:
                 reading.block = Block()
 
-    async def _finish(self, reading: _Reading, given: Input, mark: Mark) -> None:
-        """The input has ended, one way or the other."""
-        match mark:
-            case Mark.END | Mark.ROTATED:
-                await self._take(reading, given, reading.parser.close())
-            case Mark.CUT:
-                # The rest of a record that was half there will never come.
-                await self._take(reading, given, reading.parser.abandon("the file was cut before the end of it"))
+    async def _finish(self, reading: _OpenInput, given: Input, change: InputChange) -> None:
+        """Store the rest of an input that has ended."""
+        match change:
+            case InputChange.END | InputChange.ROTATED:
+                await self._add_records(reading, given, reading.parser.close())
+            case InputChange.CUT:
+                # The rest of an incomplete record will never come.
+                await self._add_records(
+                    reading, given, reading.parser.abandon("the file was truncated before the end of the record")
+                )
             case _:
-                assert_never(mark)
-        await self._settle(reading, given)
+                assert_never(change)
+        await self._store_block(reading, given)
 
-    async def _settle(self, reading: _Reading, given: Input) -> None:
+    async def _store_block(self, reading: _OpenInput, given: Input) -> None:
         block = reading.block
         if not block.waiting:
             return
-        _refuse_what_is_not_ldif(reading, given)
+        _require_ldif(reading, given)
         storing = asyncio.ensure_future(self._store.put(block, given.subject))
         try:
-            await self._or_stop(_finished(storing))
+            await self._until_stop(_wait_done(storing))
             if not storing.done():
-                await asyncio.wait({storing}, timeout=_GRACE_SECONDS)
+                await asyncio.wait({storing}, timeout=_STOP_TIMEOUT_SECONDS)
             if not storing.done():
-                self.tally.unanswered = len(block.waiting)
+                self.counts.unanswered = len(block.waiting)
                 raise _Stopped
         finally:
             storing.cancel()
         stored = storing.result()
-        self.tally.count(stored)
+        self.counts.add(stored)
         for broken in stored.broken:
             self._listener.on_broken(given, broken)
 
-    async def _or_stop(self, work: Awaitable[T]) -> T | None:
-        """Wait for the work or for being told to stop, whatever comes first."""
+    async def _until_stop(self, work: Awaitable[T]) -> T | None:
+        """Return the result of the work, or None if `stop` is called first."""
         working = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
@@ -182,20 +184,20 @@ class Importer:
                 task.cancel()
 
 
-async def _finished(task: "asyncio.Future[Stored]") -> None:
+async def _wait_done(task: "asyncio.Future[BlockResult]") -> None:
     await asyncio.wait({task})
 
 
-def _refuse_what_is_not_ldif(reading: _Reading, given: Input) -> None:
-    """A photo or an archive would fill the dead letters with its pieces."""
+def _require_ldif(reading: _OpenInput, given: Input) -> None:
+    """Raise InvalidInput if no record at the beginning is valid: a photo or an archive would fill the dead letters."""
     waiting = reading.block.waiting
     if reading.chain.length != len(waiting):
-        return  # not its beginning
-    broken = [link.item for link in waiting if isinstance(link.item, Broken)]
+        return  # not the beginning
+    broken = [each.item for each in waiting if isinstance(each.item, BrokenRecord)]
     binary = any(b"\0" in item.raw for item in broken)
-    if len(waiting) == len(broken) and (binary or len(broken) >= _NOT_LDIF):
+    if len(waiting) == len(broken) and (binary or len(broken) >= _MAX_BROKEN_AT_START):
         raise InvalidInput(
             f"{given.name} does not look like LDIF: its first {len(broken)} records are all broken "
             f"(line {broken[0].line}: {broken[0].reason})",
-            fix="nothing of it was imported; is it packed, or another format?",
+            fix="nothing of it was imported; is it compressed, or another format?",
         )

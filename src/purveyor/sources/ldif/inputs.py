@@ -1,8 +1,8 @@
-"""Where records come from: files, standard input, or all the .ldif files of a directory, read in a thread.
+"""The inputs of an import: files, standard input, or all the .ldif files of a directory, read in a thread.
 
-Reading blocks (a slow pipe, a file that does not grow), so it has a thread of its own, which ends with the process: the
-event loop stays free for Ctrl-C. A file that is followed is read again from its beginning when it was replaced
-(rotated) or cut short; both are told as such, because what follows is another input.
+Reads block (a slow pipe, a file that does not grow), so a thread does them, which ends with the process: the event loop
+stays free for Ctrl-C. The reader follows a file from its beginning again when the file was replaced (rotated) or
+truncated, and reports both, because what follows is another input.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from purveyor.model.errors import InvalidInput
-from purveyor.sources.ldif.record_messages import source_of, subject
+from purveyor.sources.ldif.records import default_source_name, source_subject
 
-CHUNK = 256 << 10
+CHUNK_BYTES = 256 << 10
 STDIN = "-"
-_AHEAD = 4  # portions read before they are asked for
-_LOOK_SECONDS = 0.2
+_READ_AHEAD_CHUNKS = 4
+_POLL_INTERVAL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One thing to read from beginning to end. No path is standard input; no size, not known beforehand."""
+    """One input. Without a path it is standard input; without a size, the size is not known beforehand."""
 
     name: str
     subject: str
@@ -37,25 +37,27 @@ class Input:
     size: int | None = None
 
 
-class Mark(Enum):
-    """What happened in an input other than bytes."""
+class InputChange(Enum):
+    """A change of an input: its end, or a followed file that is another one now."""
 
     END = "end"
     ROTATED = "rotated"
-    CUT = "cut short"
+    CUT = "truncated"
 
 
-Arrival: TypeAlias = bytes | Mark
+Arrival: TypeAlias = bytes | InputChange
 
 
 def find_inputs(target: str, *, source: str | None = None) -> list[Input]:
-    """What a word of the command line stands for, in the order of reading; InvalidInput names what cannot be read.
+    """Return the inputs of a command-line argument, in the order of reading; InvalidInput names an unreadable one.
 
-    All files are opened once before any is read, so that a directory does not end half way for a file that could have
-    been seen to be unreadable.
+    This opens all files once before any is read, so that an unreadable file does not end the import of a directory
+    half way.
     """
     if target == STDIN:
-        return [Input("standard input", subject(source if source is not None else source_of(STDIN)), None)]
+        return [
+            Input("standard input", source_subject(source if source is not None else default_source_name(STDIN)), None)
+        ]
     path = Path(target)
     paths = [path]
     if path.is_dir():
@@ -65,17 +67,17 @@ def find_inputs(target: str, *, source: str | None = None) -> list[Input]:
             raise _unreadable(path, error) from None
         if not paths:
             raise InvalidInput(f"no .ldif file in the directory {target}", fix="name a file, or check the directory")
-    return [_file(found, source) for found in paths]
+    return [_file_input(found, source) for found in paths]
 
 
-def _file(path: Path, source: str | None) -> Input:
-    to = subject(source if source is not None else source_of(path.name))
+def _file_input(path: Path, source: str | None) -> Input:
+    subject = source_subject(source if source is not None else default_source_name(path.name))
     try:
-        about = path.stat()
-        if not S_ISREG(about.st_mode):
-            return Input(str(path), to, path)  # a pipe, say: opening it twice would take something away
+        status = path.stat()
+        if not S_ISREG(status.st_mode):
+            return Input(str(path), subject, path)  # a pipe, for example: a second open would lose data
         with path.open("rb"):
-            return Input(str(path), to, path, about.st_size)
+            return Input(str(path), subject, path, status.st_size)
     except OSError as error:
         raise _unreadable(path, error) from None
 
@@ -84,16 +86,16 @@ def _unreadable(path: Path | str, error: OSError) -> InvalidInput:
     return InvalidInput(f"{path} cannot be read: {error.strerror or error}", fix="check the path and its permissions")
 
 
-class Feed:
-    """The portions of an input as they arrive. Use as an async context manager; leaving it ends the reading."""
+class InputReader:
+    """Reads the portions of an input as they arrive. An async context manager; its exit ends the reading."""
 
     def __init__(self, given: Input, *, follow: bool = False) -> None:
         self._given = given
         self._follow = follow
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Queue[Arrival | InvalidInput] = asyncio.Queue()
-        self._room = threading.Semaphore(_AHEAD)
-        self._over = threading.Event()
+        self._room = threading.Semaphore(_READ_AHEAD_CHUNKS)
+        self._closed = threading.Event()
 
     async def __aenter__(self) -> Self:
         threading.Thread(target=self._read, name=f"reads {self._given.name}", daemon=True).start()
@@ -102,11 +104,11 @@ class Feed:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._closed.set()
         self._room.release()
 
     async def next(self, wait_seconds: float | None = None) -> Arrival | None:
-        """The next portion or mark; None when there is none within the wait."""
+        """Return the next portion or change; None if none arrives within the wait."""
         try:
             found = await asyncio.wait_for(self._arrived.get(), wait_seconds)
         except TimeoutError:
@@ -116,21 +118,21 @@ class Feed:
             raise found
         return found
 
-    # Below: in the thread.
+    # The methods below run in the thread.
 
     def _read(self) -> None:
         try:
             for arrival in self._arrivals():
                 self._room.acquire()
-                if self._over.is_set() or not self._hand_over(arrival):
+                if self._closed.is_set() or not self._deliver(arrival):
                     return
         except OSError as error:
-            self._hand_over(_unreadable(self._given.name, error))
+            self._deliver(_unreadable(self._given.name, error))
 
-    def _hand_over(self, arrival: Arrival | InvalidInput) -> bool:
+    def _deliver(self, arrival: Arrival | InvalidInput) -> bool:
         try:
             self._loop.call_soon_threadsafe(self._arrived.put_nowait, arrival)
-        except RuntimeError:  # the loop was closed while we read
+        except RuntimeError:  # the loop was closed during the read
             return False
         return True
 
@@ -143,46 +145,46 @@ class Feed:
         else:
             with self._given.path.open("rb", buffering=0) as file:
                 yield from _until_end(file)
-        yield Mark.END
+        yield InputChange.END
 
     def _follow_file(self, path: Path) -> Iterator[Arrival]:
         while True:
             with path.open("rb", buffering=0) as file:
-                while (change := _changed(file, path)) is None:
-                    if chunk := file.read(CHUNK):
+                while (change := _find_change(file, path)) is None:
+                    if chunk := file.read(CHUNK_BYTES):
                         yield chunk
-                    elif self._over.wait(_LOOK_SECONDS):
+                    elif self._closed.wait(_POLL_INTERVAL_SECONDS):
                         return
-                if change is Mark.ROTATED:
-                    yield from _until_end(file)  # what was written between the last look and the replacement
+                if change is InputChange.ROTATED:
+                    yield from _until_end(file)  # what was written between the last check and the replacement
             yield change
-            while not path.exists():  # replaced once more, this very moment
-                if self._over.wait(_LOOK_SECONDS):
+            while not path.exists():  # being replaced once more
+                if self._closed.wait(_POLL_INTERVAL_SECONDS):
                     return
 
 
 class _StandardInput:
-    """Read below Python's buffer: a thread that dies inside of that takes its lock with it."""
+    """Standard input, read below Python's buffer: a thread that ends inside of that never releases its lock."""
 
     def read(self, size: int) -> bytes | None:
         try:
             return os.read(sys.stdin.fileno(), size)
-        except io.UnsupportedOperation:  # no file, but an object in memory
+        except io.UnsupportedOperation:  # not a file, but an object in memory
             return sys.stdin.buffer.read(size)
 
 
 def _until_end(file: _StandardInput | io.FileIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK):
+    while chunk := file.read(CHUNK_BYTES):
         yield chunk
 
 
-def _changed(file: io.FileIO, path: Path) -> Mark | None:
-    """Whether the open file is no longer what its path names. A path that names nothing may name something soon."""
-    ours = os.fstat(file.fileno())
+def _find_change(file: io.FileIO, path: Path) -> InputChange | None:
+    """Return how the open file differs from the file at its path. A missing path may be there again soon."""
+    opened = os.fstat(file.fileno())
     try:
         named = path.stat()
     except OSError:
-        named = ours
-    if (named.st_dev, named.st_ino) != (ours.st_dev, ours.st_ino):
-        return Mark.ROTATED
-    return Mark.CUT if ours.st_size < file.tell() else None
+        named = opened
+    if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
+        return InputChange.ROTATED
+    return InputChange.CUT if opened.st_size < file.tell() else None

@@ -1,14 +1,15 @@
-"""The last step of an import: a block of records goes to its queue, what is broken to the dead letters, each once.
+"""The last step of an import: stores a block of records in the queue, and its broken records as dead letters, once.
 
-1. Ask what of the block is known: the ledger, and the newest message of the source in the queue.
-2. Park what is broken. A crash after it: the next import parks it again under the same id.
+1. Find out which records of the block are known: by the ledger, and by the newest message of the source in the queue.
+2. Park the broken records. A crash after it: the next import parks them again under the same ids.
 3. Publish the records, in order, as one atomic batch, each with its id of the chain.
-4. Note the block in the ledger.
+4. Enter the block into the ledger.
 
-A crash between 3 and 4 leaves records (`chain.BLOCK` at most; all of them or none) that are stored and not noted. The
-next import recognises them by the newest message of the source. If that has been consumed by then, it sends them again
-with the same ids, and the server drops them within the deduplication window of the queue (two minutes unless it is
-set). Only when both have passed are they stored twice. The same holds for a server that went away while it stored them.
+A crash between 3 and 4 leaves records (one block at most; all of them or none) that are stored and not in the ledger.
+The next import recognises them by the newest message of the source. If the transform has consumed that message by then,
+the import sends them again with the same ids, and the server drops them within the deduplication window of the queue
+(two minutes by default). Only after both are they stored twice. The same holds for a server that becomes unavailable
+while it stores them.
 """
 
 import asyncio
@@ -23,137 +24,136 @@ from typing import Protocol, TypeVar, cast
 
 from purveyor.jetstream import Outgoing, PublishMode, PublishOptions, outgoing, publish_many
 from purveyor.jetstream.headers import MSG_ID, first
+from purveyor.model.backoff import Backoff, RetryDelays
 from purveyor.model.errors import OutcomeUnknown, Unavailable, UnknownMessage
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.letter import DeadLetter, park
-from purveyor.sources.ldif.import_ledger import Ledger
-from purveyor.sources.ldif.record_ids import Block, Link
-from purveyor.sources.ldif.record_messages import body
-from purveyor.sources.ldif.records import Broken
+from purveyor.sources.ldif.import_ledger import Block, IdentifiedRecord, ImportLedger
+from purveyor.sources.ldif.records import BrokenRecord, encode_record
 
 ORIGIN = "intake"
-_HEADER_ROOM = 1024  # of the largest message, for its id and for being part of a batch
+"""The origin of the dead letters of an import; the name is from an earlier version."""
+_HEADER_BYTES = 1024  # of the largest message: its id, and its place in a batch
 _FOR_EVER_SECONDS = 10 * 365 * 86400.0
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 2.0
+_RETRY_BACKOFF = Backoff(0.1, 2.0)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """What became of the records of a block that were waiting."""
+class BlockResult:
+    """The outcome of the waiting records of a block."""
 
     added: int = 0
     known: int = 0
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[BrokenRecord, ...] = ()
     position: int | None = None
-    """The sequence of the last one in the queue, if any was sent."""
+    """The sequence in the queue of the last record, if any was sent."""
 
 
-class Store(Protocol):
-    """What an import needs of the place where records go."""
+class RecordStore(Protocol):
+    """Where an import stores its records."""
 
     @property
-    def most_bytes(self) -> int:
-        """The largest record that can be stored."""
+    def max_record_bytes(self) -> int:
+        """The size of the largest record that can be stored."""
 
-    async def put(self, block: Block, subject: str) -> Stored:
-        """Deal with what is waiting in a block."""
+    async def put(self, block: Block, subject: str) -> BlockResult:
+        """Store the waiting records of a block."""
 
 
-class Checked:
-    """Stores nothing, and tells what would be stored: a dry run."""
+class DryRunStore:
+    """A dry run: counts the records and stores nothing."""
 
-    most_bytes = 8 << 20
+    max_record_bytes = 8 << 20
 
-    async def put(self, block: Block, subject: str) -> Stored:
-        """Count."""
-        broken = tuple(link.item for link in block.waiting if isinstance(link.item, Broken))
+    async def put(self, block: Block, subject: str) -> BlockResult:
+        """Count the waiting records of a block."""
+        broken = tuple(each.item for each in block.waiting if isinstance(each.item, BrokenRecord))
         added = len(block.waiting) - len(broken)
-        block.settle()
-        return Stored(added=added, broken=broken)
+        block.mark_stored()
+        return BlockResult(added=added, broken=broken)
 
 
 class QueueStore:
-    """The queue `ldif`. With `wait_for_ever` a lost server is waited for until it is back."""
+    """The queue `ldif`. With `wait_for_ever` it waits for an unavailable server without a limit."""
 
-    def __init__(self, queues: Queues, ledger: Ledger, *, wait_for_ever: bool = False) -> None:
+    def __init__(self, queues: Queues, ledger: ImportLedger, *, wait_for_ever: bool = False) -> None:
         self._queues = queues
         self._ledger = ledger
         self._patience_seconds = _FOR_EVER_SECONDS if wait_for_ever else PublishOptions().patience_seconds
-        self._sure_of: str | None = None
-        """The source whose newest message is our own doing, so that it need not be looked at."""
+        self._last_published: str | None = None
+        """The subject whose newest message this store wrote, so that it need not read it."""
 
     @classmethod
     async def open(cls, queues: Queues, *, replicas: int = 1, wait_for_ever: bool = False) -> "QueueStore":
-        """With its queues and its ledger made where they are missing."""
+        """Open the store; create its queues and its ledger if they are missing."""
         for queue in (LDIF, DEAD_LETTERS):
             (await queues.ensure(queue, replicas=replicas)).require_usable()
-        ledger = await Ledger.open(queues, replicas=replicas)
+        ledger = await ImportLedger.open(queues, replicas=replicas)
         return cls(queues, ledger, wait_for_ever=wait_for_ever)
 
     @property
-    def most_bytes(self) -> int:
-        """As large as a message may be."""
+    def max_record_bytes(self) -> int:
+        """The largest message that the server takes."""
         return self._queues.connection.max_payload
 
-    async def put(self, block: Block, subject: str) -> Stored:
-        """See the module for the steps."""
-        before = block.done
-        known = max(before, await self._patiently(lambda: self._known(block, subject)))
-        links = block.waiting[known - before :]
+    async def put(self, block: Block, subject: str) -> BlockResult:
+        """Store the waiting records of a block, by the steps at the top of this module."""
+        before = block.stored_count
+        known = max(before, await self._retry(lambda: self._count_known(block, subject)))
+        records = block.waiting[known - before :]
         messages: list[Outgoing] = []
-        broken: list[Broken] = []
-        for link in links:
-            message = self._message(link)
-            if isinstance(message, Broken):
-                await self._patiently(partial(self._park, link, message, subject))
+        broken: list[BrokenRecord] = []
+        for record in records:
+            message = self._encode(record)
+            if isinstance(message, BrokenRecord):
+                await self._retry(partial(self._park, record, message, subject))
                 broken.append(message)
             else:
-                messages.append((subject, message, None, link.msg_id))
+                messages.append((subject, message, None, record.msg_id))
         added, position = await self._publish(messages, subject) if messages else (0, None)
-        if links:
-            await self._patiently(lambda: self._ledger.note(block, links))
+        if records:
+            await self._retry(lambda: self._ledger.add(block, records))
         skipped = len(block.waiting) - added - len(broken)
-        block.settle()
-        return Stored(added=added, known=skipped, broken=tuple(broken), position=position)
+        block.mark_stored()
+        return BlockResult(added=added, known=skipped, broken=tuple(broken), position=position)
 
-    def _message(self, link: Link) -> bytes | Broken:
-        item = link.item
-        if isinstance(item, Broken):
+    def _encode(self, record: IdentifiedRecord) -> bytes | BrokenRecord:
+        item = record.item
+        if isinstance(item, BrokenRecord):
             return item
-        data = body(item)
-        if len(data) + _HEADER_ROOM > self.most_bytes:
-            reason = f"a message of {len(data)} bytes, and the server takes {self.most_bytes}"
-            return Broken(item.line, reason, item.raw, len(item.raw))
+        data = encode_record(item)
+        if len(data) + _HEADER_BYTES > self.max_record_bytes:
+            reason = f"a message of {len(data)} bytes, and the server takes {self.max_record_bytes}"
+            return BrokenRecord(item.line, reason, item.raw, len(item.raw))
         return data
 
-    async def _known(self, block: Block, subject: str) -> int:
-        noted = await self._ledger.known(block)
-        if self._sure_of == subject:
-            return noted
+    async def _count_known(self, block: Block, subject: str) -> int:
+        in_ledger = await self._ledger.count_known(block)
+        if self._last_published == subject:
+            return in_ledger
         newest = await self._newest(subject)
         in_queue = (count for count, each in enumerate(block.ids, 1) if newest and each.hex() == newest[0])
-        return max(noted, next(in_queue, 0))
+        return max(in_ledger, next(in_queue, 0))
 
     async def _newest(self, subject: str) -> tuple[str | None, int] | None:
-        """Id and sequence of the newest message of the source that is still in the queue."""
+        """Return the id and sequence of the newest message of the source that is still in the queue."""
         try:
             found = await self._queues.streams.get_last(LDIF.stream, subject)
         except UnknownMessage:
             return None
         return first(found.headers, MSG_ID), found.sequence
 
-    async def _park(self, link: Link, broken: Broken, subject: str) -> None:
+    async def _park(self, record: IdentifiedRecord, broken: BrokenRecord, subject: str) -> None:
         now = datetime.now(UTC)
         letter = DeadLetter(
             reason=broken.reason,
             origin=ORIGIN,
             subject=subject,
             data=broken.raw,
-            headers={MSG_ID: (link.msg_id,)},
+            headers={MSG_ID: (record.msg_id,)},
             failed_first=now,
             failed_last=now,
             details={"line": broken.line} | ({"bytes": broken.size} if broken.size > len(broken.raw) else {}),
@@ -161,8 +161,8 @@ class QueueStore:
         await park(self._queues, letter)
 
     async def _publish(self, messages: list[Outgoing], subject: str) -> tuple[int, int]:
-        """Store all; how many were new to the queue, and the sequence of the last."""
-        self._sure_of = None
+        """Store all messages; return the number of those new to the queue, and the sequence of the last."""
+        self._last_published = None
         options = PublishOptions(
             mode=PublishMode.ATOMIC, expected_stream=LDIF.stream, patience_seconds=self._patience_seconds
         )
@@ -170,43 +170,42 @@ class QueueStore:
         while len(messages) > found:
             rest = messages[found:]
             try:
-                report = await in_thread(partial(publish_many, self._queues.address, outgoing(rest), options))
+                report = await run_in_thread(partial(publish_many, self._queues.address, outgoing(rest), options))
             except OutcomeUnknown:
-                newest = await self._patiently(lambda: self._newest(subject))
+                newest = await self._retry(lambda: self._newest(subject))
                 if newest is None:
-                    raise  # consumed, or never stored: there is no telling
+                    raise  # consumed, or never stored: the two cannot be distinguished
                 ids = [msg_id for _, _, _, msg_id in messages]
                 found = ids.index(newest[0]) + 1 if newest[0] in ids else found
                 position = newest[1]
             else:
-                self._sure_of = subject
+                self._last_published = subject
                 return found + report.stored, report.last_sequences[LDIF.stream]
         return found, position
 
-    async def _patiently(self, step: Callable[[], Coroutine[None, None, T]]) -> T:
-        """Do a step that may be done twice, again and again while the server is away."""
-        give_up = time.monotonic() + self._patience_seconds
-        pause = _FIRST_PAUSE_SECONDS
+    async def _retry(self, step: Callable[[], Coroutine[None, None, T]]) -> T:
+        """Run a step that may run twice, and repeat it while the server is unavailable."""
+        deadline = time.monotonic() + self._patience_seconds
+        delays = RetryDelays(_RETRY_BACKOFF)
         while True:
             try:
                 return await step()
             except Unavailable:
-                if time.monotonic() > give_up:
+                if time.monotonic() > deadline:
                     raise
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(delays.next_seconds())
 
 
-async def in_thread(work: Callable[[], T]) -> T:
+async def run_in_thread(work: Callable[[], T]) -> T:
     """Run blocking work in a thread that ends with the process.
 
-    `asyncio.to_thread` would make the end of the program wait for it, and a server that is away is waited for long.
+    With `asyncio.to_thread` the end of the program would wait for it, and the work may wait long for a server.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 
     def settle(value: T | None, error: BaseException | None) -> None:
-        if result.done():  # cancelled: nobody waits any more
+        if result.done():  # cancelled
             return
         if error is not None:
             result.set_exception(error)

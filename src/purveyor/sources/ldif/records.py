@@ -1,13 +1,35 @@
-"""What an LDIF file says: a record is an entry as it is, or one change to an entry. Values are bytes, as in LDAP."""
+"""LDIF records, and their messages in the queue `ldif`, which the transform reads.
 
+A record is a whole entry, or one change to an entry. Values are bytes, as in LDAP.
+
+The subject of a message is `ldif.<source>`, its body one JSON object in UTF-8. It always has `dn`, `change` and `line`,
+the other fields depend on the change:
+
+| field | changes | content |
+|---|---|---|
+| `dn` | all | the name of the entry |
+| `change` | all | `content`, `add`, `modify`, `delete` or `modrdn` (also for `moddn`) |
+| `line` | all | the line of its file on which the record begins |
+| `attributes` | content, add | `{name: [values]}`, names as first spelled, with their options (`cn;lang-de`) |
+| `modifications` | modify | `[{"op", "attribute", "values"}]` in order; op: `add`, `delete`, `replace`, `increment` |
+| `new_rdn`, `delete_old_rdn`, `new_superior` | modrdn | strings, a boolean; without `new_superior` the parent stays |
+| `controls` | changes | `[{"oid", "critical", "value"}]` |
+
+A value is a string, or `{"base64": "..."}` when it is not UTF-8 or its attribute has the option `;binary`.
+"""
+
+import base64
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from purveyor.model.errors import InvalidName
 from purveyor.model.ldif_changes import Change, Step
+from purveyor.queues.dead_letters.letter import subject_token
 
 Attributes: TypeAlias = Mapping[str, tuple[bytes, ...]]
-"""Each attribute, as it was first spelled and with its options (`cn;lang-de`), and its values in order."""
+"""Each attribute, as first spelled and with its options (`cn;lang-de`), and its values in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +52,10 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record; which of the later fields have a meaning depends on `change`."""
+    """One record. `change` decides which of the other fields are set."""
 
     line: int
-    """The line of the file on which it begins."""
+    """The line of the file on which the record begins."""
     dn: str
     change: Change
     attributes: Attributes = field(default_factory=dict)
@@ -43,16 +65,86 @@ class Record:
     new_superior: str | None = None
     controls: tuple[Control, ...] = ()
     raw: bytes = field(default=b"", compare=False, repr=False)
-    """The lines it was read from, without those before its dn."""
+    """The lines of the record, from its dn on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """Lines that are no record, and why."""
+class BrokenRecord:
+    """Lines that are not a valid record, and the reason."""
 
     line: int
     reason: str
     raw: bytes
-    """The lines as they are; of a record above the size limit only the beginning."""
+    """The lines as read; of a record above the size limit only the beginning."""
     size: int
-    """How many bytes the lines have in full."""
+    """The size of all the lines in bytes."""
+
+
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def source_subject(source: str) -> str:
+    """Return the subject of a source; InvalidName unless its name is 1 to 64 letters, digits, `-` and `_`."""
+    if subject_token(source) != source:
+        raise InvalidName(f"invalid source name {source!r}", fix="use 1 to 64 letters, digits, '-' or '_'")
+    return f"ldif.{source}"
+
+
+def default_source_name(name: str) -> str:
+    """Return the name of the source of a file.
+
+    >>> default_source_name("people (2026).ldif"), default_source_name("-"), default_source_name("Ärzte.ldif")
+    ('people-2026', 'stdin', 'rzte')
+    """
+    if name == "-":
+        return "stdin"
+    return subject_token(name.removesuffix(".ldif"))
+
+
+def encode_record(record: Record) -> bytes:
+    r"""Return the body of a record's message.
+
+    >>> encode_record(Record(1, "cn=a", Change.CONTENT, {"cn": (b"a",), "photo": (b"\xff",)}))
+    b'{"dn":"cn=a","change":"content","attributes":{"cn":["a"],"photo":[{"base64":"/w=="}]},"line":1}'
+    """
+    fields: dict[str, Any] = {"dn": record.dn, "change": record.change.value}
+    if record.attributes:
+        fields["attributes"] = {name: _values(name, values) for name, values in record.attributes.items()}
+    if record.change is Change.MODIFY:
+        fields["modifications"] = [
+            {"op": each.step.value, "attribute": each.attribute, "values": _values(each.attribute, each.values)}
+            for each in record.modifications
+        ]
+    if record.change is Change.MODRDN:
+        fields["new_rdn"] = record.new_rdn
+        fields["delete_old_rdn"] = record.delete_old_rdn
+        if record.new_superior is not None:
+            fields["new_superior"] = record.new_superior
+    if record.controls:
+        fields["controls"] = [
+            {"oid": control.oid, "critical": control.critical}
+            | ({} if control.value is None else {"value": _value(control.value)})
+            for control in record.controls
+        ]
+    fields["line"] = record.line
+    return _encode_json(fields).encode()
+
+
+def _values(name: str, values: tuple[bytes, ...]) -> list[object]:
+    if ";" in name and "binary" in name.lower().split(";")[1:]:
+        return [_base64(value) for value in values]
+    try:
+        return [value.decode() for value in values]
+    except UnicodeDecodeError:
+        return [_value(value) for value in values]
+
+
+def _value(value: bytes) -> object:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return _base64(value)
+
+
+def _base64(value: bytes) -> dict[str, str]:
+    return {"base64": base64.b64encode(value).decode()}

@@ -1,1 +1,1 @@
-"""Schemas of events: kept in the registry, known to every part that takes events in, and checked there."""
+"""Schemas of events: stored in a registry, cached by the programs that accept events, and checked there."""

@@ -1,7 +1,7 @@
-"""Avro schemas as types: read strictly from JSON, every name resolved, every default checked. Pure.
+"""Avro schemas as types: parsed strictly from JSON, with every name resolved. Pure.
 
-`parse` gives the tree that the rules of `avro_rules` and the check of `avro_json` walk. What a type of a higher order
-means (`logicalType`) is not looked at: by the specification its data is valid where the type below it is.
+`parse` returns the tree that `avro_compatibility` and `validators` walk. It ignores logical types (`logicalType`): by
+the specification their data is valid where the type below is.
 """
 
 import re
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from purveyor.model.errors import InvalidInput
-from purveyor.model.json_fields import Json, kind
+from purveyor.model.json_fields import Json, describe_type
 
 PRIMITIVES: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FULL_NAME: Final = re.compile(rf"{_NAME.pattern}(?:\.{_NAME.pattern})*")
-_DEEPEST: Final = 60
-_MOST_SHOWN: Final = 10
-_LARGEST_FIXED: Final = 1 << 20
+_MAX_DEPTH: Final = 60
+_MAX_SHOWN_BRANCHES: Final = 10
+_MAX_FIXED_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Named:
-    """What the named types have in common; names are full ones, with their namespace."""
+    """The base of the named types; names are full ones, with their namespace."""
 
     name: str
     aliases: frozenset[str]
@@ -37,7 +37,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """A field of a record. `default` counts only if there is one."""
+    """A field of a record. `default` is valid only if `has_default`."""
 
     name: str
     aliases: tuple[str, ...]
@@ -48,14 +48,14 @@ class Field:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record(Named):
-    """Fields by name. They are filled in while it is read, because it may contain itself."""
+    """A record with its fields by name. The parser adds the fields later, because a record may contain itself."""
 
     fields: dict[str, Field] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnumType(Named):
-    """One of some words."""
+    """One of several symbols."""
 
     symbols: tuple[str, ...] = ()
     default: str | None = None
@@ -63,7 +63,7 @@ class EnumType(Named):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed(Named):
-    """So many bytes."""
+    """A fixed number of bytes."""
 
     size: int = 0
 
@@ -84,7 +84,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Union:
-    """One of several types; at most one of each that has no name."""
+    """One of several types; at most one of each kind without a name."""
 
     branches: tuple["Type", ...]
 
@@ -93,16 +93,15 @@ Type: TypeAlias = Primitive | Record | EnumType | Fixed | Array | Map | Union
 
 
 def parse(definition: Json) -> Record:
-    """The record that a definition describes; InvalidInput tells where it is wrong."""
-    reader = _Reader()
-    found = reader.read(definition, "", "", 0)
+    """Return the record of a definition; InvalidInput says where it is wrong."""
+    found = _Parser().parse(definition, "", "", 0)
     if not isinstance(found, Record):
         raise InvalidInput("the Avro schema is no record", fix="an object needs {'type': 'record', 'name': ...}")
     return found
 
 
 def type_name(found: Type) -> str:
-    """How a type is called: in messages, and as the branch of a union in JSON."""
+    """Return the name of a type: in messages, and as the branch of a union in JSON."""
     match found:
         case Primitive() | Record() | EnumType() | Fixed():
             return found.name
@@ -111,13 +110,13 @@ def type_name(found: Type) -> str:
         case Map():
             return "map"
         case Union():
-            shown = [type_name(each) for each in found.branches[:_MOST_SHOWN]]
-            more = ["others"] if len(found.branches) > _MOST_SHOWN else []
+            shown = [type_name(each) for each in found.branches[:_MAX_SHOWN_BRANCHES]]
+            more = ["others"] if len(found.branches) > _MAX_SHOWN_BRANCHES else []
             return "union of " + " and ".join(shown + more)
 
 
 def parts(found: Type) -> tuple[Type, ...]:
-    """The types right below one."""
+    """Return the types directly inside of one."""
     match found:
         case Record():
             return tuple(each.type for each in found.fields.values())
@@ -132,7 +131,7 @@ def parts(found: Type) -> tuple[Type, ...]:
 
 
 def walk(root: Type) -> Iterator[Type]:
-    """Every type of a tree once."""
+    """Yield every type of a tree once."""
     seen: set[int] = set()
     todo: list[Type] = [root]
     while todo:
@@ -144,7 +143,7 @@ def walk(root: Type) -> Iterator[Type]:
 
 
 def contains_itself(root: Type) -> bool:
-    """Whether data of it can be nested without end."""
+    """Whether its data can be nested without a limit."""
     done: set[int] = set()
 
     def search(found: Type, above: frozenset[int]) -> bool:
@@ -159,7 +158,7 @@ def contains_itself(root: Type) -> bool:
 
 
 def may_be_empty(found: Type) -> bool:
-    """Whether its binary form can be of no bytes at all. Not for a type that contains itself."""
+    """Whether its binary form can be empty. Not for a type that contains itself."""
     match found:
         case Primitive(name):
             return name == "null"
@@ -171,21 +170,21 @@ def may_be_empty(found: Type) -> bool:
             return False
 
 
-class _Reader:
-    """Reads one definition; knows the names that were defined so far."""
+class _Parser:
+    """Parses one definition; knows the names that were defined so far."""
 
     def __init__(self) -> None:
         self._named: dict[str, Record | EnumType | Fixed] = {}
 
-    def read(self, given: object, where: str, namespace: str, depth: int) -> Type:
-        if depth > _DEEPEST:
-            raise _wrong(where, f"is nested more than {_DEEPEST} deep", "flatten it")
+    def parse(self, given: object, where: str, namespace: str, depth: int) -> Type:
+        if depth > _MAX_DEPTH:
+            raise _wrong(where, f"is nested more than {_MAX_DEPTH} deep", "flatten it")
         if isinstance(given, str):
             return self._by_name(given, where, namespace)
         if isinstance(given, list):
             return self._union(given, where, namespace, depth)
         if not isinstance(given, dict):
-            raise _wrong(where, f"is {kind(given)}", "a type is a name, an object or a list of types")
+            raise _wrong(where, f"is {describe_type(given)}", "a type is a name, an object or a list of types")
         match given.get("type"):
             case "record":
                 return self._record(given, where, namespace, depth)
@@ -194,11 +193,11 @@ class _Reader:
             case "fixed":
                 return self._fixed(given, where, namespace)
             case "array":
-                return Array(self.read(given.get("items"), _below(where, "items"), namespace, depth + 1))
+                return Array(self.parse(given.get("items"), _below(where, "items"), namespace, depth + 1))
             case "map":
-                return Map(self.read(given.get("values"), _below(where, "values"), namespace, depth + 1))
+                return Map(self.parse(given.get("values"), _below(where, "values"), namespace, depth + 1))
             case inner:
-                return self.read(inner, where, namespace, depth + 1)
+                return self.parse(inner, where, namespace, depth + 1)
 
     def _by_name(self, name: str, where: str, namespace: str) -> Type:
         if name in PRIMITIVES:
@@ -210,7 +209,7 @@ class _Reader:
 
     def _union(self, given: list[Any], where: str, namespace: str, depth: int) -> Union:
         branches = tuple(
-            self.read(each, _below(where, str(number)), namespace, depth + 1) for number, each in enumerate(given)
+            self.parse(each, _below(where, str(number)), namespace, depth + 1) for number, each in enumerate(given)
         )
         if not branches or any(isinstance(each, Union) for each in branches):
             raise _wrong(where, "is a union of nothing, or of unions", "name the types themselves")
@@ -225,22 +224,22 @@ class _Reader:
         self._define(record, where)
         fields = given.get("fields")
         if not isinstance(fields, list):
-            raise _wrong(where, f"has {kind(fields)} as 'fields'", "give a list of fields")
+            raise _wrong(where, f"has {describe_type(fields)} as 'fields'", "give a list of fields")
         for each in fields:
             if not isinstance(each, dict) or not isinstance(each.get("name"), str):
                 raise _wrong(where, "has a field without a name", "a field is an object with 'name' and 'type'")
             if not _NAME.fullmatch(each["name"]) or each["name"] in record.fields:
                 raise _wrong(where, f"has the field {each['name']!r} twice, or that is no name", "rename it")
-            place = _below(where, each["name"])
+            path = _below(where, each["name"])
             if "type" not in each:
-                raise _wrong(place, "has no type", "give 'type'")
+                raise _wrong(path, "has no type", "give 'type'")
             aliases = each.get("aliases") or []
             if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-                raise _wrong(place, "has aliases that are no list of names", "mend 'aliases'")
+                raise _wrong(path, "has aliases that are no list of names", "correct 'aliases'")
             record.fields[each["name"]] = Field(
                 each["name"],
                 tuple(aliases),
-                self.read(each["type"], place, below, depth + 1),
+                self.parse(each["type"], path, below, depth + 1),
                 "default" in each,
                 each.get("default"),
             )
@@ -255,7 +254,7 @@ class _Reader:
             raise _wrong(where, "has symbols that are no list of names", "give 'symbols'")
         default = given.get("default")
         if len(set(symbols)) < len(symbols) or (default is not None and default not in symbols):
-            raise _wrong(where, "has a symbol twice, or a default that is none", "mend 'symbols' or 'default'")
+            raise _wrong(where, "has a symbol twice, or a default that is none", "correct 'symbols' or 'default'")
         found = EnumType(name, _aliases(given, where, below), tuple(symbols), default)
         self._define(found, where)
         return found
@@ -263,19 +262,19 @@ class _Reader:
     def _fixed(self, given: Json, where: str, namespace: str) -> Fixed:
         name, below = self._name(given, where, namespace)
         size = given.get("size")
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _LARGEST_FIXED:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_FIXED_BYTES:
             raise _wrong(where, "has no size", "give 'size' as a number of bytes")
         found = Fixed(name, _aliases(given, where, below), size)
         self._define(found, where)
         return found
 
     def _name(self, given: Json, where: str, namespace: str) -> tuple[str, str]:
-        """The full name of a type, and the namespace of what is inside."""
+        """Return the full name of a type, and the namespace of the types inside."""
         name, own = given.get("name"), given.get("namespace")
         if not isinstance(name, str) or not _FULL_NAME.fullmatch(name):
             raise _wrong(where, f"has {name!r} as 'name'", "use letters, digits and '_', not a digit first")
         if own is not None and (not isinstance(own, str) or (own and not _FULL_NAME.fullmatch(own))):
-            raise _wrong(where, f"has {own!r} as 'namespace'", "use names parted by dots")
+            raise _wrong(where, f"has {own!r} as 'namespace'", "use names separated by dots")
         full = _qualified(name, namespace if own is None else own)
         return full, full.rpartition(".")[0]
 
@@ -292,7 +291,7 @@ def _qualified(name: str, namespace: str) -> str:
 def _aliases(given: Json, where: str, namespace: str) -> frozenset[str]:
     aliases = given.get("aliases") or []
     if not isinstance(aliases, list) or not all(isinstance(each, str) for each in aliases):
-        raise _wrong(where, "has aliases that are no list of names", "mend 'aliases'")
+        raise _wrong(where, "has aliases that are no list of names", "correct 'aliases'")
     return frozenset(_qualified(each, namespace) for each in aliases)
 
 

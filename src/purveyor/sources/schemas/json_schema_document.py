@@ -1,4 +1,4 @@
-"""A JSON Schema as `json_rules` reads it: its dialect, its references, several schemas as one list of facts. Pure."""
+"""A JSON Schema document for `json_compatibility`: its dialect, its references, and schemas as lists of facts. Pure."""
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,27 +28,27 @@ class Document:
     dialect: str
     anchors: Mapping[str, Json]
     sizes: Mapping[int, int]
-    """How many values each value holds at any depth, itself counted; by its identity."""
+    """The number of values in each value at any depth, itself included; by `id`."""
 
     @classmethod
     def of(cls, root: Json) -> "Document | None":
-        """None: a dialect that is not known, or parts with an address of their own, where references go elsewhere."""
+        """Return the document; None for an unknown dialect, or if inner parts have an `$id`: it changes references."""
         given = root.get("$schema", _MODERN)
         dialect = given.rstrip("#") if isinstance(given, str) else ""
         objects = list(_objects(root))
-        own = any("$id" in part and part is not root for part in objects)
-        if own or dialect not in _DIALECTS:
+        has_inner_ids = any("$id" in part and part is not root for part in objects)
+        if has_inner_ids or dialect not in _DIALECTS:
             return None
         anchors = {part["$anchor"]: part for part in reversed(objects) if isinstance(part.get("$anchor"), str)}
         return cls(root, dialect, anchors, _sizes(root))
 
     @property
-    def references_stand_alone(self) -> bool:
-        """Up to draft 7 what stands beside a reference does not count."""
+    def ignores_siblings_of_references(self) -> bool:
+        """Whether keywords beside a reference are ignored, as up to draft 7."""
         return self.dialect.endswith(("draft-06/schema", "draft-07/schema"))
 
     def target(self, reference: object) -> Part | None:
-        """What a reference means; None if it leaves the document, or leads nowhere."""
+        """Return the target of a reference; None if it is outside of the document, or missing."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         if reference in ("#", "#/"):
@@ -67,7 +67,7 @@ class Document:
         return found if isinstance(found, dict | bool) else None
 
     def weight(self, part: Part) -> int:
-        """What looking at a schema once takes: its keywords, the lists in them, and all of the values it allows."""
+        """Return the work of one visit of a schema: its keywords, the lists in them, and all the values it allows."""
         if isinstance(part, bool):
             return 1
         return 1 + sum(
@@ -76,14 +76,14 @@ class Document:
         )
 
     def prefix(self, part: Json) -> list[Part]:
-        """The schemas of the first elements of a list."""
+        """Return the schemas of the first elements of a list."""
         found = part.get("prefixItems")
         return found if isinstance(found, list) and self.dialect == _MODERN else []
 
-    def flat(self, parts: Sequence[Part]) -> list[Json] | None:
-        """All that a value which fits all these schemas must fit, references and `allOf` followed; None: none can.
+    def flatten(self, parts: Sequence[Part]) -> list[Json] | None:
+        """Return all schemas that a value must fit if it fits these, through references and `allOf`; None if none can.
 
-        What cannot be followed is left out: then less is known of the value.
+        This omits references that cannot be followed: then less is known of the value.
         """
         found: list[Json] = []
         known: set[int] = set()
@@ -98,7 +98,7 @@ class Document:
             if "$ref" in part:
                 target = self.target(part["$ref"])
                 todo += [] if target is None else [target]
-                if self.references_stand_alone:
+                if self.ignores_siblings_of_references:
                     continue
             found.append(part)
             todo += part.get("allOf") or []
@@ -106,7 +106,7 @@ class Document:
 
 
 def types_of(facts: Sequence[Json]) -> frozenset[str]:
-    """The types that a value can have."""
+    """Return the types that a value can have."""
     found = _TYPES
     for fact in facts:
         if "type" in fact:
@@ -117,7 +117,7 @@ def types_of(facts: Sequence[Json]) -> frozenset[str]:
 
 
 def named_types(given: Any) -> frozenset[str]:
-    """The types that `type` allows."""
+    """Return the types that `type` allows."""
     names = set(given) if isinstance(given, list) else {given}
     if "number" in names:
         names |= {"integer", "fraction"}
@@ -125,13 +125,13 @@ def named_types(given: Any) -> frozenset[str]:
 
 
 def allowed_values(fact: Json) -> list[list[Any]]:
-    """The sets of values that `enum` and `const` allow, each by itself."""
+    """Return the sets of values that `enum` and `const` allow, one for each."""
     found = [[fact["const"]]] if "const" in fact else []
     return [*found, fact["enum"]] if isinstance(fact.get("enum"), list) else found
 
 
 def type_of(value: Any) -> str:
-    """The type of a value."""
+    """Return the type of a value."""
     if isinstance(value, float):
         return "integer" if value.is_integer() else "fraction"
     names = {type(None): "null", bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
@@ -139,7 +139,7 @@ def type_of(value: Any) -> str:
 
 
 def _objects(value: Any) -> Iterator[Json]:
-    """Every object in a document."""
+    """Yield every object in a document."""
     todo = [value]
     while todo:
         found = todo.pop()
@@ -149,11 +149,11 @@ def _objects(value: Any) -> Iterator[Json]:
 
 
 def _sizes(root: Json) -> dict[int, int]:
-    """How many values each object holds, itself counted."""
+    """Count the values in each object, itself included."""
     found: dict[int, int] = {}
     order: list[Any] = []
     todo: list[Any] = [root]
-    while todo:  # each before what it holds
+    while todo:  # each value before its contents
         value = todo.pop()
         order.append(value)
         todo += _inside(value)

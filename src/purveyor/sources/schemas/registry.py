@@ -1,7 +1,7 @@
-"""Schemas and topics in the registry, bucket `topics`: added, changed and removed, each by compare-and-set.
+"""The registry of schemas and topics, in the bucket `topics`; each write is a compare-and-set.
 
-schema.<name>   model.schema.Schema, with all its revisions in one value: they change together or not at all
-topic.<hash>    model.schema.Topic, of a topic that was declared, or that an event was accepted for
+schema.<name>   a `Schema` with all its revisions in one value: they change together or not at all
+topic.<hash>    a `Topic` that a user declared, or that an event was accepted for
 """
 
 import asyncio
@@ -24,9 +24,8 @@ from purveyor.model.errors import (
     UnreadableRecord,
     WrongRevision,
 )
-from purveyor.model.event_limits import check_place
-from purveyor.model.json_fields import Json
-from purveyor.model.json_limits import check_halves
+from purveyor.model.event_limits import check_realm_topic
+from purveyor.model.json_fields import Json, check_surrogates
 from purveyor.model.subscription import RealmTopic
 from purveyor.model.subscription_limits import check_topics
 from purveyor.queues.client import Queues
@@ -44,24 +43,24 @@ from purveyor.sources.schemas.schema import (
     check_size,
     topic_key,
 )
-from purveyor.sources.schemas.validators import compiled, incompatible
+from purveyor.sources.schemas.validators import compile_schema, find_incompatibilities
 
-_ATTEMPTS: Final = 20
-_MOST_CHECKS: Final = 2
-_MOST_TOLD: Final = 5
+_MAX_WRITE_ATTEMPTS: Final = 20
+_MAX_CONCURRENT_CHECKS: Final = 2
+_MAX_SHOWN_PROBLEMS: Final = 5
 T = TypeVar("T")
-Heard = Callable[[str, int, bytes | None], None]
-"""Told of each write: the key, its revision in the registry, and the value, None for a deletion."""
+OnWrite = Callable[[str, int, bytes | None], None]
+"""Called after each write with the key, its revision in the registry, and the value, None for a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """All that is in the registry, by name."""
+class RegistryContents:
+    """The contents of the registry, by name."""
 
     schemas: dict[str, Schema] = field(default_factory=dict)
     topics: dict[str, Topic] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Keys whose values this program does not understand, and why."""
+    """The keys whose values this version cannot read, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +74,8 @@ class NewSchema:
     encoding: Encoding = Encoding.JSON
     compatibility: Compatibility = Compatibility.BACKWARD
 
-    def first(self, now: datetime) -> Schema:
-        """With its first revision."""
+    def build(self, now: datetime) -> Schema:
+        """Return the schema with its first revision."""
         return check_size(
             Schema(
                 name=self.name,
@@ -89,29 +88,29 @@ class NewSchema:
         )
 
 
-def _unheard(_key: str, _revision: int, _value: bytes | None) -> None:
-    """Nobody listens."""
+def _ignore(_key: str, _revision: int, _value: bytes | None) -> None:
+    """Ignore a write."""
 
 
-class Schemas:
-    """See the module. Every method raises an `Unavailable` when the server is away."""
+class SchemaRegistry:
+    """The registry. Every method raises `Unavailable` while the server is unavailable."""
 
-    def __init__(self, queues: Queues, *, replicas: int = 1, heard: Heard = _unheard) -> None:
+    def __init__(self, queues: Queues, *, replicas: int = 1, on_write: OnWrite = _ignore) -> None:
         self._queues = queues
         self._replicas = replicas
-        self._heard = heard
-        self._opened: Bucket | None = None
-        self._checking = asyncio.Semaphore(_MOST_CHECKS)
+        self._on_write = on_write
+        self._bucket: Bucket | None = None
+        self._checking = asyncio.Semaphore(_MAX_CONCURRENT_CHECKS)
 
     async def bucket(self) -> Bucket:
-        """The bucket, made if it is not there."""
-        if self._opened is None:
-            self._opened = await self._queues.bucket(BucketConfig(name=TOPICS, replicas=self._replicas))
-        return self._opened
+        """Return the bucket; create it if it is missing."""
+        if self._bucket is None:
+            self._bucket = await self._queues.bucket(BucketConfig(name=TOPICS, replicas=self._replicas))
+        return self._bucket
 
-    async def list(self) -> Declared:
-        """All schemas and topics."""
-        found = Declared()
+    async def list(self) -> RegistryContents:
+        """Return all schemas and topics."""
+        found = RegistryContents()
         bucket = await self.bucket()
         async with contextlib.aclosing(bucket.watch()) as changes:
             async for entry in changes:
@@ -131,19 +130,19 @@ class Schemas:
         return found
 
     async def get(self, name: str) -> Schema:
-        """A schema; `UnknownSchema` if there is none."""
+        """Return a schema; raise UnknownSchema if there is none."""
         return (await self._read(name))[0]
 
     async def add(self, new: NewSchema) -> tuple[Schema, bool]:
-        """Add a schema; False if it is there, the same. `AlreadyExists` if it is there and another."""
+        """Add a schema; return False if the same is there. Raises AlreadyExists if another one has its name."""
         check_topics(new.realms_topics)
-        schema = new.first(datetime.now(UTC))
-        await self.check(lambda: compiled(new.type, new.encoding, new.definition))
+        schema = new.build(datetime.now(UTC))
+        await self.check(lambda: compile_schema(new.type, new.encoding, new.definition))
         try:
             await self._create(_schema_key(new.name), SCHEMA.dump(schema.to_json()))
         except AlreadyExists:
             found = await self.get(new.name)
-            if found.heading() == schema.heading() and found.newest.definition == new.definition:
+            if found.metadata_json() == schema.metadata_json() and found.newest.definition == new.definition:
                 return found, False
             raise AlreadyExists(
                 f"schema {new.name!r} exists, and is another",
@@ -153,38 +152,40 @@ class Schemas:
         return schema, True
 
     async def commit(self, name: str, definition: Json) -> tuple[Schema, bool]:
-        """Add a revision, which is in force then; False if it is in force already. `Incompatible` if it may not be."""
+        """Add a revision and put it in force; return False if it is already. Raises Incompatible if not compatible."""
 
         def change(schema: Schema) -> Schema:
             if schema.newest.definition == definition:
                 return schema
-            refused = revision_problems(schema, definition)
-            if refused:
-                more = f", and {len(refused) - _MOST_TOLD} more" if len(refused) > _MOST_TOLD else ""
+            problems = find_revision_problems(schema, definition)
+            if problems:
+                more = (
+                    f", and {len(problems) - _MAX_SHOWN_PROBLEMS} more" if len(problems) > _MAX_SHOWN_PROBLEMS else ""
+                )
                 raise Incompatible(
                     f"not {schema.compatibility.value}-compatible with revision {schema.newest.number} of schema "
-                    f"{name!r}: {'; '.join(refused[:_MOST_TOLD])}{more}",
+                    f"{name!r}: {'; '.join(problems[:_MAX_SHOWN_PROBLEMS])}{more}",
                     fix="keep what the last revision promised, or set another compatibility first",
                     code=409,
                 )
-            return schema.committed(definition, datetime.now(UTC))
+            return schema.with_revision(definition, datetime.now(UTC))
 
         return await self._change(name, change)
 
     async def check(self, work: Callable[[], T]) -> T:
-        """Run work on a definition in a thread, a few at a time: it can take seconds (see `MOST_WORK`)."""
+        """Run work on a definition in a thread, a few at a time: it can take seconds (see `MAX_WORK`)."""
         async with self._checking:
             return await asyncio.to_thread(work)
 
     async def roll_back(self, name: str, number: int) -> Schema:
-        """Put an earlier revision in force again, as a new one; whether it is compatible is not asked."""
-        found, _ = await self._change(name, lambda schema: schema.rolled_back(number, datetime.now(UTC)))
+        """Put an earlier revision in force again, as a new one, without a check of compatibility."""
+        found, _ = await self._change(name, lambda schema: schema.with_rollback(number, datetime.now(UTC)))
         return found
 
     async def change(
         self, name: str, *, compatibility: Compatibility | None = None, topics: tuple[RealmTopic, ...] | None = None
     ) -> Schema:
-        """Another compatibility, or other topics."""
+        """Change the compatibility or the topics."""
         check_topics(topics or ())
 
         def changed(schema: Schema) -> Schema:
@@ -197,24 +198,24 @@ class Schemas:
         return (await self._change(name, changed))[0]
 
     async def delete_revision(self, name: str, number: int) -> Schema:
-        """Forget a revision that is not in force."""
-        found, _ = await self._change(name, lambda schema: schema.without(number))
+        """Delete a revision that is not in force."""
+        found, _ = await self._change(name, lambda schema: schema.without_revision(number))
         return found
 
     async def delete(self, name: str) -> None:
-        """Forget a schema with all its revisions; its topics take any object from now on."""
+        """Delete a schema with all its revisions; its topics take any object from now on."""
         _, revision = await self._read(name)
         await self._remove(_schema_key(name), revision)
 
     async def topic(self, realm: str, topic: str) -> Topic:
-        """A topic that was declared or seen; `UnknownTopic` if it was not."""
+        """Return a declared or seen topic; raise UnknownTopic if there is none."""
         return (await self._read_topic(realm, topic))[0]
 
     async def declare(self, topic: Topic) -> tuple[Topic, bool]:
-        """Declare a topic; False if it is declared so already. One that is declared is changed."""
-        check_place(topic.realm, topic.topic)
-        check_halves(topic.description, "description")
-        for _ in range(_ATTEMPTS):
+        """Declare a topic, or change a declared one; return False if that changes nothing."""
+        check_realm_topic(topic.realm, topic.topic)
+        check_surrogates(topic.description, "description")
+        for _ in range(_MAX_WRITE_ATTEMPTS):
             try:
                 found, revision = await self._read_topic(topic.realm, topic.topic)
             except UnknownTopic:
@@ -231,12 +232,12 @@ class Schemas:
         raise _busy(f"the topic {topic.label}")
 
     async def forget_topic(self, realm: str, topic: str) -> None:
-        """Forget a topic; the next event that is accepted for it makes it known again."""
+        """Delete a topic; the next accepted event of it adds it again."""
         _, revision = await self._read_topic(realm, topic)
         await self._remove(topic_key(realm, topic), revision)
 
-    async def see(self, topics: Iterable[tuple[str, str]]) -> None:
-        """Events were accepted for these topics."""
+    async def add_seen_topics(self, topics: Iterable[tuple[str, str]]) -> None:
+        """Add the topics of accepted events."""
         now = datetime.now(UTC)
         for realm, name in topics:
             topic = Topic(realm=realm, topic=name, since=now)
@@ -244,12 +245,12 @@ class Schemas:
                 await self._create(topic.key, TOPIC.dump(topic.to_json()))
 
     async def _change(self, name: str, change: Callable[[Schema], Schema]) -> tuple[Schema, bool]:
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_WRITE_ATTEMPTS):
             schema, revision = await self._read(name)
             changed = await self.check(partial(change, schema))
             if changed == schema:
                 return schema, False
-            with contextlib.suppress(WrongRevision):  # somebody else was quicker: look again
+            with contextlib.suppress(WrongRevision):  # another writer was faster: read again
                 await self._update(_schema_key(name), SCHEMA.dump(check_size(changed).to_json()), revision)
                 return changed, True
         raise _busy(f"schema {name!r}")
@@ -259,7 +260,7 @@ class Schemas:
         try:
             entry = await (await self.bucket()).get(_schema_key(name))
         except UnknownKey:
-            raise no_schema(name) from None
+            raise unknown_schema(name) from None
         return SCHEMA.read(entry.value, Schema.from_json, f"schema {name!r}"), entry.revision
 
     async def _read_topic(self, realm: str, topic: str) -> tuple[Topic, int]:
@@ -270,24 +271,24 @@ class Schemas:
         return TOPIC.read(entry.value, Topic.from_json, f"topic {realm}:{topic}"), entry.revision
 
     async def _create(self, key: str, data: bytes) -> None:
-        self._heard(key, await (await self.bucket()).create(key, data), data)
+        self._on_write(key, await (await self.bucket()).create(key, data), data)
 
     async def _update(self, key: str, data: bytes, revision: int) -> None:
-        self._heard(key, await (await self.bucket()).update(key, data, revision), data)
+        self._on_write(key, await (await self.bucket()).update(key, data, revision), data)
 
     async def _remove(self, key: str, revision: int) -> None:
         await (await self.bucket()).delete(key, revision=revision)
-        self._heard(key, revision + 1, None)  # a later write has a later revision, whatever came between
+        self._on_write(key, revision + 1, None)  # a later write has a higher revision in any case
 
 
-def revision_problems(schema: Schema, definition: Json) -> tuple[str, ...]:
-    """Why a definition could not be its next revision; empty if it could. InvalidInput if it is none at all."""
-    compiled(schema.type, schema.encoding, definition)
-    return incompatible(schema.type, schema.compatibility, schema.newest.definition, definition)
+def find_revision_problems(schema: Schema, definition: Json) -> tuple[str, ...]:
+    """Return why a definition may not be the next revision; empty if it may. Raises InvalidInput for an invalid one."""
+    compile_schema(schema.type, schema.encoding, definition)
+    return find_incompatibilities(schema.type, schema.compatibility, schema.newest.definition, definition)
 
 
-def no_schema(name: str) -> UnknownSchema:
-    """The error about a schema that is not there, or not to be seen."""
+def unknown_schema(name: str) -> UnknownSchema:
+    """Return the error about a schema that is missing, or that the caller may not see."""
     return UnknownSchema(f"no schema {name!r}", fix="`purveyor schema list` lists them")
 
 
@@ -296,4 +297,4 @@ def _schema_key(name: str) -> str:
 
 
 def _busy(what: str) -> Unavailable:
-    return Unavailable(f"{what} is changed by others as well", fix="try again")
+    return Unavailable(f"other writers change {what} at the same time", fix="try again")

@@ -1,8 +1,8 @@
-"""Schemas and topics as declared: what the objects of a topic look like, revision by revision. Pure.
+"""Schemas with their revisions, and declared topics. Pure.
 
-A schema governs the topics that it names, exact or by expression. Events are checked against its newest revision (see
-`intake.schemas`). A revision never changes: a commit adds one, a rollback adds a copy of an earlier one, so that the
-numbers tell what was in force when. Whether a revision may follow another is told by `json_rules` and `avro_rules`.
+A schema governs the topics that it names, exact or by expression. `event_validator` checks events against its newest
+revision. A revision never changes: a commit adds one, a rollback adds a copy of an earlier one, so that the numbers
+show the history. `json_compatibility` and `avro_compatibility` decide whether a revision may follow another.
 """
 
 import dataclasses
@@ -16,22 +16,22 @@ from typing import Final
 
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName, UnknownSchema
-from purveyor.model.event import check_word
+from purveyor.model.event import check_realm_or_topic
 from purveyor.model.json_fields import Json
 from purveyor.model.stored_record import Kind
 from purveyor.model.subscription import RealmTopic, read_topics
 from purveyor.model.topics import is_exact
 
 SCHEMA: Final = Kind("schema", ("name", "type", "encoding", "compatibility", "realms_topics", "revisions"))
-"""In every version `realms_topics` keeps its meaning: a program that does not understand the rest refuses events of
-these topics."""
+"""In every version `realms_topics` keeps its meaning: a program that cannot read the rest refuses events of these
+topics."""
 TOPIC: Final = Kind("topic", ("realm", "topic", "since", "declared", "strict", "description"))
-MOST_REVISIONS: Final = 100
-LARGEST_DEFINITION: Final = 128 << 10
-LARGEST_SCHEMA: Final = 512 << 10
-"""All revisions together: they are one value in the registry, below what every server takes."""
+MAX_REVISIONS: Final = 100
+MAX_DEFINITION_BYTES: Final = 128 << 10
+MAX_SCHEMA_BYTES: Final = 512 << 10
+"""Of all revisions together: they are one value in the registry, below the limit of every server."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_LONGEST_DESCRIPTION: Final = 1000
+_MAX_DESCRIPTION_CHARACTERS: Final = 1000
 
 
 class SchemaType(Enum):
@@ -49,47 +49,47 @@ class Encoding(Enum):
 
 
 class Compatibility(Enum):
-    """What a new revision must keep, seen from the one before it."""
+    """What a new revision must keep, compared with the one before it."""
 
     NONE = "none"
     BACKWARD = "backward"
-    """It reads what was written for the last one."""
+    """The new revision reads objects of the last one."""
     FORWARD = "forward"
-    """What is written for it can be read by those who know the last one."""
+    """The last revision reads objects of the new one."""
     FULL = "full"
     """Both."""
 
     @property
     def backward(self) -> bool:
-        """Whether old data must be read by the new revision."""
+        """Whether the new revision must read old objects."""
         return self in (Compatibility.BACKWARD, Compatibility.FULL)
 
     @property
     def forward(self) -> bool:
-        """Whether new data must be read by the old revision."""
+        """Whether the old revision must read new objects."""
         return self in (Compatibility.FORWARD, Compatibility.FULL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """One text of a schema, as it was committed."""
+    """One committed definition of a schema."""
 
     number: int
     definition: Json
     created: datetime
     copy_of: int | None = None
-    """The revision that was rolled back to, if it is one of those."""
+    """The revision that this one is a copy of, after a rollback."""
 
     def to_json(self) -> Json:
-        """As it is kept and shown."""
+        """Return the revision as stored and shown."""
         copied = {} if self.copy_of is None else {"copy_of": self.copy_of}
         return {"number": self.number, "created": self.created.isoformat(), **copied, "definition": self.definition}
 
     @classmethod
     def from_json(cls, data: object) -> "Revision":
-        """Checked."""
+        """Read and check the stored fields."""
         fields = json_fields.mapping(data, "revision")
-        json_fields.only(fields, ("number", "created", "copy_of", "definition"), "revision")
+        json_fields.reject_unknown(fields, ("number", "created", "copy_of", "definition"), "revision")
         return cls(
             number=json_fields.whole(fields, "number", "revision"),
             definition=json_fields.mapping(fields.get("definition"), "definition of the revision"),
@@ -124,26 +124,26 @@ class Schema:
         return self.revisions[-1]
 
     def revision(self, number: int) -> Revision:
-        """One of its revisions; `UnknownSchema` if it has none of that number."""
+        """Return a revision; raise UnknownSchema if there is none of that number."""
         found = next((each for each in self.revisions if each.number == number), None)
         if found is None:
             known = ", ".join(str(each.number) for each in self.revisions)
             raise UnknownSchema(f"schema {self.name!r} has no revision {number}", fix=f"it has {known}")
         return found
 
-    def committed(self, definition: Json, now: datetime, *, copy_of: int | None = None) -> "Schema":
-        """With one more revision; InvalidInput if that is too much."""
+    def with_revision(self, definition: Json, now: datetime, *, copy_of: int | None = None) -> "Schema":
+        """Return the schema with one more revision; raise InvalidInput if that is too large."""
         revision = Revision(
             number=self.newest.number + 1, definition=check_definition(definition), created=now, copy_of=copy_of
         )
         return check_size(dataclasses.replace(self, revisions=(*self.revisions, revision)))
 
-    def rolled_back(self, number: int, now: datetime) -> "Schema":
-        """With a copy of an earlier revision as the newest."""
-        return self.committed(self.revision(number).definition, now, copy_of=number)
+    def with_rollback(self, number: int, now: datetime) -> "Schema":
+        """Return the schema with a copy of an earlier revision as the newest."""
+        return self.with_revision(self.revision(number).definition, now, copy_of=number)
 
-    def without(self, number: int) -> "Schema":
-        """Without a revision that is not in force; its number is not used again."""
+    def without_revision(self, number: int) -> "Schema":
+        """Return the schema without a revision that is not in force; its number is not used again."""
         if self.revision(number) is self.newest:
             raise InvalidInput(
                 f"revision {number} of schema {self.name!r} is in force",
@@ -151,20 +151,20 @@ class Schema:
             )
         return dataclasses.replace(self, revisions=tuple(each for each in self.revisions if each.number != number))
 
-    def governs(self, realm: str, topic: str) -> RealmTopic | None:
-        """By which of its topics it governs that one: the exact one, else the longest that matches; None: not at all.
+    def matching_topic(self, realm: str, topic: str) -> RealmTopic | None:
+        """Return the declared topic that matches: the exact one, else the longest expression; None if none matches.
 
-        Of several schemas the one whose topic `precedes` counts.
+        `precedence` decides between several schemas.
         """
         found = [each for each in self.realms_topics if each.matches(realm, topic)]
         return min(found, key=precedence, default=None)
 
     def to_json(self) -> Json:
-        """As it is kept."""
-        return {**self.heading(), "revisions": [each.to_json() for each in self.revisions]}
+        """Return the fields as stored."""
+        return {**self.metadata_json(), "revisions": [each.to_json() for each in self.revisions]}
 
-    def heading(self) -> Json:
-        """All but its revisions."""
+    def metadata_json(self) -> Json:
+        """Return all fields but the revisions."""
         return {
             "name": self.name,
             "type": self.type.value,
@@ -175,12 +175,12 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: object) -> "Schema":
-        """Checked."""
+        """Read and check the stored fields."""
         fields = SCHEMA.check(data)
         revisions = fields.get("revisions")
         if not isinstance(revisions, list):
             raise InvalidInput(
-                f"the schema has {json_fields.kind(revisions)} as 'revisions'", fix="give a list of them"
+                f"the schema has {json_fields.describe_type(revisions)} as 'revisions'", fix="give a list of them"
             )
         return cls(
             name=json_fields.text(fields, "name", "schema"),
@@ -194,34 +194,34 @@ class Schema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """A topic that was declared, or that an event was accepted for."""
+    """A topic that a user declared, or that an event was accepted for."""
 
     realm: str
     topic: str
     since: datetime
     declared: bool = False
     strict: bool = False
-    """Whether its realm takes events of declared topics alone."""
+    """Whether its realm accepts events of declared topics only."""
     description: str = ""
 
     def __post_init__(self) -> None:
-        check_word(self.realm, "realm")
-        check_word(self.topic, "topic")
-        if len(self.description) > _LONGEST_DESCRIPTION:
+        check_realm_or_topic(self.realm, "realm")
+        check_realm_or_topic(self.topic, "topic")
+        if len(self.description) > _MAX_DESCRIPTION_CHARACTERS:
             raise InvalidInput(f"the description of {self.label} is too long", fix="use up to 1000 characters")
 
     @property
     def label(self) -> str:
-        """As people write it."""
+        """Realm and topic in one text."""
         return f"{self.realm}:{self.topic}"
 
     @property
     def key(self) -> str:
-        """Its place in the registry: a key there cannot hold every character of a topic."""
+        """The key in the registry: a hash, because a key cannot hold every character of a topic."""
         return topic_key(self.realm, self.topic)
 
     def to_json(self) -> Json:
-        """As it is kept."""
+        """Return the fields as stored."""
         return {
             "realm": self.realm,
             "topic": self.topic,
@@ -233,7 +233,7 @@ class Topic:
 
     @classmethod
     def from_json(cls, data: object) -> "Topic":
-        """Checked."""
+        """Read and check the stored fields."""
         fields = TOPIC.check(data)
         return cls(
             realm=json_fields.text(fields, "realm", "topic"),
@@ -246,7 +246,7 @@ class Topic:
 
 
 def precedence(topic: RealmTopic) -> tuple[bool, int, str]:
-    """Which of several topics of schemas goes first: an exact one, then the longest expression.
+    """Return the sort key of a topic: an exact one comes first, then the longest expression.
 
     >>> sorted([RealmTopic("r", ".*"), RealmTopic("r", "a"), RealmTopic("r", "a.*")], key=precedence)[0].topic
     'a'
@@ -254,38 +254,38 @@ def precedence(topic: RealmTopic) -> tuple[bool, int, str]:
     return not is_exact(topic.topic), -len(topic.topic), topic.topic
 
 
-def governing(schemas: Iterable[Schema], realm: str, topic: str) -> Schema | None:
-    """The one schema that governs a topic, if any."""
-    found = [(precedence(by), schema.name, schema) for schema in schemas if (by := schema.governs(realm, topic))]
+def find_governing_schema(schemas: Iterable[Schema], realm: str, topic: str) -> Schema | None:
+    """Return the schema that governs a topic; None if there is none."""
+    found = [(precedence(by), schema.name, schema) for schema in schemas if (by := schema.matching_topic(realm, topic))]
     return min(found, key=lambda each: each[:2], default=(None, None, None))[2]
 
 
 def topic_key(realm: str, topic: str) -> str:
-    """Where a topic stands in the registry."""
+    """Return the key of a topic in the registry."""
     return "topic." + hashlib.sha256(f"{realm}\0{topic}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def check_schema_name(name: str) -> str:
-    """A name of a schema: letters, digits, '-' and '_', at most 64."""
+    """Return the name of a schema; raise InvalidName unless it is 1 to 64 letters, digits, '-' and '_'."""
     if not _NAME.fullmatch(name):
         raise InvalidName(f"invalid schema name {name!r}", fix="use 1 to 64 letters, digits, '-' or '_'")
     return name
 
 
 def check_definition(definition: Json) -> Json:
-    """Not larger than can be kept."""
+    """Return a definition; raise InvalidInput if it is too large."""
     size = len(json_fields.dump(definition))
-    if size > LARGEST_DEFINITION:
-        raise InvalidInput(f"a definition of {size} bytes", fix=f"the largest is {LARGEST_DEFINITION}")
+    if size > MAX_DEFINITION_BYTES:
+        raise InvalidInput(f"a definition of {size} bytes", fix=f"the largest is {MAX_DEFINITION_BYTES}")
     return definition
 
 
 def check_size(schema: Schema) -> Schema:
-    """All revisions together are not more than can be kept."""
+    """Return a schema; raise InvalidInput if its revisions are too large or too many."""
     size = len(json_fields.dump(schema.to_json()))
-    if size > LARGEST_SCHEMA or len(schema.revisions) > MOST_REVISIONS:
+    if size > MAX_SCHEMA_BYTES or len(schema.revisions) > MAX_REVISIONS:
         raise InvalidInput(
             f"schema {schema.name!r} has {len(schema.revisions)} revisions of {size} bytes together",
-            fix="delete revisions that nobody needs any more",
+            fix="delete revisions that are no longer needed",
         )
     return schema

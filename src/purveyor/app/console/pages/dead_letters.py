@@ -1,58 +1,53 @@
-"""Dead letters: what could not be processed. Find them, read them, put them back or discard them, one or many."""
+"""The page of dead letters: find and read them, retry or discard one or many."""
 
 from collections.abc import Sequence
 
 from nicegui import ui
 
-from purveyor.app.console import html, message_preview
+from purveyor.app.console import html
 from purveyor.app.console.console import Console
-from purveyor.app.console.formatting import ago, moment, number, plural, size
-from purveyor.app.console.html import Head
+from purveyor.app.console.formatting import format_ago, format_count, format_number, format_size, format_time
+from purveyor.app.console.html import TableColumn
 from purveyor.app.console.page_base import (
-    Live,
-    Page,
+    ConsolePage,
+    LiveHtml,
     button,
     card,
-    complain,
     confirm,
+    modal,
+    notify_error,
     page_frame,
-    sheet,
 )
-from purveyor.app.console.pages.queue_browser import act_link
-from purveyor.app.console.snapshot import Facts
-from purveyor.delivery.dead_letters.service import (
-    Attempt,
-    Choice,
-    DeadLetters,
-    Report,
-    attempts_of,
-)
+from purveyor.app.console.pages.queue_browser import action_link, format_body
+from purveyor.app.console.snapshot import SystemSnapshot
+from purveyor.delivery.dead_letters.park import Attempt, attempts_of
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters, Report
 from purveyor.model.errors import PurveyorError
-from purveyor.queues.dead_letters.store import Parked
+from purveyor.queues.dead_letters.store import ParkedMessage
 
 _ROWS = 25
 
 
 def install(console: Console) -> None:
-    """Make it known."""
+    """Register the page."""
 
     @ui.page("/console/dead-letters", title="Dead letters · Purveyor")
     async def dead_letters(subscription: str = "") -> None:
         here = "/console/dead-letters"
-        text = "Messages that could not be processed, each with its reason and the way back."
+        text = "Messages that could not be processed, each with its reason. Retry puts them back."
         with page_frame(console, here, "Dead letters", text) as page, card():
-            shown = _Letters(page, subscription)
-        page.on_facts(shown.know)
+            shown = _DeadLetterList(page, subscription)
+        page.on_snapshot(shown.update)
         await page.begin()
         ui.timer(0, shown.read, once=True)
 
 
-class _Letters:
-    """The list, what is picked of it, and what is done with that."""
+class _DeadLetterList:
+    """The list, the selection, and the actions on it."""
 
-    def __init__(self, page: Page, subscription: str) -> None:
+    def __init__(self, page: ConsolePage, subscription: str) -> None:
         self._page = page
-        self._letters: Sequence[Parked] = ()
+        self._letters: Sequence[ParkedMessage] = ()
         self._picked: set[int] = set()
         self._after: list[int] = [0]
         self._more: int | None = None
@@ -67,33 +62,35 @@ class _Letters:
             ui.element("span").classes("grow")
             self._all_retry = button("Retry all that match …", self._on_retry_all)
             self._all_discard = button("Discard all that match …", self._on_discard_all, kind="plain danger")
-        self._live = Live()
+        self._live = LiveHtml()
         with ui.element("div").classes("bar"):
             ui.element("span").classes("grow")
             self._back = button("Back", self._on_back)
             self._on = button("Next", self._on_next)
-        page.on_act("letter", self._open)
-        page.on_act("pick", self._pick)
-        page.on_act("pick-all", self._pick_all)
+        page.on_action("letter", self._open)
+        page.on_action("pick", self._pick)
+        page.on_action("pick-all", self._pick_all)
 
-    async def know(self, facts: Facts) -> None:
-        """How many there are now: the list is read again when that changes."""
-        if self._count not in (-1, facts.dead):
+    async def update(self, snapshot: SystemSnapshot) -> None:
+        """Read the list again when the number of dead letters has changed."""
+        if self._count not in (-1, snapshot.dead):
             await self.read()
-        self._count = facts.dead
+        self._count = snapshot.dead
 
     @property
-    def _choice(self) -> Choice:
+    def _choice(self) -> DeadLetterFilter:
         def text(field: ui.input) -> str | None:
             return str(field.value or "").strip() or None
 
-        return Choice(subscription=text(self._subscription), origin=text(self._origin), reason=text(self._reason))
+        return DeadLetterFilter(
+            subscription=text(self._subscription), origin=text(self._origin), reason=text(self._reason)
+        )
 
     async def read(self) -> None:
-        """Show a page."""
+        """Read and show a page."""
         try:
-            async with self._service() as letters:
-                page = await letters.list(self._choice, after=self._after[-1], limit=_ROWS)
+            letters = self._service()
+            page = await letters.list(self._choice, after=self._after[-1], limit=_ROWS)
         except PurveyorError as error:
             self._letters, self._more = (), None
             self._live.show(html.empty("Nothing to show", str(error)))
@@ -104,11 +101,10 @@ class _Letters:
         self._draw()
 
     def _service(self) -> DeadLetters:
-        console = self._page.console
-        return DeadLetters(console.services.queues, replicas=console.options.replicas)
+        return self._page.console.services.dead_letters
 
     def _draw(self) -> None:
-        self._live.show(_table(self._letters, self._picked, filtered=self._choice != Choice()))
+        self._live.show(_table(self._letters, self._picked, filtered=self._choice != DeadLetterFilter()))
         self._enable()
 
     def _enable(self) -> None:
@@ -144,10 +140,10 @@ class _Letters:
         self._draw()
 
     async def _on_retry(self) -> None:
-        await self._do(Choice(ids=tuple(sorted(self._picked))), discard=False)
+        await self._do(DeadLetterFilter(ids=tuple(sorted(self._picked))), discard=False)
 
     async def _on_discard(self) -> None:
-        await self._do(Choice(ids=tuple(sorted(self._picked))), discard=True)
+        await self._do(DeadLetterFilter(ids=tuple(sorted(self._picked))), discard=True)
 
     async def _on_retry_all(self) -> None:
         await self._do(self._choice, discard=False, ask=True)
@@ -155,13 +151,13 @@ class _Letters:
     async def _on_discard_all(self) -> None:
         await self._do(self._choice, discard=True, ask=True)
 
-    async def _do(self, choice: Choice, *, discard: bool, ask: bool = False) -> bool:
-        """Say what would be done, ask, do it, and say what came of it."""
+    async def _do(self, choice: DeadLetterFilter, *, discard: bool, ask: bool = False) -> bool:
+        """Plan the action, ask for confirmation, run it, and report the result."""
         try:
-            async with self._service() as letters:
-                plan = await (letters.discard if discard else letters.retry)(choice, dry_run=True)
+            letters = self._service()
+            plan = await (letters.discard if discard else letters.retry)(choice, dry_run=True)
         except PurveyorError as error:
-            complain(error)
+            notify_error(error)
             return False
         title, text = _question(plan, discard=discard)
         if (discard or ask) and not await confirm(title, text, yes="Discard" if discard else "Retry", danger=discard):
@@ -170,16 +166,19 @@ class _Letters:
 
         async def work() -> None:
             nonlocal report
-            async with self._service() as letters:
-                report = await (letters.discard if discard else letters.retry)(choice)
+            letters = self._service()
+            report = await (letters.discard if discard else letters.retry)(choice)
 
-        if not await self._page.act(work, "Discarded" if discard else "Put back"):
+        if not await self._page.run_action(work, "Discarded" if discard else "Put back"):
             return False
         if report.failed:
             first = report.failed[0]
             why = f"{first.message}. Next: {first.fix}" if first.fix else first.message
             ui.notify(
-                f"{plural(len(report.failed), 'letter')} stay: {why}", type="warning", position="top", timeout=12_000
+                f"{format_count(len(report.failed), 'letter')} stay: {why}",
+                type="warning",
+                position="top",
+                timeout=12_000,
             )
         self._picked.clear()
         await self.read()
@@ -189,8 +188,8 @@ class _Letters:
         found = next((each for each in self._letters if str(each.id) == key), None)
         if found is None:
             return
-        one = Choice(ids=(found.id,))
-        async with sheet(f"Dead letter {found.id}") as dialog:
+        one = DeadLetterFilter(ids=(found.id,))
+        async with modal(f"Dead letter {found.id}") as dialog:
             _show(found)
 
             async def settle(discard: bool) -> None:
@@ -210,36 +209,40 @@ def _field(label: str, changed: object, value: str = "") -> ui.input:
 
 def _question(plan: Report, *, discard: bool) -> tuple[str, str]:
     if discard:
-        what = plural(plan.chosen, "dead letter")
-        return f"Discard {what}?", "They are removed for good; that they were, and why they came here, stays noted."
-    ways = ", ".join(f"{number(count)} to {subject}" for subject, count in plan.targets.items())
-    stay = f" {plural(len(plan.failed), 'letter')} cannot go back: {plan.failed[0].message}." if plan.failed else ""
-    return f"Put {plural(plan.chosen, 'dead letter')} back?", f"{ways or 'None has a way back'}.{stay}"
+        what = format_count(plan.chosen, "dead letter")
+        return f"Discard {what}?", "They are removed for good. A record of each, with its reason, stays."
+    ways = ", ".join(f"{format_number(count)} to {subject}" for subject, count in plan.targets.items())
+    stay = (
+        f" {format_count(len(plan.failed), 'letter')} cannot be put back: {plan.failed[0].message}."
+        if plan.failed
+        else ""
+    )
+    return f"Put {format_count(plan.chosen, 'dead letter')} back?", f"{ways or 'None can be put back'}.{stay}"
 
 
-def _table(letters: Sequence[Parked], picked: set[int], *, filtered: bool) -> str:
+def _table(letters: Sequence[ParkedMessage], picked: set[int], *, filtered: bool) -> str:
     if not letters:
         if filtered:
-            return html.empty("None matches", "Change the filter.")
-        return html.empty("No dead letter", "Everything was processed. Nobody has to act.")
+            return html.empty("No match", "Change the filter.")
+        return html.empty("No dead letters", "Everything was processed. No action is needed.")
     every = all(each.id in picked for each in letters)
     heads = (
-        Head("Letter", numeric=True),
-        Head("Reason"),
-        Head("Given up by"),
-        Head("Attempts", numeric=True),
-        Head("When"),
-        Head("Size", numeric=True, narrow=False),
-        Head("Picked"),
+        TableColumn("Letter", numeric=True),
+        TableColumn("Reason"),
+        TableColumn("Given up by"),
+        TableColumn("Attempts", numeric=True),
+        TableColumn("When"),
+        TableColumn("Size", numeric=True, narrow=False),
+        TableColumn("Picked"),
     )
     rows = [
         (
-            act_link(str(each.id), "letter", str(each.id)),
+            action_link(str(each.id), "letter", str(each.id)),
             each.reason,
             each.origin,
-            None if each.letter is None else number(each.letter.attempts),
-            ago(each.letter.failed_last if each.letter is not None else each.at),
-            size(len(each.data)),
+            None if each.letter is None else format_number(each.letter.attempts),
+            format_ago(each.letter.failed_last if each.letter is not None else each.at),
+            format_size(len(each.data)),
             _box(each.id, checked=each.id in picked),
         )
         for each in letters
@@ -258,16 +261,16 @@ def _box(number_: int, *, checked: bool) -> html.Markup:
     )
 
 
-def _show(found: Parked) -> None:
+def _show(found: ParkedMessage) -> None:
     letter = found.letter
     rows: list[tuple[str, html.Cell]] = [("Reason", found.reason), ("Given up by", found.origin)]
     if letter is not None:
         rows += [
-            ("Came on", letter.subject),
-            ("Sequence", None if letter.position is None else number(letter.position)),
-            ("Attempts", number(letter.attempts)),
-            ("Failed first", moment(letter.failed_first)),
-            ("Failed last", moment(letter.failed_last)),
+            ("Subject", letter.subject),
+            ("Sequence", None if letter.position is None else format_number(letter.position)),
+            ("Attempts", format_number(letter.attempts)),
+            ("Failed first", format_time(letter.failed_first)),
+            ("Failed last", format_time(letter.failed_last)),
         ]
         rows += [
             (name.capitalize().replace("_", " "), str(value))
@@ -279,17 +282,22 @@ def _show(found: Parked) -> None:
     if noted:
         ui.html(f"<h3>Attempts</h3>{attempts_table(noted)}", sanitize=False)
     headers = {} if letter is None else letter.headers
-    told = "\n".join(f"{name}: {value}" for name, values in sorted(headers.items()) for value in values)
-    if told:
-        ui.html(f"<h3>Headers</h3>{html.preformatted(told)}", sanitize=False)
-    ui.html(f"<h3>Content</h3>{html.preformatted(message_preview.body(found.data))}", sanitize=False)
+    header_text = "\n".join(f"{name}: {value}" for name, values in sorted(headers.items()) for value in values)
+    if header_text:
+        ui.html(f"<h3>Headers</h3>{html.preformatted(header_text)}", sanitize=False)
+    ui.html(f"<h3>Content</h3>{html.preformatted(format_body(found.data))}", sanitize=False)
 
 
 def attempts_table(noted: Sequence[Attempt]) -> str:
-    """Deliveries that failed, one by one."""
-    heads = (Head("When"), Head("Status", numeric=True), Head("Error"), Head("Answer", narrow=False))
+    """Return a table of failed deliveries."""
+    heads = (
+        TableColumn("When"),
+        TableColumn("Status", numeric=True),
+        TableColumn("Error"),
+        TableColumn("Answer", narrow=False),
+    )
     rows = [
-        (moment(each.time), None if each.status is None else str(each.status), each.error, each.excerpt)
+        (format_time(each.time), None if each.status is None else str(each.status), each.error, each.excerpt)
         for each in noted
     ]
     return html.table(heads, rows, label="Attempts")

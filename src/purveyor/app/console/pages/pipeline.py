@@ -1,4 +1,4 @@
-"""Pipeline: its parts as they report themselves, their batches over time, and the last error of each."""
+"""The pipeline page: the reported state of its parts, their batches over time, and the last error of each."""
 
 import time
 from typing import Any
@@ -7,14 +7,13 @@ from nicegui import ui
 
 from purveyor.app.console import html
 from purveyor.app.console.alerts import SILENT_SECONDS, Level
-from purveyor.app.console.charts import COLOURS, as_is, as_rate, plot
 from purveyor.app.console.console import Console
-from purveyor.app.console.flow_graph import all_troubles
-from purveyor.app.console.formatting import duration, number, rate
-from purveyor.app.console.html import Head
-from purveyor.app.console.page_base import Live, card, page_frame
-from purveyor.app.console.snapshot import Facts, PartFacts, PipelineFacts
-from purveyor.app.console.time_series import History
+from purveyor.app.console.flow_graph import all_alerts
+from purveyor.app.console.formatting import format_duration, format_number, format_rate
+from purveyor.app.console.html import TableColumn
+from purveyor.app.console.page_base import LiveHtml, card, page_frame
+from purveyor.app.console.snapshot import PartSnapshot, PipelineSnapshot, SystemSnapshot
+from purveyor.app.console.time_series import COLOURS, History, as_is, as_rate, plot
 
 _CHART_SECONDS = 10.0
 _STATES = {"running": Level.FINE, "starting": Level.NOTE, "waiting": Level.STUCK, "failed": Level.STUCK}
@@ -22,68 +21,68 @@ _PARTS = ("transform", "dispatch", "archive")
 
 
 def install(console: Console) -> None:
-    """Make it known."""
+    """Register the page."""
 
     @ui.page("/console/pipeline", title="Pipeline · Purveyor")
     async def pipeline() -> None:
         here = "/console/pipeline"
         with page_frame(console, here, "Pipeline", "What Spark does between the sources and the queues.") as page:
-            troubles = Live()
+            alerts = LiveHtml()
             with card("Parts"):
-                parts = Live()
+                parts = LiveHtml()
             with ui.element("div").classes("split"):
                 with card("Batch times", "How long a batch took, in milliseconds."):
                     times = ui.echart(plot([], now=time.time())).classes("chart")
-                with card("Throughput", "Messages done in a second, by the place of each reader."):
+                with card("Throughput", "Messages per second, from the ack floor of each reader."):
                     done = ui.echart(plot([], now=time.time())).classes("chart")
             with card("Processes"):
-                processes = Live()
+                processes = LiveHtml()
         plotted_at = 0.0
 
-        def show(facts: Facts) -> None:
+        def show(snapshot: SystemSnapshot) -> None:
             nonlocal plotted_at
-            history, now = console.gatherer.history, facts.at.timestamp()
-            about = [each for each in all_troubles(facts, history) if each.about.partition(":")[0] in _ABOUT]
-            troubles.show(html.troubles(about) if about else "")
-            parts.show(_parts(facts))
-            processes.show(_processes(facts))
+            history, now = console.collector.history, snapshot.at.timestamp()
+            about = [each for each in all_alerts(snapshot, history) if each.about.partition(":")[0] in _ABOUT]
+            alerts.show(html.alerts(about) if about else "")
+            parts.show(_parts(snapshot))
+            processes.show(_processes(snapshot))
             if now - plotted_at >= _CHART_SECONDS:
                 plotted_at = now
                 _draw(times, _times(history, now))
-                _draw(done, _done(facts, history, now))
+                _draw(done, _done(snapshot, history, now))
 
-        page.on_facts(show)
+        page.on_snapshot(show)
         await page.begin()
 
 
 _ABOUT = ("pipeline", "part", "server")
 
 
-def _parts(facts: Facts) -> str:
-    found = facts.parts
+def _parts(snapshot: SystemSnapshot) -> str:
+    found = snapshot.parts
     if not found:
         return html.empty("No pipeline has reported", "Start one with purveyor serve pipeline, or purveyor up.")
     heads = (
-        Head("Part"),
-        Head("State"),
-        Head("Position", numeric=True),
-        Head("Behind", numeric=True),
-        Head("Rows/s", numeric=True, hint="How fast the last batch went"),
-        Head("Batch", numeric=True),
-        Head("Batches", numeric=True, hint="The number of the last batch"),
-        Head("Restarts", numeric=True),
-        Head("Last error"),
+        TableColumn("Part"),
+        TableColumn("State"),
+        TableColumn("Position", numeric=True),
+        TableColumn("Behind", numeric=True),
+        TableColumn("Rows/s", numeric=True, hint="The speed of the last batch"),
+        TableColumn("Batch", numeric=True),
+        TableColumn("Batches", numeric=True, hint="The number of the last batch"),
+        TableColumn("Restarts", numeric=True),
+        TableColumn("Last error"),
     )
     rows = [
         (
             part.name,
-            _state(facts, pipeline, part),
-            number(part.position),
-            number(part.lag),
-            rate(part.rows_per_second).removesuffix("/s") if part.batch_ms is not None else None,
-            None if part.batch_ms is None else f"{number(part.batch_ms)} ms",
-            number(part.batch),
-            number(part.restarts),
+            _state(snapshot, pipeline, part),
+            format_number(part.position),
+            format_number(part.lag),
+            format_rate(part.rows_per_second).removesuffix("/s") if part.batch_ms is not None else None,
+            None if part.batch_ms is None else f"{format_number(part.batch_ms)} ms",
+            format_number(part.batch),
+            format_number(part.restarts),
             part.error,
         )
         for pipeline, part in found.values()
@@ -91,39 +90,39 @@ def _parts(facts: Facts) -> str:
     return html.table(heads, rows, label="Parts")
 
 
-def _state(facts: Facts, pipeline: PipelineFacts, part: PartFacts) -> html.Markup:
-    silent = (facts.at - pipeline.at).total_seconds()
+def _state(snapshot: SystemSnapshot, pipeline: PipelineSnapshot, part: PartSnapshot) -> html.Markup:
+    silent = (snapshot.at - pipeline.at).total_seconds()
     if pipeline.stopped:
         return html.badge("stopped", Level.WARNING)
     if silent > SILENT_SECONDS:
-        return html.badge(f"silent for {duration(silent)}", Level.STUCK)
+        return html.badge(f"silent for {format_duration(silent)}", Level.STUCK)
     return html.badge(part.state, _STATES.get(part.state, Level.NOTE))
 
 
-def _processes(facts: Facts) -> str:
-    if not facts.pipelines:
-        return html.empty("None", "A pipeline that runs says so every two seconds.")
+def _processes(snapshot: SystemSnapshot) -> str:
+    if not snapshot.pipelines:
+        return html.empty("None", "A running pipeline reports every two seconds.")
     heads = (
-        Head("Process"),
-        Head("Group", hint="The dispatcher group: each gets all events"),
-        Head("Parts"),
-        Head("Heard of"),
-        Head("Spark UI"),
+        TableColumn("Process"),
+        TableColumn("Group", hint="The dispatcher group. Each group gets all events"),
+        TableColumn("Parts"),
+        TableColumn("Last report"),
+        TableColumn("Spark UI"),
     )
     rows = [
         (
             f"{each.pid or '?'} on {each.host or '?'}",
             each.group or None,
             ", ".join(part.name for part in each.parts),
-            f"{duration(max((facts.at - each.at).total_seconds(), 0.0))} ago",
+            f"{format_duration(max((snapshot.at - each.at).total_seconds(), 0.0))} ago",
             _spark(each),
         )
-        for each in facts.pipelines
+        for each in snapshot.pipelines
     ]
     return html.table(heads, rows, label="Processes")
 
 
-def _spark(each: PipelineFacts) -> html.Cell:
+def _spark(each: PipelineSnapshot) -> html.Cell:
     if each.spark_ui is None or not each.spark_ui.startswith(("http://", "https://")):
         return "off; PURVEYOR_SPARK_UI=true turns it on"
     return html.Markup(
@@ -138,8 +137,8 @@ def _times(history: History, now: float) -> dict[str, Any]:
     return plot(lines, now=now, unit=" ms")
 
 
-def _done(facts: Facts, history: History, now: float) -> dict[str, Any]:
-    readers = (("ldif", "transformer"), ("incoming", facts.dispatcher), ("incoming", "archive"))
+def _done(snapshot: SystemSnapshot, history: History, now: float) -> dict[str, Any]:
+    readers = (("ldif", "transformer"), ("incoming", snapshot.dispatcher), ("incoming", "archive"))
     lines = [
         as_rate(name, history.of("floor", *reader), now, colour)
         for name, reader, colour in zip(_PARTS, readers, COLOURS, strict=False)

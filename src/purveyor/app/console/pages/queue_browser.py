@@ -1,85 +1,151 @@
-"""The messages of a queue, a page at a time, and one of them in full."""
+"""The message browser: the messages of a queue by pages, and one message in full. Reading consumes nothing."""
 
+import json
+from dataclasses import dataclass
 from functools import partial
 
 from nicegui import ui
 
-from purveyor.app.console import html, message_preview
-from purveyor.app.console.formatting import ago, size
-from purveyor.app.console.html import Head, Markup
-from purveyor.app.console.message_preview import Look
-from purveyor.app.console.page_base import Live, Page, button, sheet
-from purveyor.app.console.snapshot import QueueFacts
+from purveyor.app.console import html
+from purveyor.app.console.formatting import format_ago, format_size, format_time
+from purveyor.app.console.html import Markup, TableColumn
+from purveyor.app.console.page_base import ConsolePage, LiveHtml, button, modal
+from purveyor.app.console.snapshot import QueueSnapshot
+from purveyor.jetstream.direct_get import Page as MessagePage
+from purveyor.jetstream.direct_get import PageRequest, read_page
+from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model.errors import PurveyorError
+from purveyor.queues.catalogue import reserved_names
+from purveyor.queues.client import Queues
+
+PAGE_SIZE = 20
+_MAX_PREVIEW_CHARACTERS = 120
+_API_READABLE = frozenset({"dead-letters"})
+"""Internal queues that the API's own user may read."""
 
 
-class Browser:
-    """A part of the page of a queue."""
+@dataclass(frozen=True, slots=True)
+class MessageRange:
+    """The messages to read: a queue and its first sequence."""
 
-    def __init__(self, page: Page, queue: str) -> None:
+    queue: str
+    begin: int = 1
+
+    @property
+    def needs_operator(self) -> bool:
+        """Whether the API's own NATS user may not read the queue."""
+        return self.queue in reserved_names() - _API_READABLE
+
+
+async def read_messages(queues: Queues, wanted: MessageRange) -> MessagePage:
+    """Read a page of messages by direct get: this changes no reader's position."""
+    return await read_page(
+        queues, f"{STREAM_PREFIX}{wanted.queue}", PageRequest(subject=">", from_sequence=wanted.begin, count=PAGE_SIZE)
+    )
+
+
+def format_body(data: bytes) -> str:
+    """Format the content: indented if it is JSON, else as text, else as hexadecimal bytes."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return f"{format_size(len(data))} of binary data:\n{data[:512].hex(' ')}{' ...' if len(data) > 512 else ''}"
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except ValueError:
+        return text
+
+
+def preview_line(data: bytes) -> str:
+    """Format the start of the content in one line."""
+    text = " ".join(data[: 4 * _MAX_PREVIEW_CHARACTERS].decode(errors="replace").split())
+    return text if len(text) <= _MAX_PREVIEW_CHARACTERS else f"{text[:_MAX_PREVIEW_CHARACTERS]}…"
+
+
+def format_headers(message: StoredMessage) -> str:
+    """Format the headers, one on each line."""
+    return "\n".join(f"{name}: {value}" for name, values in sorted(message.headers.items()) for value in values)
+
+
+def describe_message(message: StoredMessage) -> list[tuple[str, str]]:
+    """Return the metadata of a message."""
+    return [
+        ("Sequence", str(message.sequence)),
+        ("Subject", message.subject),
+        ("Stored", format_time(message.timestamp)),
+        ("Size", format_size(len(message.data))),
+    ]
+
+
+class MessageBrowser:
+    """The message browser on the page of a queue."""
+
+    def __init__(self, page: ConsolePage, queue: str) -> None:
         self._page = page
-        self._look = Look(queue)
-        self._facts: QueueFacts | None = None
+        self._shown_range = MessageRange(queue)
+        self._facts: QueueSnapshot | None = None
         self._messages: tuple[StoredMessage, ...] = ()
         with ui.element("div").classes("bar"):
             self._begin = (
                 ui.number("From sequence", value=1, min=1, precision=0).props("outlined dense").style("width:160px")
             )
-            button("Look", self._jump, hint="The messages from this sequence on")
+            button("Show", self._jump, hint="The messages from this sequence on")
             ui.element("span").classes("grow")
-            button("Oldest", lambda: self.read(Look(queue)))
+            button("Oldest", lambda: self.read(MessageRange(queue)))
             button("Newest", self._newest)
             self._on = button("Next", self._next)
-        self._live = Live()
-        page.on_act("message", self._open)
+        self._live = LiveHtml()
+        page.on_action("message", self._open)
 
-    def know(self, facts: QueueFacts | None) -> None:
-        """How the queue is now."""
-        self._facts = facts
+    def update(self, snapshot: QueueSnapshot | None) -> None:
+        """Set the current state of the queue."""
+        self._facts = snapshot
 
-    async def read(self, look: Look) -> None:
-        """Show a page."""
-        self._look = look
+    async def read(self, wanted: MessageRange) -> None:
+        """Read and show a page."""
+        self._shown_range = wanted
         try:
-            work = partial(message_preview.read, look=look)
+            work = partial(read_messages, wanted=wanted)
             console = self._page.console
-            found = await (console.as_operator(work) if look.needs_operator else work(console.services.queues))
+            found = await (console.as_operator(work) if wanted.needs_operator else work(console.services.queues))
         except PurveyorError as error:
-            self._live.show(html.empty("The messages cannot be read", str(error)))
+            self._live.show(html.empty("Cannot read the messages", str(error)))
             return
         self._messages = found.messages
-        self._on.set_enabled(found.more)
+        self._on.set_enabled(found.has_more)
         self._live.show(self._table())
 
     async def _jump(self) -> None:
-        await self.read(Look(self._look.queue, max(int(self._begin.value or 1), 1)))
+        await self.read(MessageRange(self._shown_range.queue, max(int(self._begin.value or 1), 1)))
 
     async def _newest(self) -> None:
         last = self._facts.last_sequence if self._facts is not None else 1
-        await self.read(Look(self._look.queue, max(last - message_preview.PAGE + 1, 1)))
+        await self.read(MessageRange(self._shown_range.queue, max(last - PAGE_SIZE + 1, 1)))
 
     async def _next(self) -> None:
         if self._messages:
-            await self.read(Look(self._look.queue, self._messages[-1].sequence + 1))
+            await self.read(MessageRange(self._shown_range.queue, self._messages[-1].sequence + 1))
 
     def _table(self) -> str:
         if not self._messages:
-            return html.empty("No message from here on", "The queue is empty, or all of it lies before this sequence.")
+            return html.empty(
+                "No message from here on", "The queue is empty, or all its messages are before this sequence."
+            )
         heads = (
-            Head("Sequence", numeric=True),
-            Head("Stored", shape="tight"),
-            Head("Subject", shape="tight"),
-            Head("Size", numeric=True),
-            Head("Content", narrow=False, shape="line"),
+            TableColumn("Sequence", numeric=True),
+            TableColumn("Stored", shape="tight"),
+            TableColumn("Subject", shape="tight"),
+            TableColumn("Size", numeric=True),
+            TableColumn("Content", narrow=False, shape="line"),
         )
         rows = [
             (
-                act_link(str(message.sequence), "message", str(message.sequence)),
-                ago(message.timestamp),
+                action_link(str(message.sequence), "message", str(message.sequence)),
+                format_ago(message.timestamp),
                 message.subject,
-                size(len(message.data)),
-                Markup(f'<span class="mono soft">{html.cell(message_preview.preview(message.data))}</span>'),
+                format_size(len(message.data)),
+                Markup(f'<span class="mono soft">{html.cell(preview_line(message.data))}</span>'),
             )
             for message in self._messages
         ]
@@ -91,8 +157,8 @@ class Browser:
             await show_message(found)
 
 
-def act_link(text: str, act: str, key: str) -> Markup:
-    """A word that does something."""
+def action_link(text: str, act: str, key: str) -> Markup:
+    """Return a link that triggers an action of the page."""
     return Markup(
         f'<button type="button" class="link" data-act="{html.cell(act)}" data-key="{html.cell(key)}">'
         f"{html.cell(text)}</button>"
@@ -100,15 +166,15 @@ def act_link(text: str, act: str, key: str) -> Markup:
 
 
 async def show_message(message: StoredMessage, more: str = "") -> None:
-    """One message in full, and what else is known about it."""
-    async with sheet(f"Message {message.sequence}") as dialog:
-        ui.html(html.pairs(message_preview.about(message)), sanitize=False)
+    """Show one message in full, with `more` HTML."""
+    async with modal(f"Message {message.sequence}") as dialog:
+        ui.html(html.pairs(describe_message(message)), sanitize=False)
         if more:
             ui.html(more, sanitize=False)
-        told = message_preview.headers(message)
-        if told:
-            ui.html(f"<h3>Headers</h3>{html.preformatted(told)}", sanitize=False)
-        ui.html(f"<h3>Content</h3>{html.preformatted(message_preview.body(message.data))}", sanitize=False)
+        headers = format_headers(message)
+        if headers:
+            ui.html(f"<h3>Headers</h3>{html.preformatted(headers)}", sanitize=False)
+        ui.html(f"<h3>Content</h3>{html.preformatted(format_body(message.data))}", sanitize=False)
         with ui.element("div").classes("bar"):
             ui.element("span").classes("grow")
             button("Close", dialog.close).props("autofocus")

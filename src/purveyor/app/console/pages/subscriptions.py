@@ -1,4 +1,4 @@
-"""Subscriptions: who gets what, how far each is, and what waits for it."""
+"""The subscriptions page: state, backlog, topics and prefill of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,12 @@ from nicegui import ui
 from purveyor.app.console import html
 from purveyor.app.console.alerts import Level
 from purveyor.app.console.console import Console
-from purveyor.app.console.flow_graph import all_troubles
-from purveyor.app.console.formatting import duration, number, rate
-from purveyor.app.console.html import Head
-from purveyor.app.console.page_base import button, card, page_frame
-from purveyor.app.console.paged_table import Listing
-from purveyor.app.console.pages.subscription_forms import add_subscription
-from purveyor.app.console.snapshot import Facts, QueueFacts
+from purveyor.app.console.flow_graph import all_alerts
+from purveyor.app.console.formatting import format_duration, format_number, format_rate
+from purveyor.app.console.html import TableColumn
+from purveyor.app.console.page_base import PagedTable, button, card, page_frame
+from purveyor.app.console.pages.subscription_actions import add_subscription
+from purveyor.app.console.snapshot import QueueSnapshot, SystemSnapshot
 from purveyor.app.telemetry.queue_metrics import state_of
 from purveyor.model.registration import PrefillStatus
 from purveyor.queues.registry import Registered, Unreadable
@@ -34,10 +33,10 @@ STATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One subscription."""
+    """A subscription in the table."""
 
     found: Registered | Unreadable
-    queue: QueueFacts | None
+    queue: QueueSnapshot | None
     level: Level
     age_seconds: float | None
     rate: float | None
@@ -45,119 +44,121 @@ class Row:
 
 
 def install(console: Console) -> None:
-    """Make it known."""
+    """Register the page."""
 
     @ui.page("/console/subscriptions", title="Subscriptions · Purveyor")
     async def subscriptions() -> None:
         here = "/console/subscriptions"
         with (
-            page_frame(console, here, "Subscriptions", "Who asked for which events, and what waits for them.") as page,
+            page_frame(console, here, "Subscriptions", "Each subscription with its topics and its backlog.") as page,
             card(),
         ):
-            listing = Listing[Row]("subscriptions", _matches, _table)
+            listing = PagedTable[Row]("subscriptions", _matches, _table)
             with listing.tools:
                 button("Add a subscription", lambda: add_subscription(page), kind="main")
-        page.on_facts(lambda facts: listing.show(rows(facts, console)))
+        page.on_snapshot(lambda snapshot: listing.show(build_rows(snapshot, console)))
         await page.begin()
 
 
-def rows(facts: Facts, console: Console) -> list[Row]:
-    """All subscriptions, those that need somebody first."""
-    history, now = console.gatherer.history, facts.at.timestamp()
+def build_rows(snapshot: SystemSnapshot, console: Console) -> list[Row]:
+    """Return all subscriptions, those with the most severe alerts first."""
+    history, now = console.collector.history, snapshot.at.timestamp()
     levels: dict[str, Level] = {}
-    for trouble in all_troubles(facts, history):
-        if trouble.about.startswith("sub:"):
-            name = trouble.about.removeprefix("sub:")
-            levels[name] = max(levels.get(name, Level.FINE), trouble.level)
+    for alert in all_alerts(snapshot, history):
+        if alert.about.startswith("sub:"):
+            name = alert.about.removeprefix("sub:")
+            levels[name] = max(levels.get(name, Level.FINE), alert.level)
     found = []
-    every: dict[str, Registered | Unreadable] = {**facts.subscriptions, **facts.unreadable}
+    every: dict[str, Registered | Unreadable] = {**snapshot.subscriptions, **snapshot.unreadable}
     for name, each in every.items():
-        queue = facts.queues.get(name)
+        queue = snapshot.queues.get(name)
         oldest = queue.oldest if queue is not None else None
         found.append(
             Row(
                 found=each,
                 queue=queue,
                 level=levels.get(name, Level.FINE),
-                age_seconds=None if oldest is None else max((facts.at - oldest).total_seconds(), 0.0),
+                age_seconds=None if oldest is None else max((snapshot.at - oldest).total_seconds(), 0.0),
                 rate=history.of("done", name).rate(now),
-                dead=facts.dead_letters.get(f"subscription-{name}", 0),
+                dead=snapshot.dead_letters.get(f"subscription-{name}", 0),
             )
         )
     return sorted(found, key=lambda row: (-row.level, row.found.name))
 
 
-def state(found: Registered | Unreadable, level: Level = Level.FINE) -> html.Markup:
-    """How it is, in a word."""
-    word = _word(found)
+def state_badge(found: Registered | Unreadable, level: Level = Level.FINE) -> html.Markup:
+    """Return the state as a badge."""
+    word = _state_name(found)
     return html.badge(word.replace("_", " "), max(STATES.get(word, Level.NOTE), level))
 
 
-def _word(found: Registered | Unreadable) -> str:
+def _state_name(found: Registered | Unreadable) -> str:
     return "unreadable" if isinstance(found, Unreadable) else state_of(found)
 
 
-def prefill(found: Registered) -> html.Cell:
-    """How far its prefill is."""
-    told = found.prefill
-    if told is None:
-        return "not asked for"
-    if told.status is PrefillStatus.RUNNING and told.total:
-        bar = html.progress(told.written, told.total).text
-        return html.Markup(f"{bar}{html.cell(number(told.written))} of {html.cell(number(told.total))}")
-    if told.status is PrefillStatus.RUNNING:
-        return f"{told.status.value}, {number(told.written)} objects so far"
+def prefill_cell(found: Registered) -> html.Cell:
+    """Return the progress of the prefill."""
+    prefill = found.prefill
+    if prefill is None:
+        return "not requested"
+    if prefill.status is PrefillStatus.RUNNING and prefill.total:
+        bar = html.progress(prefill.written, prefill.total).text
+        return html.Markup(
+            f"{bar}{html.cell(format_number(prefill.written))} of {html.cell(format_number(prefill.total))}"
+        )
+    if prefill.status is PrefillStatus.RUNNING:
+        return f"{prefill.status.value}, {format_number(prefill.written)} objects so far"
     return (
-        f"{told.status.value}, {number(told.written)} objects"
-        if told.status is PrefillStatus.DONE
-        else told.status.value
+        f"{prefill.status.value}, {format_number(prefill.written)} objects"
+        if prefill.status is PrefillStatus.DONE
+        else prefill.status.value
     )
 
 
 def _matches(row: Row, text: str) -> bool:
-    words = [row.found.name, _word(row.found)]
+    words = [row.found.name, _state_name(row.found)]
     if isinstance(row.found, Registered):
         definition = row.found.record.definition
         words += [definition.delivery.value, *(f"{each.realm}:{each.topic}" for each in definition.realms_topics)]
     return any(text in word.lower() for word in words)
 
 
-def _asked_for(found: Registered | Unreadable) -> tuple[html.Cell, html.Cell, html.Cell]:
-    """Its delivery, topics and prefill, if they are understood."""
+def _definition_cells(found: Registered | Unreadable) -> tuple[html.Cell, html.Cell, html.Cell]:
+    """Return delivery, topics and prefill, or nothing if the record is unreadable."""
     if isinstance(found, Unreadable):
         return None, None, None
     definition = found.record.definition
     topics = ", ".join(f"{each.realm}:{each.topic}" for each in definition.realms_topics)
-    return definition.delivery.value, topics, prefill(found)
+    return definition.delivery.value, topics, prefill_cell(found)
 
 
 def _table(found: Sequence[Row]) -> str:
     if not found:
         return html.empty(
-            "No subscription", "Add one here, with purveyor subscription add, or by POST /v1/subscriptions."
+            "No subscriptions", "Add one here, with purveyor subscription add, or by POST /v1/subscriptions."
         )
     heads = (
-        Head("Subscription"),
-        Head("State"),
-        Head("Backlog", numeric=True),
-        Head("Oldest", numeric=True),
-        Head("Rate", numeric=True, hint="Acknowledged in a second, of late"),
-        Head("Delivery", narrow=False),
-        Head("Topics", narrow=False),
-        Head("Prefill"),
-        Head("Dead", numeric=True, hint="Dead letters: messages it could not process"),
+        TableColumn("Subscription"),
+        TableColumn("State"),
+        TableColumn("Backlog", numeric=True),
+        TableColumn("Oldest", numeric=True),
+        TableColumn("Rate", numeric=True, hint="Acknowledged messages per second"),
+        TableColumn("Delivery", narrow=False),
+        TableColumn("Topics", narrow=False),
+        TableColumn("Prefill"),
+        TableColumn("Dead", numeric=True, hint="Dead letters: messages it could not process"),
     )
     return html.table(
         heads,
         [
             (
                 html.link(row.found.name, f"/console/subscriptions/{quote(row.found.name)}"),
-                state(row.found, row.level),
-                number(row.queue.messages if row.queue is not None else None),
-                duration(row.age_seconds),
-                rate(row.rate),
-                *_asked_for(row.found),
-                number(row.dead),
+                state_badge(row.found, row.level),
+                format_number(row.queue.messages if row.queue is not None else None),
+                format_duration(row.age_seconds),
+                format_rate(row.rate),
+                *_definition_cells(row.found),
+                format_number(row.dead),
             )
             for row in found
         ],

@@ -1,1 +1,1 @@
-"""Append rows to many streams, each row once, by the position that it carries."""
+"""Append rows to many streams, each row exactly once, by the position that it carries."""

@@ -1,7 +1,7 @@
-"""The rows of one table on their way into `append_once`, prepared once for all targets that are given the same table.
+"""The encoded rows of one table for `append_once`, prepared once for all targets that get the same table.
 
-In a chain (see `append_chains`) the frames of a row for two targets differ in their first words only, subject and
-reply: headers, sizes and payload are put together here, a block of rows at a time, and used for each target.
+In a chain (`chained_writes`) the frames of one row for two targets differ only in subject and reply. So headers, sizes
+and payload are encoded here, a block of rows at a time, and used for every target.
 """
 
 from collections import OrderedDict
@@ -16,60 +16,62 @@ import pyarrow.compute as pc
 
 from purveyor.jetstream.bulk.arrow_bytes import Positions
 from purveyor.jetstream.bulk.header_columns import join
-from purveyor.jetstream.bulk.publish.frame_builder import Envelope, Rows, decimal, prepare
+from purveyor.jetstream.bulk.publish.frame_builder import FrameOptions, PreparedRows, prepare, to_digits
 from purveyor.jetstream.headers import EXPECTED_LAST_MSG_ID
 from purveyor.model.errors import InvalidInput, PublishRefused
 
 _BLOCK_ROWS: Final = 2000
 _BLOCK_BYTES: Final = 8 << 20
-_MOST_BYTES: Final = 64 << 20
-_BLOCKS_KEPT: Final = 4
-_ROOM: Final = 512  # for the position, and for what is expected of a first row, with the name of its stream
-_NO_SUBJECT: Final = "none"
+_MAX_BLOCK_BYTES: Final = 64 << 20
+_MAX_CACHED_BLOCKS: Final = 4
+_HEADER_RESERVE_BYTES: Final = (
+    512  # for the position, and for the expectations of a first row with the name of its stream
+)
+_PLACEHOLDER_SUBJECT: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Neighbouring rows, ready to be sent."""
+class EncodedBlock:
+    """Consecutive encoded rows."""
 
-    rows: Rows
-    """Without any expectation, and without a subject that means anything."""
+    rows: PreparedRows
+    """The rows without expectations, with a placeholder subject."""
     ends: Positions
-    """How many bytes the rows take, up to each and with it."""
+    """The cumulative sizes of the rows in bytes."""
     parts: tuple[Any, ...]
-    """All of each frame behind subject and reply; it expects the row before it to be the stream's last message."""
+    """The part of each frame after subject and reply. Each row expects the row before it as the last message."""
 
     @property
     def start(self) -> int:
-        """The first row in the table."""
+        """The index of the first row in the table."""
         return self.rows.first_index
 
     def frames(self, beginning: bytes, replies: Any, row: int, count: int) -> Any:
-        """The frames of some rows, each with that beginning and a reply of its own, or none."""
-        place = row - self.start
-        parts = (part if isinstance(part, bytes) else part.slice(place, count) for part in self.parts)
+        """Build the frames of `count` rows, each with the same beginning and its own reply subject, or none."""
+        offset = row - self.start
+        parts = (part if isinstance(part, bytes) else part.slice(offset, count) for part in self.parts)
         return join(beginning, replies, *parts)
 
     def size(self, row: int, count: int) -> int:
-        """About how many bytes some rows take."""
-        place = row - self.start
-        return int(self.ends[place + count - 1]) - (int(self.ends[place - 1]) if place else 0)
+        """Return the approximate size of `count` rows in bytes."""
+        offset = row - self.start
+        return int(self.ends[offset + count - 1]) - (int(self.ends[offset - 1]) if offset else 0)
 
 
-class Sheet:
-    """A table whose positions are checked."""
+class EncodedTable:
+    """A table with checked positions, encoded block by block."""
 
     def __init__(self, table: Any, positions: Positions, header: str) -> None:
         self.table = table
         self.positions = positions
         self.header = header
-        self.users = 0
-        """How many targets get these rows."""
-        self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self.target_count = 0
+        """The number of targets that get these rows."""
+        self._blocks: OrderedDict[int, EncodedBlock] = OrderedDict()
 
     @cached_property
     def has_ids(self) -> bool:
-        """Whether each row has a message id of its own column."""
+        """Whether the column `msg_id` has a value in each row."""
         if "msg_id" not in self.table.schema.names:
             return False
         ids = self.table.column("msg_id")
@@ -77,13 +79,13 @@ class Sheet:
             return False
         return bool(pc.min(pc.binary_length(ids)).as_py() > 0)
 
-    def block(self, row: int, max_payload: int) -> Block:
-        """The block that holds a row; one with a row that cannot be sent is an error of our tree."""
+    def block(self, row: int, max_payload: int) -> EncodedBlock:
+        """Return the block with a row; raise an error of our tree if a row of the block cannot be sent."""
         start = row - row % self._rows_per_block
         block = self._blocks.get(start)
         if block is None:
             block = self._blocks[start] = self._build(start, max_payload)
-            if len(self._blocks) > _BLOCKS_KEPT:
+            if len(self._blocks) > _MAX_CACHED_BLOCKS:
                 self._blocks.popitem(last=False)
         else:
             self._blocks.move_to_end(start)
@@ -94,13 +96,15 @@ class Sheet:
         each = max(1, self.table.nbytes // max(1, self.table.num_rows))
         return int(max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // each)))
 
-    def _build(self, start: int, max_payload: int) -> Block:
+    def _build(self, start: int, max_payload: int) -> EncodedBlock:
         part = self.table.slice(start, self._rows_per_block)
-        if part.nbytes > _MOST_BYTES:
-            raise PublishRefused(f"the rows from {start} on are too large to go together", fix="write them in batches")
-        batch = record_batch(part, _NO_SUBJECT)
-        envelope = Envelope(None, None, max_payload - _ROOM - len(self.header), left_out(self.header))
-        rows = positioned(prepare(batch, start, envelope), self)
+        if part.nbytes > _MAX_BLOCK_BYTES:
+            raise PublishRefused(f"the rows from {start} on are too large for a chain", fix="write them in batches")
+        batch = to_record_batch(part, _PLACEHOLDER_SUBJECT)
+        frame_options = FrameOptions(
+            None, None, max_payload - _HEADER_RESERVE_BYTES - len(self.header), exclude_headers(self.header)
+        )
+        rows = add_positions(prepare(batch, start, frame_options), self)
         first = self.table.column("msg_id")[start - 1].as_py() if start else ""
         ids = batch.column("msg_id")
         before = pa.concat_arrays([pa.array([first], pa.string()), ids.slice(0, len(ids) - 1)]).cast(pa.binary())
@@ -109,16 +113,16 @@ class Sheet:
         header_sizes = pc.add(pc.add(pc.binary_length(rows.header_lines), pc.binary_length(before)), constant)
         totals = pc.add(header_sizes, pc.binary_length(rows.payloads))
         if pc.max(totals).as_py() > max_payload:
-            raise PublishRefused("a row is too large with what is expected of it", fix="write it in a batch")
-        sizes = b" ", decimal(header_sizes), b" ", decimal(totals), b"\r\nNATS/1.0\r\n"
+            raise PublishRefused("a row is too large with its expectations", fix="write it in a batch")
+        sizes = b" ", to_digits(header_sizes), b" ", to_digits(totals), b"\r\nNATS/1.0\r\n"
         parts: tuple[Any, ...] = (*sizes, rows.header_lines, *expected, b"\r\n", rows.payloads, b"\r\n")
-        if self.users > 1:
-            parts = (join(*parts),)  # a copy of all payloads, which pays from the second time on
-        return Block(rows, np.cumsum(totals.to_numpy(), dtype=np.int64), parts)
+        if self.target_count > 1:
+            parts = (join(*parts),)  # copies all payloads, which pays from the second target on
+        return EncodedBlock(rows, np.cumsum(totals.to_numpy(), dtype=np.int64), parts)
 
 
-def sheet(subject: str, rows: pa.Table | pa.RecordBatch, header: str) -> Sheet:
-    """Rows for a subject (and others); those that cannot be appended are `InvalidInput`."""
+def encode_table(subject: str, rows: pa.Table | pa.RecordBatch, header: str) -> EncodedTable:
+    """Check the positions of a table; raise `InvalidInput`, naming the subject, for rows that cannot be appended."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     missing = [name for name in ("position", "data") if name not in table.schema.names]
     if missing:
@@ -142,11 +146,11 @@ def sheet(subject: str, rows: pa.Table | pa.RecordBatch, header: str) -> Sheet:
         )
     if len(positions) and positions[0] < 1:
         raise InvalidInput(f"invalid position {positions[0]} for {subject!r}", fix="positions start at 1")
-    return Sheet(table, positions, header)
+    return EncodedTable(table, positions, header)
 
 
-def record_batch(part: Any, subject: str) -> Any:
-    """Rows of a table as one record batch, with their subject."""
+def to_record_batch(part: Any, subject: str) -> Any:
+    """Return rows of a table as one record batch with a subject column."""
     names = [name for name in ("data", "headers", "msg_id") if name in part.schema.names]
     columns = [part.column(name) for name in names]
     arrays = [each.chunk(0) if each.num_chunks == 1 else each.combine_chunks() for each in columns]
@@ -154,12 +158,12 @@ def record_batch(part: Any, subject: str) -> Any:
     return pa.RecordBatch.from_arrays([subjects, *arrays], ["subject", *names])
 
 
-def positioned(rows: Rows, sheet: Sheet) -> Rows:
-    """The same rows with their positions in a header."""
-    positions = decimal(pa.array(sheet.positions[rows.first_index : rows.first_index + len(rows)]))
-    return replace(rows, header_lines=join(rows.header_lines, f"{sheet.header}: ".encode(), positions, b"\r\n"))
+def add_positions(rows: PreparedRows, table: EncodedTable) -> PreparedRows:
+    """Return the rows with their positions in a header."""
+    positions = to_digits(pa.array(table.positions[rows.first_index : rows.first_index + len(rows)]))
+    return replace(rows, header_lines=join(rows.header_lines, f"{table.header}: ".encode(), positions, b"\r\n"))
 
 
-def left_out(position_header: str) -> Callable[[str], bool]:
-    """Headers that are not sent along: what begins with Nats- is an order about the message as it was first sent."""
+def exclude_headers(position_header: str) -> Callable[[str], bool]:
+    """Return a predicate for headers that are not copied: `Nats-` headers controlled the first publish."""
     return lambda name: name.startswith("Nats-") or name == position_header

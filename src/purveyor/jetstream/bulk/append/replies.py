@@ -1,19 +1,24 @@
-"""What the server's answers mean to `append_once`: how far a target was written, and what to do about a refusal. Pure.
+"""The meaning of the server's replies for `append_once`: the last position of a target, and the action after a refusal.
 
-Refusals are judged here and acted on elsewhere. The server checks what is expected of a batch before it looks for known
-message ids, so a conflict always shows as one; and a row too large for the stream shows as an incomplete batch, unless
-it is the last. So what a batch cannot explain is tried with fewer rows: a single one is refused with its own reason.
+This module decides what to do about a refusal; the writer acts. The server checks the expectations of a batch before it
+checks for known message ids, so a conflict is always reported as a conflict. A row that is too large for the stream is
+reported as an incomplete batch, unless it is the last row. So the writer repeats an unexplained refusal with fewer
+rows: the server refuses a single row with the real reason.
 """
 
-import base64
 import json
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from purveyor.jetstream import headers
-from purveyor.jetstream.api_errors import (
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.api_protocol import (
+    API_PREFIX,
     FIXES,
     MESSAGE_NOT_FOUND,
     MESSAGE_TOO_LARGE,
@@ -21,160 +26,185 @@ from purveyor.jetstream.api_errors import (
     STREAM_SEALED,
     WRONG_LAST_SEQUENCE,
     WRONG_LAST_SEQUENCE_UNKNOWN,
+    ErrorReply,
+    decode_stored_data,
+    decode_stored_headers,
+    encode_request,
 )
-from purveyor.jetstream.bulk.append.types import RefusalKind, Target
-from purveyor.jetstream.bulk.publish.acks import NO_RESPONDERS, status_of
-from purveyor.jetstream.bulk.publish.acks import Refusal as Answer
+from purveyor.jetstream.bulk.options import ReadOptions, RefusalKind, Target
+from purveyor.jetstream.bulk.publish.acks import parse_error_status
+from purveyor.jetstream.bulk.read.read_range import read_range
 from purveyor.jetstream.config import INCARNATION
-from purveyor.model.ack_ranges import DELIVERY_STATE
+from purveyor.model.delivery_state import acked_position
+from purveyor.model.errors import NoAnswer
 
-QUESTION: Final = "$JS.API.STREAM.MSG.GET."
-"""Where the newest message of a subject is asked for, with the name of its stream behind it."""
+GET_MESSAGE_SUBJECT: Final = f"{API_PREFIX}STREAM.MSG.GET."
+"""The beginning of the request for the newest message of a subject; the name of the stream follows."""
 
-ABOUT: Final = "$JS.API.STREAM.INFO."
-"""Where a stream is asked whose it is, with its name behind it."""
+STREAM_INFO_SUBJECT: Final = f"{API_PREFIX}STREAM.INFO."
+"""The beginning of the request for the owner of a stream; the name of the stream follows."""
 
+_FIRST_SCAN_MESSAGES: Final = 1000
+_SCAN_GROWTH: Final = 10
 _DENIED: Final = re.compile(r'Permissions Violation for Publish to "([^"]+)"', re.IGNORECASE)
 _WRONG_LAST_ID: Final = 10070
 _NOT_ATOMIC: Final = 10174
 _STORE_FAILED: Final = 10077
 _WRONG_STREAM: Final = 10060
-# Resources of the account, of the server, memory, storage; and what the store itself says, its limits above all.
-_FULL: Final = frozenset({10002, 10023, 10028, 10047, _STORE_FAILED})
-_STRANGE: Final = Answer(0, 0, "the answer is none that JetStream gives")
+# Limits of the account, of the server, of memory and of storage; and an error of the store, mostly one of its limits.
+_STORAGE_FULL_ERRORS: Final = frozenset({10002, 10023, 10028, 10047, _STORE_FAILED})
+_UNEXPECTED_REPLY: Final = ErrorReply(0, 0, "the reply is not from JetStream")
 
 
-class Verdict(Enum):
-    """What to do about a refusal."""
+class RefusalAction(Enum):
+    """The action after a refusal."""
 
-    ASK_AGAIN = auto()
-    """Somebody else wrote, or what was newest is deleted: ask how far it is written."""
+    READ_AGAIN = auto()
+    """Another writer was active, or the newest message was deleted: read the last position of the target again."""
     WAIT = auto()
-    """It may work later."""
-    FEWER = auto()
-    """Try with fewer rows, to find out which one it is about."""
+    """A later attempt may succeed."""
+    SEND_FEWER = auto()
+    """Send fewer rows, to find the row that the server refuses."""
     GIVE_UP = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class NewestMessage:
     """The newest message of a subject; sequence 0 if there is none."""
 
     sequence: int = 0
     position: int | None = None
-    """None if it carries none: somebody else wrote it."""
+    """None if the message carries no position: another program wrote it."""
 
 
-KNOWN: Final = Answer(400, _WRONG_LAST_ID, "the stream knew this row before")
-"""Not the server's words: a row in a chain was not stored, because it was there once."""
+KNOWN_ROW: Final = ErrorReply(400, _WRONG_LAST_ID, "the stream has stored this row before")
+"""Not a reply of the server: a row of a chain was not stored because the stream knows its message id."""
 
 
-def is_conflict(answer: Answer) -> bool:
-    """Whether the stream is not as it was expected to be."""
-    return answer.err_code in (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_UNKNOWN, _WRONG_LAST_ID)
+def is_conflict(error: ErrorReply) -> bool:
+    """Return whether the stream is not in the expected state."""
+    return error.err_code in (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_UNKNOWN, _WRONG_LAST_ID)
 
 
-def judge(answer: Answer, rows: int) -> tuple[Verdict, RefusalKind]:
-    """What to do when so many rows were refused at once, and the kind of refusal if nothing can be done.
-
-    No rows: a question was refused.
-    """
-    code = answer.err_code
-    if is_conflict(answer):
-        return Verdict.ASK_AGAIN, RefusalKind.OTHER
-    closing = code == _STORE_FAILED and "closed" in answer.reason  # a server on its way down
-    if answer.nobody_there and rows:
-        return Verdict.ASK_AGAIN, RefusalKind.OTHER  # its leader, if there is one, will answer
-    if answer.temporary or answer.nobody_there or closing:
-        return Verdict.WAIT, RefusalKind.OTHER
+def decide_action(error: ErrorReply, rows: int) -> tuple[RefusalAction, RefusalKind]:
+    """Return the action after a refusal of `rows` rows (0: of a read), and the kind of refusal for the caller."""
+    code = error.err_code
+    if is_conflict(error):
+        return RefusalAction.READ_AGAIN, RefusalKind.OTHER
+    closing = code == _STORE_FAILED and "closed" in error.reason  # the server is shutting down
+    if error.has_no_responders and rows:
+        return RefusalAction.READ_AGAIN, RefusalKind.OTHER  # the read finds out whether the stream has a leader
+    if error.is_temporary or error.has_no_responders or closing:
+        return RefusalAction.WAIT, RefusalKind.OTHER
     if code == STREAM_NOT_FOUND:
-        return Verdict.GIVE_UP, RefusalKind.MISSING_STREAM
-    if code in _FULL:
-        return Verdict.GIVE_UP, RefusalKind.FULL
+        return RefusalAction.GIVE_UP, RefusalKind.MISSING_STREAM
+    if code in _STORAGE_FULL_ERRORS:
+        return RefusalAction.GIVE_UP, RefusalKind.FULL
     if code in (_NOT_ATOMIC, STREAM_SEALED, _WRONG_STREAM):
-        return Verdict.GIVE_UP, RefusalKind.OTHER
+        return RefusalAction.GIVE_UP, RefusalKind.OTHER
     if rows > 1:
-        return Verdict.FEWER, RefusalKind.OTHER
-    return Verdict.GIVE_UP, RefusalKind.TOO_LARGE if code == MESSAGE_TOO_LARGE else RefusalKind.OTHER
+        return RefusalAction.SEND_FEWER, RefusalKind.OTHER
+    return RefusalAction.GIVE_UP, RefusalKind.TOO_LARGE if code == MESSAGE_TOO_LARGE else RefusalKind.OTHER
 
 
-def in_words(answer: Answer) -> str:
-    """The reason of a refusal, with what to do about it where that is known."""
-    fix = FIXES.get(answer.err_code)
-    return f"{answer.reason} ({fix})" if fix else answer.reason
+def describe(error: ErrorReply) -> str:
+    """Return the reason of a refusal, with its fix if one is known."""
+    fix = FIXES.get(error.err_code)
+    return f"{error.reason} ({fix})" if fix else error.reason
 
 
-def denied_subject(said: str) -> str | None:
-    """The subject that the server does not let us publish to, by its words; None if they are about something else."""
-    found = _DENIED.search(said)
+def parse_denied_subject(text: str) -> str | None:
+    """Return the subject that a permission error of the server names; None for another error."""
+    found = _DENIED.search(text)
     return found[1] if found else None
 
 
-def question(subject: str) -> bytes:
-    """The question for the newest message of a subject."""
-    return json.dumps({"last_by_subj": subject}).encode()
+def encode_newest_request(subject: str) -> bytes:
+    """Return the payload of the request for the newest message of a subject."""
+    return encode_request({"last_by_subj": subject})
 
 
-def read_message(header_block: bytes, payload: bytes) -> dict[str, Any] | Answer | None:
-    """The answer to `STREAM.MSG.GET`: a message as the server describes it, None if there is none, or a refusal."""
-    body = _body(header_block, payload)
-    if isinstance(body, Answer):
+def parse_message_reply(header_block: bytes, payload: bytes) -> dict[str, Any] | ErrorReply | None:
+    """Parse the reply to `STREAM.MSG.GET`: the message as JSON, None if there is no message, or an error."""
+    body = _parse_body(header_block, payload)
+    if isinstance(body, ErrorReply):
         return None if body.err_code == MESSAGE_NOT_FOUND else body
     message = body.get("message")
-    return message if isinstance(message, dict) else _STRANGE
+    return message if isinstance(message, dict) else _UNEXPECTED_REPLY
 
 
-def _body(header_block: bytes, payload: bytes) -> dict[str, Any] | Answer:
-    """The JSON of an answer, or the refusal that it is."""
-    status, words = status_of(header_block)
-    if status:
-        return Answer(status, 0, words or ("no responders" if status == NO_RESPONDERS else "no reason given"))
+def _parse_body(header_block: bytes, payload: bytes) -> dict[str, Any] | ErrorReply:
+    """Return the JSON of a reply, or the error that it reports."""
+    if (failed := parse_error_status(header_block)) is not None:
+        return failed
     try:
         body: dict[str, Any] = json.loads(payload)
         error = body.get("error")
-        if error is None:
-            return body
-        return Answer(int(error.get("code", 0)), int(error.get("err_code", 0)), str(error.get("description", "")))
+        return body if error is None else ErrorReply.from_json(error)
     except (ValueError, TypeError, AttributeError):
-        return _STRANGE
+        return _UNEXPECTED_REPLY
 
 
-def read_stream(header_block: bytes, payload: bytes) -> tuple[str | None, int] | Answer:
-    """The answer to `STREAM.INFO`: the stream's owner, if it names one, and its last sequence; or a refusal."""
-    body = _body(header_block, payload)
-    if isinstance(body, Answer):
+def parse_stream_reply(header_block: bytes, payload: bytes) -> tuple[str | None, int] | ErrorReply:
+    """Parse the reply to `STREAM.INFO`: the owner of the stream, if it has one, and its last sequence; or an error."""
+    body = _parse_body(header_block, payload)
+    if isinstance(body, ErrorReply):
         return body
     try:
         return (body["config"].get("metadata") or {}).get(INCARNATION), int(body["state"]["last_seq"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        return _STRANGE
+        return _UNEXPECTED_REPLY
 
 
-def newest(message: dict[str, Any] | None, header: str) -> Newest:
-    """Sequence and position of a message."""
+def parse_newest(message: dict[str, Any] | None, header: str) -> NewestMessage:
+    """Return sequence and position of a message."""
     if message is None:
-        return Newest()
-    block = headers.decode(base64.b64decode(message.get("hdrs", "")))
-    return Newest(int(message["seq"]), as_position(headers.first(block.headers, header)))
+        return NewestMessage()
+    return NewestMessage(int(message["seq"]), parse_position(headers.first(decode_stored_headers(message), header)))
 
 
-def as_position(value: str | None) -> int | None:
-    """A position out of a header; None if it is not there or is none."""
+def parse_position(value: str | None) -> int | None:
+    """Parse the value of a position header; None if it is missing or not a number."""
     return int(value) if value is not None and value.isascii() and value.isdigit() else None
 
 
-def floor(message: dict[str, Any] | None, target: Target) -> int:
-    """The position that a floor's message names. A floor that cannot be understood is a `ValueError`.
+def parse_floor(message: dict[str, Any] | None, target: Target) -> int:
+    """Return the position that the message of a floor names; raise `ValueError` for an invalid message.
 
-    UnreadableRecord if it is a delivery state of a newer program: what was acknowledged would be written again.
+    Raise UnreadableRecord for a delivery state of a newer version: otherwise acknowledged rows would be written again.
     """
     if message is None or not message.get("data"):
-        return 0  # none yet, or a key that was deleted
+        return 0  # no floor yet, or its key was deleted
     try:
-        body = json.loads(base64.b64decode(message["data"]))
-        DELIVERY_STATE.check_version(body)
-        if target.floor_tag is not None and body.get("incarnation") != target.floor_tag:
-            return 0
-        return int(body["position"])
+        return acked_position(json.loads(decode_stored_data(message)), target.floor_tag)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the message on {target.floor_subject} names no position") from error
+
+
+def find_last_position(address: Address, target: Target, sequence: int, patience_seconds: float) -> int | None:
+    """Return the newest position on the target's subject, up to an existing sequence; None if no message has one.
+
+    It is needed when messages without a position follow: a person published into the queue by hand, or another system
+    filled the queue before. The stream is read backwards in growing spans.
+    """
+    options = ReadOptions(
+        subjects=(target.subject,), columns=("sequence", "headers"), patience_seconds=patience_seconds
+    )
+    header = pa.scalar(target.position_header)
+    span = _FIRST_SCAN_MESSAGES
+    while True:
+        first = max(1, sequence - span)
+        seen, position = 0, None
+        for batch in read_range(address, target.stream, first, sequence, options):
+            seen = batch.column("sequence")[-1].as_py()
+            for values in reversed(pc.map_lookup(batch.column("headers"), header, "first").drop_null().to_pylist()):
+                found = parse_position(values[0] if values else None)
+                if found is not None:
+                    position = found
+                    break
+        if seen != sequence:
+            # Deleted in between, or read from a replica that lags behind: messages before it may be missing too.
+            raise NoAnswer(f"message {sequence} of stream {target.stream!r} cannot be read", fix="try again")
+        if position is not None or first == 1:
+            return position
+        span *= _SCAN_GROWTH

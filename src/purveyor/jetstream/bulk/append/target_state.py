@@ -1,9 +1,18 @@
-"""One target of `append_once` on its way: which of its rows come next, and their frames. Nothing is sent from here.
+"""The state of one target of `append_once`: which of its rows come next, and their frames. Pure: it sends nothing.
 
-A batch is built in two pieces: all rows but the first can be built ahead, while the batch before is under way; the
-first carries what is expected of the subject, which is known only when that one is stored.
+A batch is built in two pieces. All rows but the first are built ahead, while the batch before is in flight. The first
+row carries what the writer expects of the subject, which is known only when the batch before is stored.
+
+In a chain, each row expects that the last message of the stream is the row before it, identified by its message id. If
+the stream does not store a row, for whatever reason, it stores no row after it: no gap can arise, and a message of
+another writer ends the chain. (A predicted sequence would not do: the message of another writer takes the sequence of a
+row, and the row after that one finds exactly the sequence it expects.)
+
+If the stream stores a row, it has all rows before it. So one reply per some hundred rows is enough. If the stream
+refuses such a row, the replies do not tell how many rows before it are stored: the writer reads that from the target.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
@@ -12,60 +21,66 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from purveyor.jetstream.bulk.append import replies as answers
-from purveyor.jetstream.bulk.append.chain import Chain
-from purveyor.jetstream.bulk.append.encoded_table import Sheet, left_out, positioned, record_batch
-from purveyor.jetstream.bulk.append.types import (
+from purveyor.jetstream.api_protocol import ErrorReply, Receipt
+from purveyor.jetstream.bulk.append import replies as append_replies
+from purveyor.jetstream.bulk.append.encoded_table import EncodedTable, add_positions, exclude_headers, to_record_batch
+from purveyor.jetstream.bulk.append.replies import KNOWN_ROW
+from purveyor.jetstream.bulk.arrow_bytes import Positions
+from purveyor.jetstream.bulk.header_columns import join
+from purveyor.jetstream.bulk.options import (
     AppendOptions,
     Outcome,
     Refusal,
     RefusalKind,
     Target,
 )
-from purveyor.jetstream.bulk.arrow_bytes import Positions
-from purveyor.jetstream.bulk.header_columns import join
-from purveyor.jetstream.bulk.publish.atomic import HEADER_ROOM
+from purveyor.jetstream.bulk.publish.atomic import BATCH_HEADER_BYTES
 from purveyor.jetstream.bulk.publish.frame_builder import (
-    Envelope,
-    Rows,
-    decimal,
-    frame,
-    frames,
+    FrameOptions,
+    PreparedRows,
+    build_frame,
+    build_frames,
     prepare,
+    to_digits,
 )
-from purveyor.jetstream.bulk.publish.pipelined import as_bytes, portions
+from purveyor.jetstream.bulk.publish.pipelined import as_bytes, split_rows
 from purveyor.jetstream.headers import EXPECTED_LAST_SEQUENCE, EXPECTED_LAST_SUBJECT_SEQUENCE
 from purveyor.model.errors import InvalidInput, PublishRefused
 
 _BLOCK_ROWS: Final = 4000
 _BLOCK_BYTES: Final = 64 << 20
 _BATCH_BYTES: Final = 4 << 20
-SINGLES_PAY: Final = 4
-"""Rows: a batch, however small, costs the server as much as ten single messages."""
-_COLUMNS_PAY: Final = 64  # rows, from which on frames are built faster column by column
-_EXPECTED_ROOM: Final = 120
-_MOST_LOOKS: Final = 6
+MAX_SINGLE_ROWS: Final = 4
+"""Up to this many rows are sent one by one: a batch, however small, costs the server as much as ten messages."""
+_MIN_COLUMN_ROWS: Final = 64  # from this many rows on, building frames column by column is faster
+_EXPECTED_HEADER_BYTES: Final = 120
+_MAX_OWNER_CHECKS: Final = 6
+MAX_FRUITLESS_CHAINS: Final = 2
+"""After this many chains in a row that lost more rows than they stored, other writers are active: use batches."""
 
 
 class Step(Enum):
-    """What a target needs next."""
+    """The next step of a target."""
 
-    NEWEST = auto()
-    FLOOR = auto()
-    """After the newest, never before or beside it: a message acknowledged in between is then in one of the two."""
-    OWNER = auto()
-    """Last, directly before anything is written."""
+    READ_NEWEST = auto()
+    READ_FLOOR = auto()
+    """After READ_NEWEST, never before or at the same time: one of the two then shows a message acknowledged between."""
+    CHECK_OWNER = auto()
+    """The last read, directly before the first write."""
     WRITE = auto()
     DONE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows that are stored together, or one alone. Answers come on the numbers 2 * number, the last row's plus 1."""
+    """Rows that the stream stores together, or a single row.
 
-    number: int
+    Replies come on the reply subject 2 * `reply_number`, the reply to the last row on that number plus 1.
+    """
+
+    reply_number: int
     start: int
-    rows: Rows
+    rows: PreparedRows
     id: str
     inbox: str
     body: memoryview | None
@@ -73,195 +88,272 @@ class Batch:
 
     @property
     def end(self) -> int:
-        """The first row behind it."""
+        """The first row after the batch."""
         return self.start + len(self.rows)
 
     @property
     def size(self) -> int:
-        """About how many bytes are on the wire: the first frame left out if there are others."""
+        """The approximate size in bytes, without the first frame if there are others."""
         return len(self.body) if self.body is not None else len(self.rows.payloads[0].as_buffer())
 
     def head(self, expected: bytes) -> bytes:
-        """The first frame, now that it is known what comes before it."""
+        """Build the first frame with what it expects of the subject."""
         lines = expected
-        number = 2 * self.number + 1
+        number = 2 * self.reply_number + 1
         if self.body is not None:
             lines += f"Nats-Batch-Id: {self.id}\r\nNats-Batch-Sequence: 1\r\n".encode()
-            number = 2 * self.number
-        return frame(self.rows, 0, reply=f" {self.inbox}.{number}".encode(), extra_lines=lines)
+            number = 2 * self.reply_number
+        return build_frame(self.rows, 0, reply=f" {self.inbox}.{number}".encode(), extra_lines=lines)
 
 
 @dataclass(slots=True, eq=False)
-class Course:
-    """A target, its rows, and how far they have come."""
+class SentRows:
+    """Consecutive rows sent together; the reply to the last of them is the reply to all."""
+
+    reply_number: int
+    """The last token of the reply subject."""
+    start: int
+    rows: int
+    size: int
+    sent_at: float
+    reply: Receipt | ErrorReply | None = None
+
+    def record_reply(self, reply: Receipt | ErrorReply) -> None:
+        """Store the reply to the last row. A duplicate proves nothing about the rows before it: it is an error."""
+        self.reply = KNOWN_ROW if isinstance(reply, Receipt) and reply.duplicate and self.rows > 1 else reply
+
+
+@dataclass(frozen=True, slots=True)
+class ChainProgress:
+    """The progress of a chain: the row to continue with, the rows stored, and the error that broke it, if any."""
+
+    next_row: int
+    stored: int
+    seen_at: float
+    cause: ErrorReply | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RowChain:
+    """The rows of a target that are in flight in a chain."""
+
+    sent_rows: deque[SentRows] = field(default_factory=deque)
+    sent: int = 0
+    """The first row that was not sent."""
+    sequence: int = 0
+    """The sequence of the newest message that the chain stored."""
+    fruitless: int = 0
+    begun: bool = False
+    """Whether its first row is stored. Only that proves that this is the right stream: other rows wait for it."""
+    broken: bool = False
+    _stored_rows: int = 0
+
+    def begin(self, row: int) -> None:
+        """Start a new chain with a row."""
+        self.sent_rows.clear()
+        self.sent, self.sequence, self._stored_rows = row, 0, 0
+        self.begun = self.broken = False
+
+    def advance(self) -> ChainProgress | None:
+        """Return the progress since the last call, if any. Report a broken chain once every sent row has its reply."""
+        stored, passed = 0, None
+        while self.sent_rows and isinstance(reply := self.sent_rows[0].reply, Receipt):
+            passed = self.sent_rows.popleft()
+            self.begun = True
+            if not reply.duplicate:
+                stored += passed.rows
+                self.sequence = max(self.sequence, reply.sequence)
+        self._stored_rows += stored
+        self.broken = self.broken or any(isinstance(sent.reply, ErrorReply) for sent in self.sent_rows)
+        cause = self._cause() if self.broken else None
+        if passed is None and cause is None:
+            return None
+        next_row = self.sent_rows[0].start if passed is None else passed.start + passed.rows
+        if cause is not None:
+            self.sent_rows.clear()
+        return ChainProgress(next_row, stored, 0.0 if passed is None else passed.sent_at, cause)
+
+    def _cause(self) -> ErrorReply | None:
+        """Return the error that broke the chain; None while a reply is missing."""
+        replies = [sent.reply for sent in self.sent_rows]
+        if None in replies:
+            return None
+        lost_rows = sum(sent.rows for sent in self.sent_rows if isinstance(sent.reply, ErrorReply))
+        self.fruitless = self.fruitless + 1 if self._stored_rows < lost_rows else 0
+        return next(reply for reply in replies if isinstance(reply, ErrorReply))
+
+
+@dataclass(slots=True, eq=False)
+class TargetState:
+    """A target, its rows, and which of them are stored."""
 
     target: Target
-    sheet: Sheet
-    limit: int
-    chains: bool
-    """Whether it may be written in a chain, as far as is known of its rows, its stream and how it went."""
-    step: Step = Step.NEWEST
-    next: int = 0
+    encoded: EncodedTable
+    batch_limit: int
+    may_chain: bool
+    """Whether a chain may write it, judged by its rows, its stream and the chains before."""
+    step: Step = Step.READ_NEWEST
+    next_row: int = 0
     """The first row that is neither stored nor skipped."""
     stored: int = 0
     in_doubt: int = 0
-    """Up to this row all was sent in a chain that broke: what is there of it counts as stored."""
+    """A broken chain sent all rows below this one: those found in the stream count as stored."""
     watermark: int = 0
     newest: int = 0
     """The position of the newest message of the subject."""
     expected: int = 0
-    """The sequence of that message ..."""
+    """The sequence of that message."""
     seen_at: float = 0.0
-    """... and when that was the server's word."""
+    """When the server reported that sequence."""
     stream_last: int | None = None
-    """The last sequence of the stream, where that has to tell it from another of its name."""
-    looks: int = 0
-    """How often it was asked whose the stream is, while the subject was empty."""
+    """The last sequence of the stream; set where it must distinguish the stream from another of the same name."""
+    owner_checks: int = 0
+    """The number of owner checks while the subject was empty."""
     sent: Batch | None = None
-    built: Batch | None = None
-    asked_at: float = 0.0
-    number: int = 0
-    """Of the answer that is waited for."""
-    rests_until: float = 0.0
+    built_batch: Batch | None = None
+    requested_at: float = 0.0
+    reply_number: int = 0
+    """The number of the awaited reply."""
+    retry_at: float = 0.0
     failures: int = 0
-    """Since there was progress."""
+    """Failures since the last progress."""
     failing_since: float | None = None
     refused: Refusal | None = None
-    chain: Chain = field(default_factory=Chain)
-    _block: Rows | None = field(default=None, repr=False)
+    chain: RowChain = field(default_factory=RowChain)
+    _block: PreparedRows | None = field(default=None, repr=False)
 
     @property
     def positions(self) -> Positions:
-        """Of all its rows."""
-        return self.sheet.positions
+        """The positions of all rows."""
+        return self.encoded.positions
 
     @property
     def outcome(self) -> Outcome:
-        """What the caller gets."""
-        written = int(self.positions[self.next - 1]) if self.next else 0
+        """The result for the caller."""
+        written = int(self.positions[self.next_row - 1]) if self.next_row else 0
         last = max(self.watermark, written)
-        return Outcome(self.target, self.stored, self.next - self.stored, last, self.refused)
+        return Outcome(self.target, self.stored, self.next_row - self.stored, last, self.refused)
 
     @property
-    def question(self) -> tuple[str, bytes]:
-        """What is asked next: where, and how."""
+    def request(self) -> tuple[str, bytes]:
+        """The subject and payload of the next API request."""
         stream, subject = self.source
-        if self.step is Step.OWNER:
-            return f"{answers.ABOUT}{stream}", b""
-        return f"{answers.QUESTION}{stream}", answers.question(subject)
+        if self.step is Step.CHECK_OWNER:
+            return f"{append_replies.STREAM_INFO_SUBJECT}{stream}", b""
+        return f"{append_replies.GET_MESSAGE_SUBJECT}{stream}", append_replies.encode_newest_request(subject)
 
     @property
-    def expectation(self) -> bytes:
-        """What the first of the next rows expects, as header lines.
+    def expected_headers(self) -> bytes:
+        """The expectation of the next row, as header lines.
 
-        The sequence of a message is never that of another in a stream of the same name. Where the subject holds none,
-        the last sequence of the whole stream is expected as well, so that the first row too is bound to this stream.
+        Sequences do not repeat among streams of the same name. If the subject holds no message, the row also expects
+        the last sequence of the whole stream, so that the first row, too, is bound to this stream.
         """
         lines = f"{EXPECTED_LAST_SUBJECT_SEQUENCE}: {self.expected}\r\n"
         if not self.expected and self.stream_last is not None:
             lines += f"{EXPECTED_LAST_SEQUENCE}: {self.stream_last}\r\n"
         return lines.encode()
 
-    def belongs(self, owner: str | None, last: int) -> bool:
-        """Whether the stream, which has come to that sequence, is the one that is meant; if not, it is refused.
+    def check_owner(self, owner: str | None, last: int) -> bool:
+        """Return whether the stream belongs to the target's owner; refuse the target if not. `last`: its last sequence.
 
-        Where others write so fast to other subjects of it (a prefill does) that it never stands still between question
-        and row, the first row goes without that expectation in the end, a fraction of a millisecond after the answer.
+        Other writers (a prefill) may write to other subjects so fast that the stream's last sequence always changes
+        between the check and the row. After some checks the first row is sent without that expectation, a fraction of a
+        millisecond after the reply.
         """
         if owner not in (None, self.target.owner):
-            self.refuse(f"{self.target.stream} belongs to another ({owner}) by now", 0, RefusalKind.REPLACED)
+            self.refuse(f"{self.target.stream} now belongs to another owner ({owner})", 0, RefusalKind.REPLACED)
             return False
-        self.looks += not self.expected
-        self.stream_last = last if self.looks <= _MOST_LOOKS else None
+        self.owner_checks += not self.expected
+        self.stream_last = last if self.owner_checks <= _MAX_OWNER_CHECKS else None
         return True
 
     @property
     def source(self) -> tuple[str, str]:
-        """Stream and subject that are asked next, or written to."""
-        if self.step is Step.FLOOR and self.target.floor_stream is not None and self.target.floor_subject is not None:
+        """The stream and subject that are read next, or written."""
+        if (
+            self.step is Step.READ_FLOOR
+            and self.target.floor_stream is not None
+            and self.target.floor_subject is not None
+        ):
             return self.target.floor_stream, self.target.floor_subject
         return self.target.stream, self.target.subject
 
     def progress(self) -> None:
-        """Something worked: failures are counted anew."""
+        """Reset the count of failures."""
         self.failures, self.failing_since = 0, None
 
-    def written_up_to(self, watermark: int) -> bool:
-        """The rows up to a position are there: go on behind them. Whether that is further than was known."""
-        before = self.next
+    def advance_to(self, watermark: int) -> bool:
+        """Skip the rows up to a position, which the target has; return whether that is progress."""
+        before = self.next_row
         following = int(np.searchsorted(self.positions, watermark, side="right"))
-        if following < self.next and self.target.floor_subject is not None:
-            # Newest message and floor are all there is to know: a server that lost power forgot what it had stored.
-            self.stored = max(0, self.stored - (self.next - following))
-            self.next = following
-        elif following > self.next:
-            self.stored += max(0, min(following, self.in_doubt) - self.next)
-            self.next = following
+        if following < self.next_row and self.target.floor_subject is not None:
+            # The newest message and the floor are authoritative: a server that lost power has lost stored messages.
+            self.stored = max(0, self.stored - (self.next_row - following))
+            self.next_row = following
+        elif following > self.next_row:
+            self.stored += max(0, min(following, self.in_doubt) - self.next_row)
+            self.next_row = following
             self.progress()
         self.watermark, self.in_doubt = watermark, 0
-        return self.next > before
+        return self.next_row > before
 
     def refuse(self, reason: str, code: int, kind: RefusalKind) -> None:
-        """No more can be written to this target."""
-        position = int(self.positions[min(self.next, len(self.positions) - 1)]) if len(self.positions) else 0
+        """End the target with a refusal at its next row."""
+        position = int(self.positions[min(self.next_row, len(self.positions) - 1)]) if len(self.positions) else 0
         self.refused = Refusal(position, reason, code, kind)
         self.finish()
 
     def finish(self) -> None:
-        """Nothing more is to be done."""
-        self.step, self.built, self._block = Step.DONE, None, None
+        """End the target."""
+        self.step, self.built_batch, self._block = Step.DONE, None, None
 
     def batch(self, number: int, inbox: str, start: int, options: AppendOptions, max_payload: int) -> Batch:
-        """The rows from `start` on that go together. A first row that cannot be sent is an error of our tree."""
+        """Build the next batch, beginning with row `start`; raise an error of our tree if that row cannot be sent."""
         block = self._block
         if block is None or not block.first_index <= start < block.first_index + len(block):
             block = self._block = self._prepare(start, max_payload)
         ahead = block.slice(start - block.first_index, len(block) - (start - block.first_index))
-        limit = self.limit if len(self.positions) - start > SINGLES_PAY else 1
-        rows = next(portions(ahead, limit, min(options.window_bytes, _BATCH_BYTES)))
+        limit = self.batch_limit if len(self.positions) - start > MAX_SINGLE_ROWS else 1
+        rows = next(split_rows(ahead, limit, min(options.window_bytes, _BATCH_BYTES)))
         batch_id = uuid4().hex
-        body = _body(rows, batch_id, f" {inbox}.{2 * number + 1}") if len(rows) > 1 else None
+        body = _build_body(rows, batch_id, f" {inbox}.{2 * number + 1}") if len(rows) > 1 else None
         return Batch(number, start, rows, batch_id, inbox, body)
 
-    def _prepare(self, start: int, max_payload: int) -> Rows:
-        """A block of rows from `start` on, none of which is too large or otherwise impossible to send."""
+    def _prepare(self, start: int, max_payload: int) -> PreparedRows:
+        """Prepare a block of rows from `start` on; it ends before a row that is too large or invalid."""
         header = self.target.position_header
-        room = HEADER_ROOM + _EXPECTED_ROOM + len(header) + len(": 9223372036854775807\r\n")
-        envelope = Envelope(None, self.target.stream, max_payload - room, left_out(header))
-        batch = record_batch(_some(self.sheet.table, start), self.target.subject)
+        room = BATCH_HEADER_BYTES + _EXPECTED_HEADER_BYTES + len(header) + len(": 9223372036854775807\r\n")
+        frame_options = FrameOptions(None, self.target.stream, max_payload - room, exclude_headers(header))
+        batch = to_record_batch(_slice_table(self.encoded.table, start), self.target.subject)
         while True:
             try:
-                return positioned(prepare(batch, start, envelope), self.sheet)
+                return add_positions(prepare(batch, start, frame_options), self.encoded)
             except (InvalidInput, PublishRefused):
                 if batch.num_rows == 1:
                     raise
-                batch = batch.slice(0, batch.num_rows // 2)  # what comes before that row is written first
+                batch = batch.slice(0, batch.num_rows // 2)  # write the rows before that row first
 
 
-def course(target: Target, sheet: Sheet, options: AppendOptions, *, chains: bool) -> Course:
-    """A target at its beginning."""
-    return Course(target, sheet, options.batch_rows, chains)
-
-
-def _some(table: Any, start: int) -> Any:
-    """Some rows of a table: bounded, because the columns of a record batch cannot hold more than 2 GB."""
+def _slice_table(table: Any, start: int) -> Any:
+    """Return the next rows of a table, bounded because the columns of a record batch hold at most 2 GB."""
     part = table.slice(start, _BLOCK_ROWS)
     while part.num_rows > 1 and part.nbytes > _BLOCK_BYTES:
         part = part.slice(0, part.num_rows // 2)
     return part
 
 
-def _body(rows: Rows, batch_id: str, commit_reply: str) -> memoryview:
-    """The frames of a batch without the first."""
+def _build_body(rows: PreparedRows, batch_id: str, commit_reply: str) -> memoryview:
+    """Build the frames of a batch without the first."""
     count = len(rows) - 1
     beginning, commit = f"Nats-Batch-Id: {batch_id}\r\nNats-Batch-Sequence: ".encode(), b"Nats-Batch-Commit: 1\r\n"
     reply = commit_reply.encode()
-    if count < _COLUMNS_PAY:
+    if count < _MIN_COLUMN_ROWS:
         lines = [beginning + b"%d\r\n" % (row + 1) for row in range(1, count + 1)]
-        plain = [frame(rows, row, reply=b"", extra_lines=lines[row - 1]) for row in range(1, count)]
-        return memoryview(b"".join([*plain, frame(rows, count, reply=reply, extra_lines=lines[-1] + commit)]))
+        plain = [build_frame(rows, row, reply=b"", extra_lines=lines[row - 1]) for row in range(1, count)]
+        return memoryview(b"".join([*plain, build_frame(rows, count, reply=reply, extra_lines=lines[-1] + commit)]))
     between = [b""] * (count - 1)
     replies = pa.array([*between, reply], pa.binary())
     commits = pa.array([*between, commit], pa.binary())
-    joined = join(beginning, decimal(pa.array(np.arange(2, count + 2))), b"\r\n", commits)
-    return as_bytes(frames(rows.slice(1, count), replies=replies, extra_lines=joined))
+    joined = join(beginning, to_digits(pa.array(np.arange(2, count + 2))), b"\r\n", commits)
+    return as_bytes(build_frames(rows.slice(1, count), replies=replies, extra_lines=joined))

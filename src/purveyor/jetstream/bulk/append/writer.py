@@ -1,15 +1,17 @@
-"""The work of `append_once`: one link, many targets, each asked how far it is written and then written on from there.
+"""The writer of `append_once`: one connection, many targets. It reads the last position of each and appends the rest.
 
-Three things make a row come exactly once, in its place:
+Three rules store each row exactly once, in its place:
 
-1. What was written is read from the target itself: the position of its newest message, and then the floor. That is
-   asked at the beginning, and again whenever what was sent is in doubt.
-2. Rows go in a chain, where each expects that the row before it is the newest message of the stream; or, where chains
-   do not suit, in atomic batches (or, if rows are few, one by one), the next when the one before is stored, each
-   expecting that the newest message of the subject is the one that was seen. So of two writers one is refused, and asks
-   again. What was sent before a connection broke is found by asking, or refused because something newer is there.
-3. What was seen is trusted for some seconds only. A process that was stopped in between, and comes back when others
-   have written the rows and readers have removed them, asks again; one stopped for less finds its message ids known.
+1. The writer reads from the target itself what was written: the position of its newest message, then the floor. It
+   reads at the beginning, and again whenever the outcome of a write is in doubt.
+2. Rows are sent in a chain, where each row expects the row before it as the newest message of the stream. Where a chain
+   is not suitable, rows are sent in atomic batches (or, if there are few rows, one by one): the next one when the one
+   before is stored, each expecting the newest message of the subject to be the one that was read. So the server refuses
+   one of two concurrent writers, and that writer reads again. After a broken connection, the writer finds what it had
+   sent by reading, or the server refuses it because the subject has a newer message.
+3. The writer trusts what it has read for some seconds only. A process may be suspended, and resume when other writers
+   have written the rows and readers have deleted them: it reads again. If it was suspended for a shorter time, the
+   stream still knows its message ids.
 """
 
 import time
@@ -19,400 +21,394 @@ from contextlib import suppress
 from typing import Any, Final, assert_never
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_errors import STREAM_NOT_FOUND
-from purveyor.jetstream.bulk.append import replies as answers
-from purveyor.jetstream.bulk.append.chain import MOST_FRUITLESS
-from purveyor.jetstream.bulk.append.chains import Chains
-from purveyor.jetstream.bulk.append.position_scan import last_position
-from purveyor.jetstream.bulk.append.replies import Verdict
-from purveyor.jetstream.bulk.append.target_state import SINGLES_PAY, Batch, Course, Step
-from purveyor.jetstream.bulk.append.types import AppendOptions, RefusalKind
-from purveyor.jetstream.bulk.append.write_speed import Pace
-from purveyor.jetstream.bulk.net.connection import LinkLost
-from purveyor.jetstream.bulk.options import PublishOptions
-from purveyor.jetstream.bulk.publish.acks import Ack, one_by_one, parse_answer
-from purveyor.jetstream.bulk.publish.acks import Refusal as Answer
-from purveyor.jetstream.bulk.publish.maintenance_lookup import opens_again
-from purveyor.jetstream.bulk.publish.session import SILENCE_SECONDS, Ledger, Outlet
+from purveyor.jetstream.api_protocol import STREAM_NOT_FOUND, ErrorReply, Receipt
+from purveyor.jetstream.bulk.append import replies
+from purveyor.jetstream.bulk.append.chained_writes import ChainSender, WriteSpeed
+from purveyor.jetstream.bulk.append.replies import RefusalAction, find_last_position
+from purveyor.jetstream.bulk.append.target_state import MAX_FRUITLESS_CHAINS, MAX_SINGLE_ROWS, Batch, Step, TargetState
+from purveyor.jetstream.bulk.net.connection import ConnectionLost
+from purveyor.jetstream.bulk.options import AppendOptions, PublishOptions, RefusalKind
+from purveyor.jetstream.bulk.publish.acks import iterate_replies, parse_reply
+from purveyor.jetstream.bulk.publish.session import SILENCE_SECONDS, PublishSession, PublishTally, will_reopen
+from purveyor.model.backoff import Backoff
 from purveyor.model.errors import InvalidInput, NoAnswer, PermissionDenied, PublishRefused, PurveyorError, Unavailable
 
-_MOST_OPEN: Final = 40  # a stream takes 50 open batches, and they may all be for one
-_FEW: Final = 4
-_TRUST_SECONDS: Final = 10.0
-_TURN_SECONDS: Final = 1.0
-_MOST_TRIES: Final = 12
-_FIRST_PAUSE: Final = 0.01
-_LONGEST_PAUSE: Final = 1.0
+_MAX_OPEN_BATCHES: Final = 40  # a stream takes 50 open batches, and all may go to one stream
+_BUILD_AHEAD_BATCHES: Final = 4
+_STATE_MAX_AGE_SECONDS: Final = 10.0
+_PUMP_SECONDS: Final = 1.0
+_MAX_CONFLICTS: Final = 12
+_RETRY_BACKOFF: Final = Backoff(0.01, 1.0)
 
 
 class Appender:
-    """All targets of one call."""
+    """Writes all targets of one `append_once`."""
 
-    def __init__(self, address: Address, courses: Sequence[Course], options: AppendOptions) -> None:
+    def __init__(self, address: Address, states: Sequence[TargetState], options: AppendOptions) -> None:
         self._address = address
         self._options = options
-        self._ledger = Ledger()
-        self._outlet = Outlet(address, PublishOptions(patience_seconds=options.patience_seconds), self._ledger)
-        self._to_ask: deque[Course] = deque(courses)
-        self._to_write: deque[Course] = deque()
-        self._resting: list[Course] = []
-        self._to_chain: deque[Course] = deque()
-        self._chains = Chains(address, self._outlet, options)
-        self._under_way: dict[int, Course] = {}
+        self._tally = PublishTally()
+        self._session = PublishSession(address, PublishOptions(patience_seconds=options.patience_seconds), self._tally)
+        self._to_read: deque[TargetState] = deque(states)
+        self._to_write: deque[TargetState] = deque()
+        self._delayed: list[TargetState] = []
+        self._to_chain: deque[TargetState] = deque()
+        self._chain_sender = ChainSender(address, self._session, options)
+        self._awaiting_reply: dict[int, TargetState] = {}
         self._bytes = 0
         self._batches = 0
         self._numbers = 0
-        self._moved_at = time.monotonic()
+        self._last_progress_at = time.monotonic()
         self._denied: set[str] = set()
 
     def run(self) -> None:
-        """Return when each target has all its rows, or has refused one."""
+        """Return when every target has all its rows or has refused one."""
         try:
-            while self._to_write or self._to_chain or self._to_ask or self._resting or self._waits:
+            while self._to_write or self._to_chain or self._to_read or self._delayed or self._has_in_flight:
                 try:
-                    self._wake()
+                    self._wake_due()
                     self._send()
-                    if self._waits or self._resting:
-                        self._listen()
-                except (LinkLost, NoAnswer) as error:
-                    self._start_again(error)
+                    if self._has_in_flight or self._delayed:
+                        self._receive()
+                except (ConnectionLost, NoAnswer) as error:
+                    self._restart_on_new_connection(error)
             if not self._denied:
-                self._chains.release()
-                self._outlet.release()
+                self._chain_sender.release()
+                self._session.release()
         finally:
-            self._outlet.drop()  # after a denial too: more words about it may be on their way
+            self._session.close()  # after a denial too: more errors about it may arrive
 
     @property
-    def _waits(self) -> bool:
-        return bool(self._under_way or self._chains.open)
+    def _has_in_flight(self) -> bool:
+        return bool(self._awaiting_reply or self._chain_sender.has_in_flight)
 
     # Sending
 
     def _send(self) -> None:
-        while self._to_chain and self._chains.has_room():
-            self._chain(self._to_chain.popleft())
+        while self._to_chain and self._chain_sender.has_room():
+            self._send_chain(self._to_chain.popleft())
         while self._to_write and self._has_room():
-            self._write(self._to_write.popleft())
-        while self._to_ask:
-            self._ask(self._to_ask.popleft())
+            self._send_batch(self._to_write.popleft())
+        while self._to_read:
+            self._send_request(self._to_read.popleft())
 
     def _has_room(self) -> bool:
-        return self._batches < _MOST_OPEN and (not self._batches or self._bytes < self._options.window_bytes)
+        return self._batches < _MAX_OPEN_BATCHES and (not self._batches or self._bytes < self._options.window_bytes)
 
-    def _ask(self, course: Course) -> None:
-        subject, words = course.question
-        number = self._number()
-        course.asked_at = time.monotonic()
-        self._under_way[number] = course
-        course.number = number
-        self._outlet.link.publish(subject, words, f"{self._outlet.inbox}.{2 * number}")
+    def _send_request(self, state: TargetState) -> None:
+        subject, payload = state.request
+        number = self._next_number()
+        state.requested_at = time.monotonic()
+        self._awaiting_reply[number] = state
+        state.reply_number = number
+        self._session.connection.publish(subject, payload, f"{self._session.inbox}.{2 * number}")
 
-    def _write(self, course: Course) -> None:
-        if time.monotonic() - course.seen_at > _TRUST_SECONDS:
-            self._ask_again(course)
+    def _send_batch(self, state: TargetState) -> None:
+        if time.monotonic() - state.seen_at > _STATE_MAX_AGE_SECONDS:
+            self._read_again(state)
             return
-        batch, course.built = course.built, None
-        if batch is None or batch.start != course.next or len(batch.rows) > course.limit:
+        batch, state.built_batch = state.built_batch, None
+        if batch is None or batch.start != state.next_row or len(batch.rows) > state.batch_limit:
             try:
-                batch = self._build(course, course.next)
+                batch = self._build(state, state.next_row)
             except (InvalidInput, PublishRefused) as error:
                 kind = RefusalKind.TOO_LARGE if isinstance(error, PublishRefused) else RefusalKind.OTHER
-                course.refuse(error.message, 0, kind)
+                state.refuse(error.message, 0, kind)
                 return
-        link = self._outlet.link
-        link.queue(batch.head(course.expectation))
+        connection = self._session.connection
+        connection.queue(batch.head(state.expected_headers))
         if batch.body is not None:
-            link.queue(batch.body)
-        course.sent, course.number, course.asked_at = batch, batch.number, time.monotonic()
-        self._under_way[batch.number] = course
+            connection.queue(batch.body)
+        state.sent, state.reply_number, state.requested_at = batch, batch.reply_number, time.monotonic()
+        self._awaiting_reply[batch.reply_number] = state
         self._batches += 1
         self._bytes += batch.size
-        link.pump(0.0)
-        if self._batches <= _FEW and batch.end < len(course.positions):
-            # While the server is busy with this one. A row that cannot be sent will be met again in its turn.
+        connection.pump(0.0)
+        if self._batches <= _BUILD_AHEAD_BATCHES and batch.end < len(state.positions):
+            # Build ahead while the server stores this batch. An invalid row raises again when it is its turn.
             with suppress(InvalidInput, PublishRefused):
-                course.built = self._build(course, batch.end)
+                state.built_batch = self._build(state, batch.end)
 
-    def _chain(self, course: Course) -> None:
-        chain = course.chain
+    def _send_chain(self, state: TargetState) -> None:
+        chain = state.chain
         if chain.broken:
-            return  # it comes back when all is heard
-        if not chain.begun and time.monotonic() - course.seen_at > _TRUST_SECONDS:
-            self._ask_again(course)
+            return  # it is scheduled again when all replies are in
+        if not chain.begun and time.monotonic() - state.seen_at > _STATE_MAX_AGE_SECONDS:
+            self._read_again(state)
             return
         try:
-            if self._chains.pace is not Pace.SLOW:
-                self._chains.send(course)
-                if chain.begun and chain.sent < len(course.positions):
-                    self._to_chain.append(course)
+            if self._chain_sender.speed is not WriteSpeed.SLOW:
+                self._chain_sender.send(state)
+                if chain.begun and chain.sent < len(state.positions):
+                    self._to_chain.append(state)
                 return
         except (InvalidInput, PublishRefused):
-            pass  # one of the next rows: batches find out which
-        course.chains = False
-        if not chain.flights:
-            self._go_on(course)
+            pass  # one of the next rows is invalid: batches find out which
+        state.may_chain = False
+        if not chain.sent_rows:
+            self._schedule_next(state)
 
-    def _build(self, course: Course, start: int) -> Batch:
-        outlet = self._outlet
-        return course.batch(self._number(), outlet.inbox, start, self._options, outlet.link.info.max_payload)
+    def _build(self, state: TargetState, start: int) -> Batch:
+        session = self._session
+        return state.batch(
+            self._next_number(), session.inbox, start, self._options, session.connection.info.max_payload
+        )
 
-    def _number(self) -> int:
+    def _next_number(self) -> int:
         self._numbers += 1
         return self._numbers
 
-    # Hearing
+    # Receiving
 
-    def _listen(self) -> None:
-        link = self._outlet.link
-        backlog = link.backlog
+    def _receive(self) -> None:
+        connection = self._session.connection
+        backlog = connection.backlog
         try:
-            found = link.receive()  # what an earlier turn read while it wrote
+            found = connection.receive()  # frames that an earlier pump read while it wrote
             if not len(found):
-                link.pump(self._longest_wait())
-                found = link.receive()
+                connection.pump(self._max_wait_seconds())
+                found = connection.receive()
         except PermissionDenied as error:
-            self._deny(error)
+            self._handle_denied(error)
             return
         now = time.monotonic()
-        if len(found) or link.backlog != backlog or not self._waits:
-            self._moved_at = now
-            if self._under_way:
-                prefix_size = len(self._outlet.inbox) + 1
-                for number, headers, payload in one_by_one(found, sid=self._outlet.sid, prefix_size=prefix_size):
-                    self._hear(number, headers, payload)
-            if self._chains.open:
-                for course in self._chains.hear(found):
-                    self._advance(course)
-        elif now - self._moved_at > SILENCE_SECONDS:
-            self._moved_at = now
-            for course in [*self._under_way.values(), *self._chains.courses]:
-                self._settle(course)
-                self._wait(course, Answer(0, 0, f"no answer for {SILENCE_SECONDS:g} s"))
+        if len(found) or connection.backlog != backlog or not self._has_in_flight:
+            self._last_progress_at = now
+            if self._awaiting_reply:
+                prefix_size = len(self._session.inbox) + 1
+                for number, headers, payload in iterate_replies(found, sid=self._session.sid, prefix_size=prefix_size):
+                    self._handle_reply(number, headers, payload)
+            if self._chain_sender.has_in_flight:
+                for state in self._chain_sender.receive_replies(found):
+                    self._advance_chain(state)
+        elif now - self._last_progress_at > SILENCE_SECONDS:
+            self._last_progress_at = now
+            for state in [*self._awaiting_reply.values(), *self._chain_sender.states]:
+                self._clear_in_flight(state)
+                self._retry_later(state, ErrorReply(0, 0, f"no reply for {SILENCE_SECONDS:g} s"))
 
-    def _longest_wait(self) -> float:
-        if not self._resting:
-            return _TURN_SECONDS
-        soonest = min(course.rests_until for course in self._resting)
-        return min(_TURN_SECONDS, max(0.0, soonest - time.monotonic()))
+    def _max_wait_seconds(self) -> float:
+        if not self._delayed:
+            return _PUMP_SECONDS
+        soonest = min(state.retry_at for state in self._delayed)
+        return min(_PUMP_SECONDS, max(0.0, soonest - time.monotonic()))
 
-    def _hear(self, number: int, headers: bytes, payload: bytes) -> None:
-        course = self._under_way.get(number // 2)
-        if course is None:
-            return  # the rest of what is known already
-        batch = course.sent
+    def _handle_reply(self, number: int, headers: bytes, payload: bytes) -> None:
+        state = self._awaiting_reply.get(number // 2)
+        if state is None:
+            return  # a further reply to a batch that was handled
+        batch = state.sent
         if batch is None:
-            self._settle(course)
-            if course.step is Step.OWNER:
-                self._owned(course, answers.read_stream(headers, payload))
+            self._clear_in_flight(state)
+            if state.step is Step.CHECK_OWNER:
+                self._handle_owner(state, replies.parse_stream_reply(headers, payload))
             else:
-                self._answered(course, answers.read_message(headers, payload))
+                self._handle_message(state, replies.parse_message_reply(headers, payload))
             return
         if not number % 2 and not payload and not headers:
             return  # the batch has begun
-        self._settle(course)
-        answer = parse_answer(headers, payload)
-        if isinstance(answer, Ack):
-            self._stored(course, batch, answer)
+        self._clear_in_flight(state)
+        reply = parse_reply(headers, payload)
+        if isinstance(reply, Receipt):
+            self._handle_stored(state, batch, reply)
         else:
-            self._refused(course, answer, len(batch.rows))
+            self._handle_refusal(state, reply, len(batch.rows))
 
-    def _settle(self, course: Course) -> None:
-        """Nothing is under way of it any more."""
-        self._chains.abandon(course)
+    def _clear_in_flight(self, state: TargetState) -> None:
+        """Remove everything of a target that is in flight."""
+        self._chain_sender.abandon(state)
         with suppress(ValueError):
-            self._to_chain.remove(course)
-        self._under_way.pop(course.number, None)
-        if course.sent is not None:
+            self._to_chain.remove(state)
+        self._awaiting_reply.pop(state.reply_number, None)
+        if state.sent is not None:
             self._batches -= 1
-            self._bytes -= course.sent.size
-            course.sent = None
+            self._bytes -= state.sent.size
+            state.sent = None
 
-    def _answered(self, course: Course, message: dict[str, Any] | Answer | None) -> None:
-        if isinstance(message, Answer):
-            self._refused(course, message, 0)
+    def _handle_message(self, state: TargetState, message: dict[str, Any] | ErrorReply | None) -> None:
+        if isinstance(message, ErrorReply):
+            self._handle_refusal(state, message, 0)
             return
-        target = course.target
+        target = state.target
         try:
-            if course.step is Step.FLOOR:
-                self._begin(course, answers.floor(message, target))
+            if state.step is Step.READ_FLOOR:
+                self._skip_written(state, replies.parse_floor(message, target))
                 return
-            found = answers.newest(message, target.position_header)
+            found = replies.parse_newest(message, target.position_header)
             position = found.position
             if found.sequence and position is None:
-                position = last_position(self._address, target, found.sequence, self._options.patience_seconds)
-                self._moved_at = time.monotonic()
+                position = find_last_position(self._address, target, found.sequence, self._options.patience_seconds)
+                self._last_progress_at = time.monotonic()
         except Unavailable as error:
-            self._wait(course, Answer(0, 0, error.message))
+            self._retry_later(state, ErrorReply(0, 0, error.message))
         except (PurveyorError, ValueError) as error:
-            course.refuse(str(error), 0, RefusalKind.OTHER)
+            state.refuse(str(error), 0, RefusalKind.OTHER)
         else:
-            course.expected, course.seen_at, course.newest = found.sequence, course.asked_at, position or 0
+            state.expected, state.seen_at, state.newest = found.sequence, state.requested_at, position or 0
             if target.floor_subject is None:
-                self._begin(course, 0)
+                self._skip_written(state, 0)
             else:
-                course.step = Step.FLOOR
-                self._to_ask.append(course)
+                state.step = Step.READ_FLOOR
+                self._to_read.append(state)
 
-    def _begin(self, course: Course, floor: int) -> None:
-        """It is known how far this target was written."""
-        stored = course.stored
-        if course.written_up_to(max(course.newest, course.target.floor, floor)):
-            self._outlet.progress()
-        self._count(course.stored - stored)
-        if course.target.owner is None or course.next >= len(course.positions):
-            self._go_on(course)
+    def _skip_written(self, state: TargetState, floor: int) -> None:
+        """Skip the rows that the target has, then check the owner or write."""
+        stored = state.stored
+        if state.advance_to(max(state.newest, state.target.floor, floor)):
+            self._session.progress()
+        self._add_stored(state.stored - stored)
+        if state.target.owner is None or state.next_row >= len(state.positions):
+            self._schedule_next(state)
         else:
-            course.step = Step.OWNER
-            self._to_ask.append(course)
+            state.step = Step.CHECK_OWNER
+            self._to_read.append(state)
 
-    def _owned(self, course: Course, found: tuple[str | None, int] | Answer) -> None:
-        if isinstance(found, Answer):
-            self._refused(course, found, 0)
-        elif course.belongs(*found):
-            self._go_on(course)
+    def _handle_owner(self, state: TargetState, found: tuple[str | None, int] | ErrorReply) -> None:
+        if isinstance(found, ErrorReply):
+            self._handle_refusal(state, found, 0)
+        elif state.check_owner(*found):
+            self._schedule_next(state)
 
-    def _stored(self, course: Course, batch: Batch, ack: Ack) -> None:
-        course.next = batch.end
-        if not ack.duplicate:  # a single row whose id the stream knows was there before, and is skipped
-            course.stored += len(batch.rows)
-            course.expected, course.seen_at = ack.sequence, course.asked_at
-            course.limit = min(self._options.batch_rows, 2 * course.limit)
-        course.progress()
-        self._outlet.progress()
-        self._go_on(course)
-        self._count(0 if ack.duplicate else len(batch.rows))
+    def _handle_stored(self, state: TargetState, batch: Batch, ack: Receipt) -> None:
+        state.next_row = batch.end
+        if not ack.duplicate:  # a single row with a known id was stored before, and is skipped
+            state.stored += len(batch.rows)
+            state.expected, state.seen_at = ack.sequence, state.requested_at
+            state.batch_limit = min(self._options.batch_rows, 2 * state.batch_limit)
+        state.progress()
+        self._session.progress()
+        self._schedule_next(state)
+        self._add_stored(0 if ack.duplicate else len(batch.rows))
 
-    def _advance(self, course: Course) -> None:
-        """Some rows of a chain are answered."""
-        chain, was_begun = course.chain, course.chain.begun
-        said = chain.advance()
-        if said is None:
+    def _advance_chain(self, state: TargetState) -> None:
+        """Apply the replies to rows of a chain."""
+        chain, was_begun = state.chain, state.chain.begun
+        progress = chain.advance()
+        if progress is None:
             return
-        if said.next > course.next:
-            course.next = said.next
-            course.stored += said.stored
-            course.expected, course.seen_at = chain.sequence or course.expected, said.seen_at
-            course.progress()
-            self._outlet.progress()
-        if said.cause is not None:
-            self._broken(course, said.cause)
-        elif chain.sent < len(course.positions) and course.chains:
+        if progress.next_row > state.next_row:
+            state.next_row = progress.next_row
+            state.stored += progress.stored
+            state.expected, state.seen_at = chain.sequence or state.expected, progress.seen_at
+            state.progress()
+            self._session.progress()
+        if progress.cause is not None:
+            self._handle_broken_chain(state, progress.cause)
+        elif chain.sent < len(state.positions) and state.may_chain:
             if not was_begun:
-                self._to_chain.append(course)
-        elif not chain.flights:
-            self._go_on(course)
-        self._count(said.stored)
+                self._to_chain.append(state)
+        elif not chain.sent_rows:
+            self._schedule_next(state)
+        self._add_stored(progress.stored)
 
-    def _count(self, stored: int) -> None:
-        """So many more rows are stored; negative: so many are not, as it turned out."""
-        self._ledger.stored += stored
+    def _add_stored(self, stored: int) -> None:
+        """Add to the number of stored rows; negative for rows that turned out to be lost."""
+        self._tally.stored += stored
         if stored > 0 and self._options.on_progress is not None:
-            self._options.on_progress(self._ledger.stored)
+            self._options.on_progress(self._tally.stored)
 
-    def _broken(self, course: Course, cause: Answer) -> None:
-        """A chain ended before its rows did, and all that was under way of it is answered."""
-        course.in_doubt = course.chain.sent
-        self._settle(course)
-        if course.chain.fruitless >= MOST_FRUITLESS:
-            course.chains = False
-        if answers.is_conflict(cause):
-            self._refused(course, cause, 1)
+    def _handle_broken_chain(self, state: TargetState, cause: ErrorReply) -> None:
+        """Handle a chain that broke before its last row, when all its replies are in."""
+        state.in_doubt = state.chain.sent
+        self._clear_in_flight(state)
+        if state.chain.fruitless >= MAX_FRUITLESS_CHAINS:
+            state.may_chain = False
+        if replies.is_conflict(cause):
+            self._handle_refusal(state, cause, 1)
         else:
-            # Sent by itself, and not in a chain, that row is refused for its own sake, or stored.
-            course.chains, course.limit = False, 1
-            self._ask_again(course)
+            # Sent alone, not in a chain, that row is stored, or refused with its own reason.
+            state.may_chain, state.batch_limit = False, 1
+            self._read_again(state)
 
-    def _go_on(self, course: Course) -> None:
-        if course.next >= len(course.positions):
-            course.finish()
+    def _schedule_next(self, state: TargetState) -> None:
+        if state.next_row >= len(state.positions):
+            state.finish()
             return
-        course.step = Step.WRITE
-        if len(course.positions) - course.next > SINGLES_PAY and self._chains.suits(course):
-            course.chain.begin(course.next)
-            self._to_chain.append(course)
+        state.step = Step.WRITE
+        if len(state.positions) - state.next_row > MAX_SINGLE_ROWS and self._chain_sender.is_suitable(state):
+            state.chain.begin(state.next_row)
+            self._to_chain.append(state)
         else:
-            self._to_write.append(course)
+            self._to_write.append(state)
 
-    # What goes wrong
+    # Failures
 
-    def _refused(self, course: Course, answer: Answer, rows: int) -> None:
-        verdict, kind = answers.judge(answer, rows)
-        away = answer.sealed or answer.err_code == STREAM_NOT_FOUND
-        if verdict is Verdict.GIVE_UP and away and opens_again(self._address, course.source[0]):
-            self._outlet.held_up(course.source[0], len(course.positions) - course.next)
-            self._wait(course, answer)
+    def _handle_refusal(self, state: TargetState, reply: ErrorReply, rows: int) -> None:
+        action, kind = replies.decide_action(reply, rows)
+        away = reply.is_sealed or reply.err_code == STREAM_NOT_FOUND
+        if action is RefusalAction.GIVE_UP and away and will_reopen(self._address, state.source[0]):
+            self._session.begin_migration_wait(state.source[0], len(state.positions) - state.next_row)
+            self._retry_later(state, reply)
             return
-        match verdict:
-            case Verdict.ASK_AGAIN if course.failures < _MOST_TRIES:
-                self._rest(course, first_pause=0.0)
-            case Verdict.WAIT:
-                self._wait(course, answer)
-            case Verdict.FEWER:
-                course.limit = max(1, rows // 2)
-                self._ask_again(course)
-            case Verdict.ASK_AGAIN | Verdict.GIVE_UP:
-                if course.step is Step.FLOOR:
-                    kind = RefusalKind.OTHER  # whatever is wrong there, it is not the target
-                course.refuse(
-                    f"{' '.join(course.source)}: {answers.in_words(answer)}", answer.err_code or answer.code, kind
-                )
+        match action:
+            case RefusalAction.READ_AGAIN if state.failures < _MAX_CONFLICTS:
+                self._schedule_retry(state, at_once=True)
+            case RefusalAction.WAIT:
+                self._retry_later(state, reply)
+            case RefusalAction.SEND_FEWER:
+                state.batch_limit = max(1, rows // 2)
+                self._read_again(state)
+            case RefusalAction.READ_AGAIN | RefusalAction.GIVE_UP:
+                if state.step is Step.READ_FLOOR:
+                    kind = RefusalKind.OTHER  # the error concerns the floor, not the target
+                state.refuse(f"{' '.join(state.source)}: {replies.describe(reply)}", reply.err_code or reply.code, kind)
             case _:
-                assert_never(verdict)
+                assert_never(action)
 
-    def _wait(self, course: Course, answer: Answer) -> None:
+    def _retry_later(self, state: TargetState, reply: ErrorReply) -> None:
         now = time.monotonic()
-        course.failing_since = course.failing_since or now
-        if now - course.failing_since > self._options.patience_seconds:
-            reason = f"gave up after {self._options.patience_seconds:g} s: {answers.in_words(answer)}"
-            course.refuse(reason, answer.err_code or answer.code, RefusalKind.OTHER)
+        state.failing_since = state.failing_since or now
+        if now - state.failing_since > self._options.patience_seconds:
+            reason = f"gave up after {self._options.patience_seconds:g} s: {replies.describe(reply)}"
+            state.refuse(reason, reply.err_code or reply.code, RefusalKind.OTHER)
         else:
-            self._rest(course, first_pause=_FIRST_PAUSE)
+            self._schedule_retry(state)
 
-    def _rest(self, course: Course, *, first_pause: float) -> None:
-        """Ask again after a pause that grows while there is no progress."""
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**course.failures) if course.failures else first_pause
-        course.failures += 1
-        course.rests_until = time.monotonic() + pause
-        self._resting.append(course)
+    def _schedule_retry(self, state: TargetState, *, at_once: bool = False) -> None:
+        """Ask again after a delay that grows while there is no progress; the first time `at_once` without one."""
+        state.failures += 1
+        pause = 0.0 if at_once and state.failures == 1 else _RETRY_BACKOFF.delay_seconds(state.failures)
+        state.retry_at = time.monotonic() + pause
+        self._delayed.append(state)
 
-    def _wake(self) -> None:
+    def _wake_due(self) -> None:
         now = time.monotonic()
-        for course in [course for course in self._resting if course.rests_until <= now]:
-            self._resting.remove(course)
-            self._ask_again(course)
+        for state in [state for state in self._delayed if state.retry_at <= now]:
+            self._delayed.remove(state)
+            self._read_again(state)
 
-    def _ask_again(self, course: Course) -> None:
-        course.step, course.built = Step.NEWEST, None
-        self._to_ask.append(course)
+    def _read_again(self, state: TargetState) -> None:
+        state.step, state.built_batch = Step.READ_NEWEST, None
+        self._to_read.append(state)
 
-    def _deny(self, error: PermissionDenied) -> None:
-        subject = answers.denied_subject(error.message)
-        for course in [*self._under_way.values(), *self._chains.courses]:
-            writes = course.sent is not None or course.chain.flights
-            asked = course.target.subject if writes else course.question[0]
-            if asked == subject:
-                self._settle(course)
-                course.refuse(error.message, error.code, RefusalKind.DENIED)
+    def _handle_denied(self, error: PermissionDenied) -> None:
+        subject = replies.parse_denied_subject(error.message)
+        for state in [*self._awaiting_reply.values(), *self._chain_sender.states]:
+            writes = state.sent is not None or state.chain.sent_rows
+            requested = state.target.subject if writes else state.request[0]
+            if subject is not None and requested == subject:
+                self._clear_in_flight(state)
+                state.refuse(error.message, error.code, RefusalKind.DENIED)
                 self._denied.add(subject)
         if subject not in self._denied:
             raise error
 
-    def _start_again(self, error: Unavailable) -> None:
-        """On a new link: whatever was under way is in doubt, and what is written is asked again."""
-        chained = [*self._chains.courses, *self._to_chain]
-        others = [*self._under_way.values(), *self._resting, *self._to_write, *self._to_ask]
-        courses = list(dict.fromkeys([*chained, *others]))
-        for course in chained:
-            course.in_doubt = course.chain.sent
-        self._chains.clear()
+    def _restart_on_new_connection(self, error: Unavailable) -> None:
+        """Reconnect and read every target again: everything in flight is in doubt."""
+        chained = [*self._chain_sender.states, *self._to_chain]
+        others = [*self._awaiting_reply.values(), *self._delayed, *self._to_write, *self._to_read]
+        states = list(dict.fromkeys([*chained, *others]))
+        for state in chained:
+            state.in_doubt = state.chain.sent
+        self._chain_sender.reset()
         self._to_chain.clear()
-        self._under_way.clear()
-        self._resting.clear()
+        self._awaiting_reply.clear()
+        self._delayed.clear()
         self._to_write.clear()
-        self._to_ask.clear()
+        self._to_read.clear()
         self._bytes = self._batches = 0
-        self._outlet.reconnect(error, ())
-        self._moved_at = time.monotonic()
-        for course in courses:
-            course.sent = None
-            self._ask_again(course)
+        self._session.reconnect(error, ())
+        self._last_progress_at = time.monotonic()
+        for state in states:
+            state.sent = None
+            self._read_again(state)

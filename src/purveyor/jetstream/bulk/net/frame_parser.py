@@ -1,9 +1,9 @@
-"""The first step of everything received: one big buffer is cut into the frames of the NATS protocol.
+"""Split a receive buffer into the frames of the NATS protocol.
 
-A frame is told by its length, never by what it looks like: a payload may hold line breaks, the word MSG, or a whole
-frame. So places that look like a frame are found with numpy all at once, and then proved: each frame must begin where
-the one before it says it ends. When all of them form that chain (nearly always) nothing is done frame by frame; when a
-payload imitates a frame, the chain is walked and the impostors fall out.
+The length of a frame decides where it ends, never its content: a payload may hold line breaks, the word MSG, or a whole
+frame. So numpy finds all places that look like a frame at once, and then verifies them: each frame must begin where the
+one before it ends. If all of them form that chain (nearly always), no work is done per frame. If a payload imitates a
+frame, the parser walks the chain and drops the false candidates.
 """
 
 from dataclasses import dataclass
@@ -14,31 +14,34 @@ from purveyor.jetstream.bulk.arrow_bytes import (
     Bytes,
     Mask,
     Positions,
-    contents,
-    fixed_numbers,
-    number_left_of,
-    per_row,
-    take,
+    bytes_and_offsets,
+    group_by_row,
+    parse_fixed_width,
+    parse_number_before,
+    take_slices,
 )
 
 
-def _word(verb: bytes) -> int:
+def _as_uint32(verb: bytes) -> int:
     return int.from_bytes(verb, "little")
 
 
-_MSG, _HMSG = _word(b"MSG "), _word(b"HMSG")
-_CONTROL = tuple(map(_word, (b"PING", b"PONG", b"+OK\r", b"-ERR", b"INFO")))
+_MSG, _HMSG = _as_uint32(b"MSG "), _as_uint32(b"HMSG")
+_CONTROL = tuple(map(_as_uint32, (b"PING", b"PONG", b"+OK\r", b"-ERR", b"INFO")))
 _FIRST_BYTES = np.zeros(256, np.bool_)
 _FIRST_BYTES[list(b"MHP+-I")] = True
 
+BUFFER_BYTES = 4 << 20
+_MIN_FREE_BYTES = 64 << 10
 
-class BrokenFrames(ValueError):
-    """The bytes are no NATS protocol; the connection they came from is of no more use."""
+
+class MalformedFrames(ValueError):
+    """The bytes are not valid NATS frames; the connection cannot be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Message frames as positions in the receive buffer; valid until that buffer is filled again."""
+    """Message frames as positions in the receive buffer; valid until more is received into the buffer."""
 
     data: Bytes
     starts: Positions
@@ -60,14 +63,14 @@ class Frames:
         """Where payloads begin."""
         return self.line_ends + 2 + self.header_sizes
 
-    def only(self, which: Mask | Positions) -> "Frames":
-        """Some of them."""
+    def select(self, which: Mask | Positions) -> "Frames":
+        """Return a selection of the frames."""
         return Frames(self.data, self.starts[which], self.line_ends[which], self.header_sizes[which], self.ends[which])
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """The first lines of frames, side by side in a buffer of their own, and where their words are."""
+class MessageLines:
+    """The first lines of frames, copied into one buffer, with the positions of their words."""
 
     text: Bytes
     subject_starts: Positions
@@ -76,36 +79,36 @@ class Lines:
     reply_starts: Positions
     reply_ends: Positions
     replies: Bytes | None = None
-    """Where all lines are alike: the reply subjects as rows of equal length ..."""
+    """If all lines have the same layout: the reply subjects as rows of equal length."""
     subjects: Bytes | None = None
-    """... and the subjects."""
+    """If all lines have the same layout: the subjects as rows of equal length."""
 
     @property
     def has_reply(self) -> Mask:
-        """Which of them carry a reply subject."""
+        """Which lines have a reply subject."""
         return self.reply_ends > self.reply_starts
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What a buffer held: whole message frames, control lines in their order, and how far it was used."""
+class ParseResult:
+    """The content of a buffer: complete message frames, control lines in order, and the number of parsed bytes."""
 
     frames: Frames
     controls: tuple[bytes, ...]
     consumed: int
-    wanted: int
-    """How long the buffer from `consumed` on must be before it is worth looking again."""
+    needed_bytes: int
+    """The number of bytes from `consumed` on that the next frame needs."""
 
 
-def cut(data: Bytes) -> Cut:
-    """Cut a buffer that begins at the beginning of a frame and may end anywhere."""
+def parse_frames(data: Bytes) -> ParseResult:
+    """Parse a buffer that begins at the start of a frame and may end anywhere."""
     size = len(data)
     starts, line_ends = _candidates(data)
     if not len(starts):
-        return _nothing(data)
+        return _empty_result(data)
     words = data[starts].astype(np.uint32)
-    for place in (1, 2, 3):
-        words |= data[starts + place].astype(np.uint32) << np.uint32(8 * place)
+    for index in (1, 2, 3):
+        words |= data[starts + index].astype(np.uint32) << np.uint32(8 * index)
     has_headers = words == _HMSG
     is_message = has_headers | (words == _MSG)
     if not is_message.all():
@@ -115,39 +118,39 @@ def cut(data: Bytes) -> Cut:
         starts, line_ends = starts[is_frame], line_ends[is_frame]
         has_headers, is_message = has_headers[is_frame], is_message[is_frame]
     if not len(starts) or starts[0]:
-        raise BrokenFrames(f"no frame of the NATS protocol starts with {bytes(data[:16])!r}")
-    totals, number_starts = number_left_of(data, line_ends)
+        raise MalformedFrames(f"no frame of the NATS protocol starts with {bytes(data[:16])!r}")
+    totals, number_starts = parse_number_before(data, line_ends)
     ends = np.where(is_message, line_ends + 2 + totals, line_ends)
-    chain, wanted = _chain(starts, ends + 2, size)
+    chain, needed_bytes = _verify_chain(starts, ends + 2, size)
     if chain is not None:
         starts, line_ends, ends = starts[chain], line_ends[chain], ends[chain]
         has_headers, is_message = has_headers[chain], is_message[chain]
         number_starts = number_starts[chain]
     if not len(starts):
-        return _nothing(data, wanted)
+        return _empty_result(data, needed_bytes)
     consumed = int(ends[-1]) + 2
     if data[consumed - 2] != 13 or data[consumed - 1] != 10:
-        raise BrokenFrames("a payload does not end where its frame said")
+        raise MalformedFrames("a payload does not have the length that its frame announces")
     header_sizes = np.zeros(len(starts), np.int64)
     if has_headers.any():
-        header_sizes[has_headers] = number_left_of(data, number_starts[has_headers] - 1)[0]
+        header_sizes[has_headers] = parse_number_before(data, number_starts[has_headers] - 1)[0]
     frames = Frames(data, starts, line_ends, header_sizes, ends)
     if is_message.all():
-        return Cut(frames, (), consumed, wanted)
+        return ParseResult(frames, (), consumed, needed_bytes)
     lines = zip(starts[~is_message].tolist(), line_ends[~is_message].tolist(), strict=True)
     controls = tuple(data[start:end].tobytes() for start, end in lines)
-    return Cut(frames.only(is_message), controls, consumed, wanted)
+    return ParseResult(frames.select(is_message), controls, consumed, needed_bytes)
 
 
 def _candidates(data: Bytes) -> tuple[Positions, Positions]:
-    """Where a frame may begin, and where its first line ends: after a line break, with the first letter of a verb."""
+    """Find where a frame may begin (after a line break, with the first letter of a verb) and its first line ends."""
     returns = np.flatnonzero(data == 13)
-    # What begins after return k ends its first line at return k + 1, so starts and ends stay in step. Most returns have
-    # nothing to do with the beginning of a frame, so the first letter is looked at before anything else.
+    # A frame that begins after return k ends its first line at return k + 1, so starts and ends correspond. Most
+    # returns are not before a frame, so the first letter is checked before anything else.
     starts = np.concatenate((np.zeros(1, np.int64), returns[:-1] + 2))[: len(returns)]
     likely = np.flatnonzero(_FIRST_BYTES[data[np.minimum(starts, len(data) - 1)]]) if len(returns) else returns
     if len(returns) and (not len(likely) or likely[0]):
-        raise BrokenFrames(f"no frame of the NATS protocol starts with {bytes(data[:16])!r}")
+        raise MalformedFrames(f"no frame of the NATS protocol starts with {bytes(data[:16])!r}")
     starts, line_ends = starts[likely], returns[likely]
     whole = (line_ends + 1 < len(data)) & (starts + 4 <= len(data))
     whole &= data[np.minimum(line_ends + 1, len(data) - 1)] == 10
@@ -155,13 +158,13 @@ def _candidates(data: Bytes) -> tuple[Positions, Positions]:
     return starts[whole], line_ends[whole]
 
 
-def _nothing(data: Bytes, wanted: int = 0) -> Cut:
+def _empty_result(data: Bytes, needed_bytes: int = 0) -> ParseResult:
     none = np.zeros(0, np.int64)
-    return Cut(Frames(data, none, none, none, none), (), 0, wanted)
+    return ParseResult(Frames(data, none, none, none, none), (), 0, needed_bytes)
 
 
-def _chain(starts: Positions, follows: Positions, size: int) -> tuple[Positions | None, int]:
-    """Which candidates are whole frames (None: all of them), and how many bytes the first one that is cut off needs."""
+def _verify_chain(starts: Positions, follows: Positions, size: int) -> tuple[Positions | None, int]:
+    """Return which candidates are complete frames (None: all), and the bytes that the first incomplete one needs."""
     if follows[-1] <= size and (follows[:-1] == starts[1:]).all():
         return None, 0
     broken = np.flatnonzero(follows[:-1] != starts[1:])
@@ -169,28 +172,28 @@ def _chain(starts: Positions, follows: Positions, size: int) -> tuple[Positions 
     chain = list(range(first))
     successors = np.searchsorted(starts, follows[first:]).tolist()
     follow_list, start_list = follows[first:].tolist(), starts[first:].tolist()
-    place, count, wanted = 0, len(start_list), 0
-    while place < count:
-        follow = follow_list[place]
+    index, count, needed_bytes = 0, len(start_list), 0
+    while index < count:
+        follow = follow_list[index]
         if follow > size:
-            wanted = follow - start_list[place]
+            needed_bytes = follow - start_list[index]
             break
-        chain.append(first + place)
-        following = successors[place] - first
+        chain.append(first + index)
+        following = successors[index] - first
         if following >= count or start_list[following] != follow:
-            break  # the rest is a first line not yet whole, or the buffer ends here
-        place = following
-    return np.array(chain, np.int64), wanted
+            break  # the rest is an incomplete first line, or the buffer ends here
+        index = following
+    return np.array(chain, np.int64), needed_bytes
 
 
-def split_lines(frames: Frames) -> Lines:
-    """Subject, subscription and reply of each frame: `MSG <subject> <sid> [reply] <size>`."""
-    text, offsets = contents(take(frames.data, frames.starts, frames.line_ends))
-    return _split_alike(text, offsets) or _split_any(text, offsets)
+def parse_message_lines(frames: Frames) -> MessageLines:
+    """Parse subject, subscription id and reply of each frame: `MSG <subject> <sid> [reply] <size>`."""
+    text, offsets = bytes_and_offsets(take_slices(frames.data, frames.starts, frames.line_ends))
+    return _parse_uniform_lines(text, offsets) or _parse_any_lines(text, offsets)
 
 
-def _split_alike(text: Bytes, offsets: Positions) -> Lines | None:
-    """Nearly always all lines are as long as each other, and have their words at the same places."""
+def _parse_uniform_lines(text: Bytes, offsets: Positions) -> MessageLines | None:
+    """Parse lines of equal length with their words at the same places, the common case; None for others."""
     rows = len(offsets) - 1
     length = len(text) // rows if rows else 0
     if not length or (offsets[1:] - offsets[:-1] != length).any():
@@ -202,12 +205,12 @@ def _split_alike(text: Bytes, offsets: Positions) -> Lines | None:
         return None
     if not all((grid[:, space] == 32).all() for space in spaces):
         return None
-    sids = fixed_numbers(grid[:, spaces[1] + 1 : spaces[2]])
+    sids = parse_fixed_width(grid[:, spaces[1] + 1 : spaces[2]])
     if sids is None:
         return None
     begin, end = spaces[2] + 1, spaces[3] if reply else spaces[2] + 1
     firsts = offsets[:-1]
-    return Lines(
+    return MessageLines(
         text,
         subject_starts=firsts + (spaces[0] + 1),
         subject_ends=firsts + spaces[1],
@@ -219,16 +222,16 @@ def _split_alike(text: Bytes, offsets: Positions) -> Lines | None:
     )
 
 
-def _split_any(text: Bytes, offsets: Positions) -> Lines:
+def _parse_any_lines(text: Bytes, offsets: Positions) -> MessageLines:
     spaces = np.flatnonzero(text == 32)
-    firsts, counts = per_row(spaces, offsets)
+    firsts, counts = group_by_row(spaces, offsets)
     has_headers = text[offsets[:-1]] == 72
     has_reply = counts == np.where(has_headers, 5, 4)
     if (counts - has_headers - has_reply != 3).any():
-        raise BrokenFrames("the first line of a frame has too few or too many words")
+        raise MalformedFrames("the first line of a frame has too few or too many words")
     subject_ends, sid_ends = spaces[firsts + 1], spaces[firsts + 2]
-    sids, _ = number_left_of(text, sid_ends)
-    return Lines(
+    sids, _ = parse_number_before(text, sid_ends)
+    return MessageLines(
         text,
         subject_starts=spaces[firsts] + 1,
         subject_ends=subject_ends,
@@ -236,3 +239,64 @@ def _split_any(text: Bytes, offsets: Positions) -> Lines:
         reply_starts=sid_ends + 1,
         reply_ends=np.where(has_reply, spaces[np.minimum(firsts + 3, len(spaces) - 1)], sid_ends + 1),
     )
+
+
+def header_block(frames: Frames, row: int) -> bytes:
+    """Return the header block of one frame."""
+    start = int(frames.bodies[row])
+    return frames.data[start : start + int(frames.header_sizes[row])].tobytes()
+
+
+def parse_status(headers: bytes) -> tuple[int, str]:
+    """Return status and text of the first line of a header block, `NATS/1.0 503 text`; status 0 if it has none."""
+    words = headers.partition(b"\r\n")[0].split(b" ", 2)
+    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    return status, words[2].decode("utf-8", "replace") if len(words) > 2 else ""
+
+
+class ReceiveBuffer:
+    """A reused block of memory: the socket fills it at its end, the frame parser consumes it from its start.
+
+    It grows for a frame that is larger than the block.
+    """
+
+    def __init__(self, size: int = BUFFER_BYTES) -> None:
+        self._size = size
+        self._block = np.empty(size, np.uint8)
+        self._start = 0
+        self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def filled(self) -> Bytes:
+        """Return the received bytes that are not dropped; valid until the next call of `writable`."""
+        return self._block[self._start : self._end]
+
+    def writable(self, needed_bytes: int = 0) -> memoryview:
+        """Return memory to receive into, large enough for `needed_bytes` bytes in total."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._block) > self._size and needed_bytes <= self._size:
+                self._block = np.empty(self._size, np.uint8)
+        needed = max(needed_bytes - len(self), _MIN_FREE_BYTES)
+        if len(self._block) - self._end < needed:
+            block = self._block
+            if len(self) + needed > len(block):
+                block = np.empty(len(self) + needed, np.uint8)
+            rest = self.filled()
+            block[: len(rest)] = rest if block is not self._block else rest.copy()
+            self._block, self._start, self._end = block, 0, len(rest)
+        return self._block.data[self._end :]
+
+    def mark_received(self, count: int) -> None:
+        """Record that `count` bytes were written into the memory of `writable`."""
+        self._end += count
+
+    def drop(self, count: int) -> None:
+        """Drop `count` bytes from the start."""
+        self._start += count
+
+    def clear(self) -> None:
+        """Drop all bytes."""
+        self._start = self._end = 0

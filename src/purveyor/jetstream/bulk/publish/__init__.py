@@ -1,1 +1,1 @@
-"""Publish many messages with every acknowledgement checked."""
+"""Publish many messages and check every acknowledgement."""

@@ -1,7 +1,7 @@
-"""What the server answers to publishes: each answer is parsed and matched to its message by the reply subject.
+"""The server's replies to publishes: each one is parsed and matched to its message by the reply subject.
 
-The usual answer, `{"stream":"ORDERS","seq":7}`, is taken apart with numpy, thousands at a time; anything else (an
-error, a duplicate, a domain, something that is no answer of a stream at all) is parsed one by one as the JSON it is.
+numpy parses the common reply, `{"stream":"ORDERS","seq":7}`, thousands at a time. Any other reply (an error, a
+duplicate, a domain, a reply that is not from a stream) is parsed one by one as JSON.
 """
 
 import json
@@ -11,56 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from purveyor.jetstream.api_errors import ID_IN_PROCESS, STREAM_SEALED, TOO_MANY_REQUESTS
+from purveyor.jetstream.api_protocol import NO_RESPONDERS, ErrorReply, Receipt, parse_publish_reply
 from purveyor.jetstream.bulk.arrow_bytes import (
     Bytes,
     Mask,
     Positions,
-    contents,
-    integers,
-    number_left_of,
-    per_row,
-    take,
+    bytes_and_offsets,
+    group_by_row,
+    parse_integers,
+    parse_number_before,
+    take_slices,
 )
-from purveyor.jetstream.bulk.net.frame_parser import Frames, split_lines
+from purveyor.jetstream.bulk.net.frame_parser import Frames, header_block, parse_message_lines, parse_status
 
-NO_RESPONDERS = 503
 DUPLICATE_IN_BATCH = 10201
-_TEMPORARY = frozenset({10008, 10009, 10118, ID_IN_PROCESS})  # system unavailable, no leader, stream offline
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An answer that says no."""
-
-    code: int
-    err_code: int
-    reason: str
-
-    @property
-    def nobody_there(self) -> bool:
-        """Nobody listens on that subject: no stream takes it, or its stream has no leader at the moment."""
-        return self.code == NO_RESPONDERS and not self.err_code
-
-    @property
-    def temporary(self) -> bool:
-        """The server itself says that it may work later."""
-        return self.err_code in _TEMPORARY or self.code == TOO_MANY_REQUESTS
-
-    @property
-    def sealed(self) -> bool:
-        """The stream takes nothing more: for good, or until its migration is over."""
-        return self.err_code == STREAM_SEALED
-
-    @property
-    def in_process(self) -> bool:
-        """A message with this id is on its way into the stream: sending again will find it there, or store it."""
-        return self.err_code == ID_IN_PROCESS
+_OPENING = np.frombuffer(b'{"stream":"', np.uint8)
+_MIDDLE = np.frombuffer(b'","seq":', np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamAcks:
-    """Messages that one stream has: stored now, or duplicates of what it had."""
+    """Messages that one stream acknowledged: stored now, or duplicates of stored messages."""
 
     stream: str
     indices: Positions
@@ -69,110 +40,91 @@ class StreamAcks:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """All answers found in one receive buffer."""
+class ParsedReplies:
+    """All replies found in one receive buffer."""
 
     acks: tuple[StreamAcks, ...]
-    refusals: dict[int, Refusal]
+    refusals: dict[int, ErrorReply]
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """One answer, parsed as JSON."""
-
-    stream: str
-    sequence: int
-    duplicate: bool
-
-
-def parse_answers(
+def parse_replies(
     frames: Frames, *, sid: int, prefix_size: int, to_indices: Callable[[Positions], Positions]
-) -> Answers:
-    """Answers on the subscription `sid`, whose subjects are a prefix of that size and a number.
+) -> ParsedReplies:
+    """Parse the replies to the subscription `sid`. Their subjects are a prefix of `prefix_size` bytes and a number.
 
-    `to_indices` tells which messages the numbers stand for; the numbers come in the order of the answers.
+    `to_indices` maps these numbers, in the order of the replies, to the indices of the messages.
     """
-    lines = split_lines(frames)
+    lines = parse_message_lines(frames)
     ours = lines.sids == sid
     if not ours.any():
-        return Answers((), {})
-    frames = frames.only(ours)
-    indices = to_indices(integers(lines.text, (lines.subject_starts + prefix_size)[ours], lines.subject_ends[ours]))
+        return ParsedReplies((), {})
+    frames = frames.select(ours)
+    indices = to_indices(
+        parse_integers(lines.text, (lines.subject_starts + prefix_size)[ours], lines.subject_ends[ours])
+    )
     plain = frames.header_sizes == 0
-    payloads = take(frames.data, frames.payloads, frames.ends)
-    acks, usual = _usual(payloads, indices, plain)
-    refusals: dict[int, Refusal] = {}
-    for row in np.flatnonzero(~usual).tolist():
+    payloads = take_slices(frames.data, frames.payloads, frames.ends)
+    acks, is_common = _parse_common_acks(payloads, indices, plain)
+    refusals: dict[int, ErrorReply] = {}
+    for row in np.flatnonzero(~is_common).tolist():
         index = int(indices[row])
-        answer = parse_answer(header_block(frames, row), payloads[row].as_py())
-        if isinstance(answer, Ack):
+        reply = parse_reply(header_block(frames, row), payloads[row].as_py())
+        if isinstance(reply, Receipt):
             one = np.array([index], np.int64)
-            acks.append(StreamAcks(answer.stream, one, answer.sequence, int(answer.duplicate)))
+            acks.append(StreamAcks(reply.stream, one, reply.sequence, int(reply.duplicate)))
         else:
-            refusals[index] = answer
-    return Answers(tuple(acks), refusals)
+            refusals[index] = reply
+    return ParsedReplies(tuple(acks), refusals)
 
 
-def one_by_one(frames: Frames, *, sid: int, prefix_size: int) -> Iterator[tuple[int, bytes, bytes]]:
-    """Number, headers and payload of each answer on the subscription `sid`: for answers that are few."""
-    lines = split_lines(frames)
+def iterate_replies(frames: Frames, *, sid: int, prefix_size: int) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield number, headers and payload of each reply to the subscription `sid`, for a small number of replies."""
+    lines = parse_message_lines(frames)
     ours = np.flatnonzero(lines.sids == sid)
-    numbers = integers(lines.text, lines.subject_starts[ours] + prefix_size, lines.subject_ends[ours])
+    numbers = parse_integers(lines.text, lines.subject_starts[ours] + prefix_size, lines.subject_ends[ours])
     for row, number in zip(ours.tolist(), numbers.tolist(), strict=True):
         yield number, header_block(frames, row), frames.data[frames.payloads[row] : frames.ends[row]].tobytes()
 
 
-def header_block(frames: Frames, row: int) -> bytes:
-    """The headers of one frame."""
-    start = int(frames.bodies[row])
-    return frames.data[start : start + int(frames.header_sizes[row])].tobytes()
+def parse_reply(headers: bytes, payload: bytes) -> Receipt | ErrorReply:
+    """Parse one reply of any shape."""
+    return parse_error_status(headers) or parse_publish_reply(payload)
 
 
-def status_of(headers: bytes) -> tuple[int, str]:
-    """Status and its text from the first line of a header block, `NATS/1.0 503 text`; 0 when it has none."""
-    words = headers.partition(b"\r\n")[0].split(b" ", 2)
-    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-    return status, words[2].decode("utf-8", "replace") if len(words) > 2 else ""
+def parse_error_status(headers: bytes) -> ErrorReply | None:
+    """Return the error that the status of a header block reports; None for a block without a status."""
+    status, text = parse_status(headers)
+    if not status:
+        return None
+    return ErrorReply(status, 0, text or ("no responders" if status == NO_RESPONDERS else "no reason given"))
 
 
-def parse_answer(headers: bytes, payload: bytes) -> Ack | Refusal:
-    """One answer of any shape."""
-    status, words = status_of(headers)
-    if status:
-        return Refusal(status, 0, words or ("no responders" if status == NO_RESPONDERS else "no reason given"))
-    try:
-        body: Any = json.loads(payload)
-        error = body.get("error")
-        if error:
-            return Refusal(int(error.get("code", 0)), int(error.get("err_code", 0)), str(error.get("description", "")))
-        return Ack(str(body["stream"]), int(body["seq"]), bool(body.get("duplicate", False)))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return Refusal(0, 0, "the answer is none that a stream gives: something else listens on this subject")
+def _parse_common_acks(payloads: Any, indices: Positions, plain: Mask) -> tuple[list[StreamAcks], Mask]:
+    """Parse the replies of the common shape and return a mask of the rows that have it.
 
-
-_OPENING = np.frombuffer(b'{"stream":"', np.uint8)
-_MIDDLE = np.frombuffer(b'","seq":', np.uint8)
-
-
-def _usual(payloads: Any, indices: Positions, plain: Mask) -> tuple[list[StreamAcks], Mask]:
-    """Acks of the usual shape, and which rows have it: six quotes in their places, and a number up to the brace."""
-    data, offsets = contents(payloads)
+    The common shape has six quotes at the expected places and a number before the closing brace.
+    """
+    data, offsets = bytes_and_offsets(payloads)
     starts, ends = offsets[:-1], offsets[1:]
     quotes = np.flatnonzero(data == 34)
-    firsts, counts = per_row(quotes, offsets)
-    usual = plain & (counts == 6)
-    rows = np.flatnonzero(usual)
+    firsts, counts = group_by_row(quotes, offsets)
+    is_common = plain & (counts == 6)
+    rows = np.flatnonzero(is_common)
     name_starts = starts[rows] + len(_OPENING)
     name_ends = quotes[firsts[rows] + 3]
-    fits = _holds(data, starts[rows], _OPENING) & _holds(data, name_ends, _MIDDLE) & (data[ends[rows] - 1] == 125)
-    sequences, number_starts = number_left_of(data, ends[rows] - 1)
+    fits = (
+        _matches_literal(data, starts[rows], _OPENING)
+        & _matches_literal(data, name_ends, _MIDDLE)
+        & (data[ends[rows] - 1] == 125)
+    )
+    sequences, number_starts = parse_number_before(data, ends[rows] - 1)
     fits &= (number_starts == name_ends + len(_MIDDLE)) & (number_starts < ends[rows] - 1)
     if not fits.all():
-        usual[rows[~fits]] = False
+        is_common[rows[~fits]] = False
         rows, name_starts, name_ends, sequences = rows[fits], name_starts[fits], name_ends[fits], sequences[fits]
     if not len(rows):
-        return [], usual
-    names = take(data, name_starts, name_ends).dictionary_encode()
+        return [], is_common
+    names = take_slices(data, name_starts, name_ends).dictionary_encode()
     acked = indices[rows]
     if len(names.dictionary) == 1:
         groups = [(0, acked, sequences)]
@@ -184,11 +136,11 @@ def _usual(payloads: Any, indices: Positions, plain: Mask) -> tuple[list[StreamA
     return [
         StreamAcks(json.loads(b'"' + names.dictionary[code].as_py() + b'"'), which, int(numbers.max()), 0)
         for code, which, numbers in groups
-    ], usual
+    ], is_common
 
 
-def _holds(data: Bytes, starts: Positions, literal: Bytes) -> Mask:
-    """Whether the bytes at each position are that literal."""
+def _matches_literal(data: Bytes, starts: Positions, literal: Bytes) -> Mask:
+    """Return at which positions the literal stands."""
     places = np.minimum(starts[:, None] + np.arange(len(literal)), len(data) - 1)
     result: Mask = (data[places] == literal).all(axis=1)
     return result

@@ -1,11 +1,11 @@
-"""Publishing in atomic batches: each stored whole or not at all, and strictly one after the other.
+"""Publishing in atomic batches: each is stored as a whole or not at all, strictly one after the other.
 
-A batch is staged on the server message by message and takes effect with its last message, the commit. Following batches
-are staged while one is being committed, but a commit is sent only when the batch before it is stored. So a batch that
-fails leaves nothing behind it, and what is stored is always a beginning of what was given.
+The server stages a batch message by message and stores it with its last message, the commit. Further batches are staged
+while one is being committed, but a commit is sent only when the batch before it is stored. So no batch is stored after
+a failed one, and the stored messages are always a prefix of the given ones.
 
-A batch with a message id that the stream already has is refused whole; its messages then go one by one, and the server
-drops those it has. That is also how a batch is sent again whose commit was under way when a connection broke.
+The server refuses a batch that contains a message id it knows. The messages are then published one by one, and the
+server drops those it has. The same happens to a batch whose commit was in flight when a connection broke.
 """
 
 import time
@@ -18,44 +18,42 @@ import numpy as np
 import pyarrow as pa
 
 from purveyor.jetstream.address import Address
+from purveyor.jetstream.api_protocol import ErrorReply, Receipt
 from purveyor.jetstream.bulk.header_columns import join
-from purveyor.jetstream.bulk.net.connection import LinkLost
+from purveyor.jetstream.bulk.net.connection import ConnectionLost
 from purveyor.jetstream.bulk.net.frame_parser import Frames
-from purveyor.jetstream.bulk.publish.acks import (
-    DUPLICATE_IN_BATCH,
-    Ack,
-    Refusal,
-    one_by_one,
-    parse_answer,
-)
-from purveyor.jetstream.bulk.publish.frame_builder import Rows, decimal, frames
-from purveyor.jetstream.bulk.publish.pipelined import Pipeline, as_bytes, portions
-from purveyor.jetstream.bulk.publish.session import SILENCE_SECONDS, Outlet, Sent
+from purveyor.jetstream.bulk.publish.acks import DUPLICATE_IN_BATCH, iterate_replies, parse_reply
+from purveyor.jetstream.bulk.publish.frame_builder import PreparedRows, build_frames, to_digits
+from purveyor.jetstream.bulk.publish.pipelined import PipelinedPublisher, as_bytes, split_rows
+from purveyor.jetstream.bulk.publish.session import SILENCE_SECONDS, PublishSession, UnansweredMessage
 from purveyor.model.errors import NoAnswer, ServerUnavailable, Unavailable, UnknownStream
 
-MOST_MESSAGES: Final = 1000
-HEADER_ROOM: Final = 160
-"""What the batch headers take of the largest payload."""
+MAX_BATCH_MESSAGES: Final = 1000
+BATCH_HEADER_BYTES: Final = 160
+"""Bytes that the batch headers take of the maximum payload."""
 
-_OPEN_BATCHES: Final = 3
-_TURN_SECONDS: Final = 1.0
+_MAX_OPEN_BATCHES: Final = 3
+_PUMP_SECONDS: Final = 1.0
 _INCOMPLETE: Final = 10176
 _TOO_MANY_OPEN: Final = 10210
-_TRIES_WHEN_INCOMPLETE: Final = 3
+_MAX_INCOMPLETE_ATTEMPTS: Final = 3
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """One batch in the making. Answers come on reply subjects with the number 2 * attempt, the commit's plus 1."""
+    """One batch that is not stored yet.
 
-    rows: Rows
+    Replies come on the reply subject 2 * attempt, the reply to the commit on that number plus 1.
+    """
+
+    rows: PreparedRows
     attempt: int = 0
     commit: memoryview | None = None
     committed_at: float | None = None
-    refusal: Refusal | None = None
+    refusal: ErrorReply | None = None
     incomplete: int = 0
-    doubtful: bool = False
-    """Committed on a link that broke."""
+    in_doubt: bool = False
+    """Whether the commit was sent on a connection that broke."""
 
     @property
     def name(self) -> str:
@@ -64,173 +62,175 @@ class _Batch:
 
 
 class AtomicPublisher:
-    """Batches on their way. `send` returns when they are staged or better, `finish` when all are stored."""
+    """Publishes atomic batches. `send` returns when they are staged, `finish` when all are stored."""
 
-    def __init__(self, address: Address, outlet: Outlet) -> None:
+    def __init__(self, address: Address, session: PublishSession) -> None:
         self._address = address
-        self._outlet = outlet
+        self._session = session
         self._batches: deque[_Batch] = deque()
         self._attempts = 0
-        self._last_answer = time.monotonic()
+        self._last_reply = time.monotonic()
 
-    def send(self, rows: Rows) -> None:
-        """Send messages, in as many batches as they need."""
-        for part in portions(rows, MOST_MESSAGES, self._outlet.options.window_bytes):
-            while len(self._batches) >= _OPEN_BATCHES:
-                self._turn(_TURN_SECONDS)
+    def send(self, rows: PreparedRows) -> None:
+        """Send messages in as many batches as necessary."""
+        for part in split_rows(rows, MAX_BATCH_MESSAGES, self._session.options.window_bytes):
+            while len(self._batches) >= _MAX_OPEN_BATCHES:
+                self._pump(_PUMP_SECONDS)
             batch = _Batch(part)
             self._batches.append(batch)
             self._stage(batch)
-            self._turn(0.0)
+            self._pump(0.0)
 
     def finish(self) -> None:
-        """Wait until each batch is stored."""
+        """Wait until every batch is stored."""
         while self._batches:
-            self._turn(_TURN_SECONDS)
+            self._pump(_PUMP_SECONDS)
 
     def _stage(self, batch: _Batch) -> None:
-        """Send all of a batch but its commit, under a new name."""
+        """Send a batch without its commit, under a new batch id."""
         self._attempts += 1
         batch.attempt, batch.refusal = self._attempts, None
         count = len(batch.rows)
         replies = [b""] * count
-        replies[0] = f" {self._outlet.inbox}.{2 * batch.attempt}".encode()
-        replies[-1] = f" {self._outlet.inbox}.{2 * batch.attempt + 1}".encode()
+        replies[0] = f" {self._session.inbox}.{2 * batch.attempt}".encode()
+        replies[-1] = f" {self._session.inbox}.{2 * batch.attempt + 1}".encode()
         endings = [b"\r\n"] * (count - 1) + [b"\r\nNats-Batch-Commit: 1\r\n"]
         lines = join(
             f"Nats-Batch-Id: {uuid4().hex}\r\nNats-Batch-Sequence: ".encode(),
-            decimal(pa.array(np.arange(1, count + 1))),
+            to_digits(pa.array(np.arange(1, count + 1))),
             pa.array(endings, pa.binary()),
         )
-        built = frames(batch.rows, replies=pa.array(replies, pa.binary()), extra_lines=lines)
+        built = build_frames(batch.rows, replies=pa.array(replies, pa.binary()), extra_lines=lines)
         if count > 1:
-            self._outlet.link.queue(as_bytes(built.slice(0, count - 1)))
+            self._session.connection.queue(as_bytes(built.slice(0, count - 1)))
         batch.commit = as_bytes(built.slice(count - 1, 1))
         self._commit_first()
 
     def _commit_first(self) -> None:
-        """Commit the oldest batch, if that is not under way."""
+        """Send the commit of the oldest batch, unless it is in flight."""
         batch = self._batches[0] if self._batches else None
         if batch is not None and batch.commit is not None and batch.refusal is None:
             batch.committed_at = batch.committed_at or time.monotonic()
-            self._outlet.link.queue(batch.commit)
+            self._session.connection.queue(batch.commit)
             batch.commit = None
 
-    def _turn(self, timeout: float) -> None:
+    def _pump(self, timeout: float) -> None:
         try:
-            self._listen(timeout)
+            self._receive(timeout)
             refusal = self._batches[0].refusal if self._batches else None
             if refusal is not None:
-                self._judge(self._batches[0], refusal)
-        except (LinkLost, NoAnswer) as error:
-            self._start_again_on_new_link(error)
+                self._handle_refusal(self._batches[0], refusal)
+        except (ConnectionLost, NoAnswer) as error:
+            self._restart_on_new_connection(error)
 
-    def _listen(self, timeout: float) -> None:
-        link = self._outlet.link
-        backlog = link.backlog
+    def _receive(self, timeout: float) -> None:
+        connection = self._session.connection
+        backlog = connection.backlog
         if not timeout:
-            self._last_answer = time.monotonic()
-        link.pump(timeout)
-        found = link.receive()
+            self._last_reply = time.monotonic()
+        connection.pump(timeout)
+        found = connection.receive()
         if len(found):
-            self._hear(found)
-        if len(found) or link.backlog != backlog:
-            self._last_answer = time.monotonic()
-        elif timeout and time.monotonic() - self._last_answer > SILENCE_SECONDS:
-            raise LinkLost(f"no batch was acknowledged for {SILENCE_SECONDS:g} s")
+            self._handle_replies(found)
+        if len(found) or connection.backlog != backlog:
+            self._last_reply = time.monotonic()
+        elif timeout and time.monotonic() - self._last_reply > SILENCE_SECONDS:
+            raise ConnectionLost(f"no batch was acknowledged for {SILENCE_SECONDS:g} s")
 
-    def _hear(self, found: Frames) -> None:
-        outlet = self._outlet
-        for number, headers, payload in one_by_one(found, sid=outlet.sid, prefix_size=len(outlet.inbox) + 1):
+    def _handle_replies(self, found: Frames) -> None:
+        session = self._session
+        for number, headers, payload in iterate_replies(found, sid=session.sid, prefix_size=len(session.inbox) + 1):
             batch = next((batch for batch in self._batches if batch.attempt == number // 2), None)
             begun = not number % 2 and not payload and not headers
             if batch is None or batch.refusal is not None or begun:
-                continue  # an earlier attempt's, or all is well with the first message of a batch
-            answer = parse_answer(headers, payload)
-            if isinstance(answer, Ack):
-                self._stored(batch, answer)
+                continue  # a reply to an earlier attempt, or the server has staged the first message of a batch
+            reply = parse_reply(headers, payload)
+            if isinstance(reply, Receipt):
+                self._mark_stored(batch, reply)
             else:
-                batch.refusal = answer
+                batch.refusal = reply
 
-    def _stored(self, batch: _Batch, ack: Ack) -> None:
-        ledger = self._outlet.ledger
+    def _mark_stored(self, batch: _Batch, ack: Receipt) -> None:
+        tally = self._session.tally
         self._batches.remove(batch)
-        ledger.stored += len(batch.rows)
-        ledger.note(ack.stream, ack.sequence, batch.rows.first_index + len(batch.rows) - 1)
-        self._outlet.progress()
-        if self._outlet.options.on_progress is not None:
-            self._outlet.options.on_progress(ledger.acknowledged)
+        tally.stored += len(batch.rows)
+        tally.record(ack.stream, ack.sequence, batch.rows.first_index + len(batch.rows) - 1)
+        self._session.progress()
+        if self._session.options.on_progress is not None:
+            self._session.options.on_progress(tally.acknowledged)
         self._commit_first()
 
-    def _judge(self, batch: _Batch, refusal: Refusal) -> None:
-        """The oldest batch was refused: send it otherwise, or again, or fail. Nothing behind it is committed."""
+    def _handle_refusal(self, batch: _Batch, refusal: ErrorReply) -> None:
+        """Send the refused oldest batch message by message, or again, or raise. No later batch is committed."""
         if refusal.err_code == DUPLICATE_IN_BATCH:
             self._send_one_by_one(batch)
             return
         batch.incomplete += refusal.err_code == _INCOMPLETE
-        again = refusal.temporary or refusal.nobody_there or refusal.err_code == _TOO_MANY_OPEN
-        if refusal.sealed and self._outlet.opens_again(batch.rows.subjects[0].as_py().decode(), self._held()):
-            if batch.doubtful:
-                raise self._outlet.in_doubt(batch.rows.first_index)
+        again = refusal.is_temporary or refusal.has_no_responders or refusal.err_code == _TOO_MANY_OPEN
+        if refusal.is_sealed and self._session.will_reopen(
+            batch.rows.subjects[0].as_py().decode(), self._in_flight_count()
+        ):
+            if batch.in_doubt:
+                raise self._session.outcome_unknown_error(batch.rows.first_index)
             again = True
-        if not again and not 0 < batch.incomplete < _TRIES_WHEN_INCOMPLETE:
-            raise self._outlet.refused(refusal, batch.rows.first_index, batch.name)
+        if not again and not 0 < batch.incomplete < _MAX_INCOMPLETE_ATTEMPTS:
+            raise self._session.refusal_error(refusal, batch.rows.first_index, batch.name)
         waiting: Unavailable = ServerUnavailable(f"{batch.name} could not be stored: {refusal.reason}")
-        if refusal.nobody_there:
+        if refusal.has_no_responders:
             waiting = self._check_stream(batch) or waiting
-        batch.committed_at = None  # refused, so there is nothing unknown about it
-        self._outlet.wait(waiting)
+        batch.committed_at = None  # refused, so its outcome is known
+        self._session.pause_before_retry(waiting)
         self._stage_all()
 
     def _check_stream(self, batch: _Batch) -> Unavailable | None:
         subject = batch.rows.subjects[0].as_py().decode()
         try:
-            stream = self._outlet.stream_of(subject)
-        except LinkLost:
+            stream = self._session.stream_of(subject)
+        except ConnectionLost:
             raise
         except ServerUnavailable as error:
             return error
-        if stream is None and self._outlet.opens_again(subject, self._held()):
+        if stream is None and self._session.will_reopen(subject, self._in_flight_count()):
             return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
         if stream is None:
             raise UnknownStream(
                 f"no stream takes message {batch.rows.first_index} on subject {subject!r};"
-                f" {self._outlet.ledger.acknowledged} others are stored",
+                f" {self._session.tally.acknowledged} others are stored",
                 fix="create a stream for this subject, or check the subject",
             )
         return None
 
-    def _held(self) -> int:
+    def _in_flight_count(self) -> int:
         return sum(len(batch.rows) for batch in self._batches)
 
     def _send_one_by_one(self, batch: _Batch) -> None:
-        outlet = self._outlet
-        single = Outlet(self._address, outlet.options, outlet.ledger)
-        pipeline = Pipeline(single)
+        session = self._session
+        single = PublishSession(self._address, session.options, session.tally)
+        pipeline = PipelinedPublisher(single)
         try:
             pipeline.send(batch.rows)
             pipeline.finish()
             single.release()
         finally:
-            single.drop()
+            single.close()
         self._batches.remove(batch)
-        outlet.progress()
-        self._last_answer = time.monotonic()
+        session.progress()
+        self._last_reply = time.monotonic()
         self._commit_first()
 
-    def _start_again_on_new_link(self, error: Unavailable) -> None:
-        # A batch whose commit was not sent cannot be stored; only the oldest can have been committed.
+    def _restart_on_new_connection(self, error: Unavailable) -> None:
+        # A batch without a sent commit cannot be stored; only the oldest batch can have been committed.
         unknown = [
-            Sent(batch.rows.first_index, batch.rows.subjects[0].as_py().decode(), batch.committed_at)
+            UnansweredMessage(batch.rows.first_index, batch.rows.subjects[0].as_py().decode(), batch.committed_at)
             for batch in self._batches
             if batch.committed_at is not None
         ]
         for batch in self._batches:
-            batch.doubtful |= batch.committed_at is not None
-        self._outlet.reconnect(error, unknown)
+            batch.in_doubt |= batch.committed_at is not None
+        self._session.reconnect(error, unknown)
         self._stage_all()
 
     def _stage_all(self) -> None:
-        self._last_answer = time.monotonic()
+        self._last_reply = time.monotonic()
         for batch in self._batches:
             self._stage(batch)

@@ -1,4 +1,4 @@
-"""`publish_many`: record batches into streams, each message answered for."""
+"""`publish_many`: publish record batches to streams, with a checked acknowledgement for each message."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, assert_never
@@ -13,67 +13,67 @@ from purveyor.jetstream.bulk.options import (
     PublishOptions,
     PublishReport,
 )
-from purveyor.jetstream.bulk.publish.atomic import HEADER_ROOM, AtomicPublisher
-from purveyor.jetstream.bulk.publish.frame_builder import Envelope, prepare
-from purveyor.jetstream.bulk.publish.pipelined import Pipeline
-from purveyor.jetstream.bulk.publish.session import Ledger, Outlet
+from purveyor.jetstream.bulk.publish.atomic import BATCH_HEADER_BYTES, AtomicPublisher
+from purveyor.jetstream.bulk.publish.frame_builder import FrameOptions, prepare
+from purveyor.jetstream.bulk.publish.pipelined import PipelinedPublisher
+from purveyor.jetstream.bulk.publish.session import PublishSession, PublishTally
 from purveyor.model.errors import InvalidInput, PublishRefused
 
 Outgoing: TypeAlias = tuple[str, bytes, Mapping[str, str | Sequence[str]] | None, str | None]
 """Subject, data, headers and message id of one message."""
 
 _DEFAULTS: Final = PublishOptions()
-_ROWS_AT_ONCE: Final = 10_000
+_MAX_BATCH_ROWS: Final = 10_000
 
 
 def publish_many(
     address: Address, batches: Iterable[pa.RecordBatch], options: PublishOptions = _DEFAULTS
 ) -> PublishReport:
-    """Publish all rows, in order, and return when the server has answered for each one.
+    """Publish all rows in order; return when the server has acknowledged each one.
 
     Columns: `subject` (string), `data` (binary), optionally `headers` (map<string, list<string>>) and `msg_id` (string,
-    null allowed). An id in `msg_id` goes before one in the headers; a message without any gets one, so that sending it
-    again after a lost connection stores it once.
+    null allowed). An id in `msg_id` overrides one in the headers. A message without an id gets one: if it is sent again
+    after a lost connection, it is stored once.
 
-    Fails with `PublishRefused` (its `index` is the first message refused), `UnknownStream` (no stream takes a subject),
-    `InvalidSubject` or `InvalidHeader` (found before that row was sent), `PermissionDenied`, `AuthenticationFailed`,
-    `ServerUnavailable` (away for longer than the patience) or `OutcomeUnknown` (away for longer than duplicates are
-    recognised). Messages before the one named are stored; pipelined, some behind it may be, atomic, none.
+    Raise `PublishRefused` (its `index` is the first refused message), `UnknownStream` (no stream takes a subject),
+    `InvalidSubject` or `InvalidHeader` (before that row was sent), `PermissionDenied`, `AuthenticationFailed`,
+    `ServerUnavailable` (for longer than `patience_seconds`) or `OutcomeUnknown` (for longer than the stream recognises
+    duplicates). Messages before the named one are stored. Later ones may be stored if pipelined, never if atomic.
 
     >>> publish_many(address, outgoing([("orders.new", b"{}", None, "order-1")]))  # doctest: +SKIP
     PublishReport(stored=1, duplicates=0, last_sequences=mappingproxy({'ORDERS': 1}))
     """
-    ledger = Ledger()
-    outlet = Outlet(address, options, ledger)
+    tally = PublishTally()
+    session = PublishSession(address, options, tally)
     match options.mode:
         case PublishMode.PIPELINED:
-            publisher: Pipeline | AtomicPublisher = Pipeline(outlet)
+            publisher: PipelinedPublisher | AtomicPublisher = PipelinedPublisher(session)
             room = 0
         case PublishMode.ATOMIC:
-            publisher, room = AtomicPublisher(address, outlet), HEADER_ROOM
+            publisher, room = AtomicPublisher(address, session), BATCH_HEADER_BYTES
         case _:
             assert_never(options.mode)
     id_prefix = f"{uuid4().hex}.".encode()
     index = 0
     try:
-        for batch in _small(batches):
-            envelope = Envelope(id_prefix, options.expected_stream, outlet.link.info.max_payload - room)
+        for batch in _split_batches(batches):
+            frame_options = FrameOptions(id_prefix, options.expected_stream, session.connection.info.max_payload - room)
             try:
-                rows = prepare(batch, index, envelope)
+                rows = prepare(batch, index, frame_options)
             except (InvalidInput, PublishRefused) as error:
-                publisher.finish()  # rows before this batch are under way: what becomes of them belongs to the error
-                raise _with_stored(error, ledger.acknowledged) from error
+                publisher.finish()  # rows before this batch are in flight: their outcome belongs to the error
+                raise _with_stored(error, tally.acknowledged) from error
             publisher.send(rows)
             index += len(rows)
         publisher.finish()
-        outlet.release()
+        session.release()
     finally:
-        outlet.drop()
-    return ledger.report()
+        session.close()
+    return tally.report()
 
 
 def outgoing(messages: Iterable[Outgoing], *, rows: int = 5000, size: int = 8 << 20) -> Iterator[pa.RecordBatch]:
-    """Python tuples `(subject, data, headers, msg_id)` as record batches for `publish_many`."""
+    """Convert tuples `(subject, data, headers, msg_id)` to record batches for `publish_many`."""
     waiting: list[Outgoing] = []
     waiting_bytes = 0
     for message in messages:
@@ -103,11 +103,11 @@ def _record_batch(messages: list[Outgoing]) -> Any:
     return pa.record_batch(arrays, schema=OUTGOING_SCHEMA)
 
 
-def _small(batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
-    """The same rows in batches of a bounded size, none of them empty."""
+def _split_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
+    """Yield the same rows in batches of a bounded size, none of them empty."""
     for batch in batches:
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield batch.slice(start, _ROWS_AT_ONCE)
+        for start in range(0, batch.num_rows, _MAX_BATCH_ROWS):
+            yield batch.slice(start, _MAX_BATCH_ROWS)
 
 
 def _with_stored(error: InvalidInput | PublishRefused, stored: int) -> InvalidInput | PublishRefused:

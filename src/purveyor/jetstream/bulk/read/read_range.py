@@ -1,4 +1,4 @@
-"""`read_range`: a range of sequences of a stream as record batches, however it is best fetched."""
+"""`read_range`: read a range of sequences of a stream as record batches, by the best route."""
 
 from collections.abc import Generator
 from contextlib import closing
@@ -8,31 +8,31 @@ from typing import Any, Final
 import pyarrow as pa
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk.net.connection import Link
-from purveyor.jetstream.bulk.net.pool import OutOfPatience, Patience, connect, give_back
+from purveyor.jetstream.bulk.net.connection import BulkConnection
+from purveyor.jetstream.bulk.net.pool import RetryDeadline, RetryDeadlineExceeded, connect, release
 from purveyor.jetstream.bulk.options import ReadOptions, Route
-from purveyor.jetstream.bulk.read.cursor import Range
-from purveyor.jetstream.bulk.read.via_consumer import consume
-from purveyor.jetstream.bulk.read.via_direct_get import fetch
+from purveyor.jetstream.bulk.read.cursor import RangeCursor
+from purveyor.jetstream.bulk.read.via_consumer import read_via_consumer
+from purveyor.jetstream.bulk.read.via_direct_get import read_via_direct_get
 from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError, Unavailable
 from purveyor.model.name_rules import check_name
 
 _DEFAULTS: Final = ReadOptions()
-_SMALL_RANGE: Final = 2000
+_MAX_DIRECT_GET_LENGTH: Final = 2000
 
 
 def read_range(
     address: Address, stream: str, first: int, last: int, options: ReadOptions = _DEFAULTS
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The messages with sequences from `first` to `last`, both included, in order, each once.
+    """Yield the messages with sequences from `first` to `last`, both included, in order, each once.
 
-    Batches have the columns of `SCHEMA` (or those asked for) and are bounded by the options; no more than one is held.
-    What is not there (gaps, a deleted end, beyond the end of the stream at the start of reading) is not waited for. A
-    lost connection is made again within the patience, and reading goes on behind the last row given out. Closing the
-    iterator early leaves nothing behind on the server.
+    Batches have the columns of `SCHEMA` (or the requested ones) and a size bounded by the options; one batch is in
+    memory at a time. The function does not wait for missing messages (gaps, a deleted end, sequences beyond the end of
+    the stream at the start of reading). It reconnects for up to `patience_seconds` and continues after the last row.
+    Closing the iterator early leaves nothing behind on the server.
 
-    Fails with `UnknownStream` (also when it is deleted meanwhile), `InvalidConfig` (the stream cannot be read by that
-    route), `PermissionDenied`, `AuthenticationFailed`, or `ServerUnavailable` at the end of the patience.
+    Raise `UnknownStream` (also if the stream is deleted meanwhile), `InvalidConfig` (the stream cannot be read by that
+    route), `PermissionDenied`, `AuthenticationFailed`, or `ServerUnavailable` after `patience_seconds`.
 
     >>> for batch in read_range(address, "ORDERS", 1, 1000):  # doctest: +SKIP
     ...     print(batch.num_rows)
@@ -40,44 +40,44 @@ def read_range(
     check_name(stream)
     if first < 0 or last < 0:
         raise InvalidInput(f"invalid range {first} to {last} of stream {stream!r}", fix="sequences start at 1")
-    return _read(address, Range(stream, max(first, 1), last, options))
+    return _read(address, RangeCursor(stream, max(first, 1), last, options))
 
 
-def _read(address: Address, wanted: Range) -> Generator[pa.RecordBatch, None, None]:
-    patience = Patience(wanted.options.patience_seconds)
+def _read(address: Address, cursor: RangeCursor) -> Generator[pa.RecordBatch, None, None]:
+    retry_deadline = RetryDeadline(cursor.options.patience_seconds)
     begun = False
     direct_only = False
-    while wanted.first <= wanted.last:
-        link = connect(address, patience)
+    while cursor.first <= cursor.last:
+        connection = connect(address, retry_deadline)
         route = Route.DIRECT
         try:
-            state = _look(link, wanted)
-            wanted, begun = wanted if begun else wanted.within(state.first, state.last), True
-            route = Route.DIRECT if direct_only else choose_route(state.config, wanted.options, wanted.length)
-            if wanted.first > wanted.last:
+            state = _read_state(connection, cursor)
+            cursor, begun = cursor if begun else cursor.clamp(state.first, state.last), True
+            route = Route.DIRECT if direct_only else choose_route(state.config, cursor.options, cursor.length)
+            if cursor.first > cursor.last:
                 return
-            way = consume if route is Route.CONSUMER else fetch
-            with closing(way(link, wanted, patience)) as portions:
-                for batch, following in portions:
-                    patience.progress()
-                    wanted = wanted.from_(following)
+            read = read_via_consumer if route is Route.CONSUMER else read_via_direct_get
+            with closing(read(connection, cursor, retry_deadline)) as batches:
+                for batch, following in batches:
+                    retry_deadline.progress()
+                    cursor = cursor.advance_to(following)
                     if batch.num_rows:
                         yield batch
-        except OutOfPatience:
+        except RetryDeadlineExceeded:
             raise
         except Unavailable as error:
-            link.close()
-            patience.failed(error)
+            connection.close()
+            retry_deadline.pause_or_raise(error)
         except PurveyorError:
-            if direct_only or route is not Route.CONSUMER or not may_choose(state.config, wanted.options):
+            if direct_only or route is not Route.CONSUMER or not can_use_direct_get(state.config, cursor.options):
                 raise
-            direct_only = True  # we may not make a consumer there, or there are as many as it takes
+            direct_only = True  # we may not create a consumer there, or the stream has its maximum of consumers
         else:
             return
         finally:
-            # Whichever way it ended, the route has tidied up behind itself: what still comes is for nobody.
-            if link.usable:
-                give_back(address, link)
+            # The route has ended its subscription, whichever way it ended: later frames are ignored.
+            if connection.is_usable:
+                release(address, connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +87,24 @@ class _State:
     config: dict[str, Any]
 
 
-def _look(link: Link, wanted: Range) -> _State:
-    info: dict[str, Any] = link.api(f"STREAM.INFO.{wanted.stream}")
+def _read_state(connection: BulkConnection, cursor: RangeCursor) -> _State:
+    info: dict[str, Any] = connection.request_api(f"STREAM.INFO.{cursor.stream}")
     state = info["state"]
     return _State(int(state["first_seq"]), int(state["last_seq"]), info["config"])
 
 
-def may_choose(config: dict[str, Any], options: ReadOptions) -> bool:
-    """Whether there is another way than the consumer."""
+def can_use_direct_get(config: dict[str, Any], options: ReadOptions) -> bool:
+    """Return whether the stream can also be read without a consumer."""
     return bool(config.get("allow_direct")) and options.route is Route.AUTO
 
 
 def choose_route(config: dict[str, Any], options: ReadOptions, length: int) -> Route:
-    """The way to read a range of that length from a stream with that configuration."""
+    """Return the route for a range of this length in a stream with this configuration."""
     name, retention = config.get("name"), config.get("retention", "limits")
     direct = bool(config.get("allow_direct"))
-    # A consumer of a replicated interest stream is replicated as well, and slower made than the range is read.
-    beside = retention == "interest" and options.kept_for_us and config.get("num_replicas", 1) == 1
-    consumer = retention == "limits" or beside
+    # A consumer of a replicated interest stream is replicated as well: creating it takes longer than reading.
+    harmless = retention == "interest" and options.retained_by_durable and config.get("num_replicas", 1) == 1
+    consumer = retention == "limits" or harmless
     if options.route is Route.CONSUMER and not consumer:
         raise InvalidConfig(
             f"stream {name!r} has {retention} retention: a reading consumer would change what it keeps",
@@ -117,4 +117,4 @@ def choose_route(config: dict[str, Any], options: ReadOptions, length: int) -> R
         )
     if options.route is not Route.AUTO:
         return options.route
-    return Route.DIRECT if direct and (length <= _SMALL_RANGE or not consumer) else Route.CONSUMER
+    return Route.DIRECT if direct and (length <= _MAX_DIRECT_GET_LENGTH or not consumer) else Route.CONSUMER

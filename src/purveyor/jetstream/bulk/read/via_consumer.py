@@ -1,180 +1,181 @@
-"""Reading a long range: a consumer of our own without acknowledgements, pulled with large requests kept under way.
+"""Read a long range with a temporary consumer without acknowledgements, and several large pull requests in flight.
 
-The end is known by the consumer's own word (nothing pending), or by a message beyond the range; never by waiting for a
-last message that may have been deleted.
+The reader finds the end of the range by the consumer's pending count (0), or by a message beyond the range. It never
+waits for a last message, which may have been deleted.
 """
 
-import json
 from collections.abc import Generator
 from secrets import token_hex
 from typing import Any, Final
 
 import numpy as np
 
-from purveyor.jetstream.bulk.net.connection import Link, LinkLost
-from purveyor.jetstream.bulk.net.frame_parser import Frames, split_lines
-from purveyor.jetstream.bulk.net.pool import Patience
-from purveyor.jetstream.bulk.publish.acks import NO_RESPONDERS, header_block, status_of
-from purveyor.jetstream.bulk.read.cursor import Range
-from purveyor.jetstream.bulk.read.row_decoder import Delivery, from_consumer
-from purveyor.jetstream.bulk.read.subject_filters import without_covered
+from purveyor.jetstream.api_protocol import API_PREFIX, NO_RESPONDERS, encode_pull_request
+from purveyor.jetstream.bulk.net.connection import BulkConnection, ConnectionLost
+from purveyor.jetstream.bulk.net.frame_parser import Frames, header_block, parse_message_lines, parse_status
+from purveyor.jetstream.bulk.net.pool import RetryDeadline
+from purveyor.jetstream.bulk.read.cursor import RangeCursor, remove_covered
+from purveyor.jetstream.bulk.read.row_decoder import ConsumerRows, from_consumer
 from purveyor.model.errors import NoAnswer, PurveyorError, ServerUnavailable
 
 _PULL_MESSAGES: Final = 10_000
 _PULL_BYTES: Final = 8 << 20
 _PULLS_AHEAD: Final = 3
-_SILENCE_SECONDS: Final = 1.0
-_EXPIRES: Final = 30_000_000_000
-_INACTIVE: Final = 30_000_000_000
-_ROOM_FOR_HEADERS: Final = 64 << 10
+_SILENCE_TIMEOUT_SECONDS: Final = 1.0
+_REQUEST_SECONDS: Final = 30.0
+_INACTIVE_THRESHOLD_NS: Final = 30_000_000_000
+_HEADER_RESERVE_BYTES: Final = 64 << 10
 
 
-def consume(link: Link, wanted: Range, patience: Patience) -> Generator[tuple[Any, int], None, None]:
-    """The rows of a range, with the sequence that follows each batch."""
-    del patience  # a consumer that is silent or gone is replaced once; what goes on after that is the caller's to judge
-    moved = True
-    while wanted.first <= wanted.last:
-        pull = _Pull(link, wanted)
+def read_via_consumer(
+    connection: BulkConnection, cursor: RangeCursor, retry_deadline: RetryDeadline
+) -> Generator[tuple[Any, int], None, None]:
+    """Yield the rows of a range, with the sequence that follows each batch."""
+    del retry_deadline  # a silent or lost consumer is replaced once; after that the caller decides
+    made_progress = True
+    while cursor.first <= cursor.last:
+        reader = _ConsumerReader(connection, cursor)
         try:
-            if not pull.start():
+            if not reader.start():
                 return
-            if not moved:
-                raise NoAnswer(f"the server says that stream {wanted.stream!r} has more, and does not send it")
-            moved = False
-            while not pull.over:
-                for batch, following in pull.next():
-                    moved, wanted = True, wanted.from_(following)
+            if not made_progress:
+                raise NoAnswer(f"the server reports more messages in stream {cursor.stream!r}, but does not send them")
+            made_progress = False
+            while not reader.is_finished:
+                for batch, following in reader.next():
+                    made_progress, cursor = True, cursor.advance_to(following)
                     yield batch, following
-            if not pull.broken:
+            if not reader.is_broken:
                 return
         finally:
-            pull.stop()
+            reader.stop()
 
 
-class _Pull:
-    """One consumer on the server, from its creation to its end."""
+class _ConsumerReader:
+    """One temporary consumer on the server, from its creation to its deletion."""
 
-    def __init__(self, link: Link, wanted: Range) -> None:
-        self.over = False
-        self.broken = False
-        """Ended before the range did: another consumer must go on."""
-        self._link = link
-        self._wanted = wanted
-        self._name = f"r{token_hex(5)}"  # short: it comes back with every message
-        self._inbox = link.new_inbox()
+    def __init__(self, connection: BulkConnection, cursor: RangeCursor) -> None:
+        self.is_finished = False
+        self.is_broken = False
+        """Whether it ended before the range did: another consumer must continue."""
+        self._connection = connection
+        self._cursor = cursor
+        self._name = f"r{token_hex(5)}"  # short, because every message carries it
+        self._inbox = connection.new_inbox()
         self._sid = 0
-        self._owed = 0
+        self._outstanding = 0
         self._delivered = 0
-        self._max_bytes = max(_PULL_BYTES, link.info.max_payload + _ROOM_FOR_HEADERS)
+        self._max_bytes = max(_PULL_BYTES, connection.info.max_payload + _HEADER_RESERVE_BYTES)
 
     def start(self) -> bool:
-        """Create the consumer; false when there is nothing to read."""
+        """Create the consumer; return False if there is nothing to read."""
         config: dict[str, Any] = {
             "name": self._name,
             "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self._wanted.first,
+            "opt_start_seq": self._cursor.first,
             "ack_policy": "none",
             "replay_policy": "instant",
             "mem_storage": True,
             "num_replicas": 1,
-            "inactive_threshold": _INACTIVE,
+            "inactive_threshold": _INACTIVE_THRESHOLD_NS,
         }
-        subjects = without_covered(self._wanted.options.subjects)
+        subjects = remove_covered(self._cursor.options.subjects)
         if subjects:
             config["filter_subjects"] = subjects
-        stream = self._wanted.stream
-        info = self._link.api(
+        stream = self._cursor.stream
+        info = self._connection.request_api(
             f"CONSUMER.CREATE.{stream}.{self._name}", {"stream_name": stream, "config": config, "action": "create"}
         )
-        self._sid = self._link.subscribe(self._inbox)
+        self._sid = self._connection.subscribe(self._inbox)
         return bool(info.get("num_pending"))
 
     def stop(self) -> None:
-        """Leave nothing behind. Should the link be gone, the server removes an idle consumer by itself."""
-        if not self._link.usable:
+        """Delete the consumer. If the connection is lost, the server deletes the idle consumer by itself."""
+        if not self._connection.is_usable:
             return
         try:
-            self._link.unsubscribe(self._sid)
-            self._link.request(f"$JS.API.CONSUMER.DELETE.{self._wanted.stream}.{self._name}")
-        except LinkLost:
+            self._connection.unsubscribe(self._sid)
+            self._connection.request(f"{API_PREFIX}CONSUMER.DELETE.{self._cursor.stream}.{self._name}")
+        except ConnectionLost:
             return
         except PurveyorError:
-            self._link.close()
+            self._connection.close()
 
     def next(self) -> list[tuple[Any, int]]:
-        """What has come since the last time."""
-        self._ask()
-        if not self._link.fill(self._wanted.gather_bytes, _SILENCE_SECONDS):
-            self.over = self.broken = True  # a purge may have taken what was pending: ask anew
+        """Return the rows that arrived since the last call."""
+        self._request()
+        if not self._connection.fill(self._cursor.gather_bytes, _SILENCE_TIMEOUT_SECONDS):
+            self.is_finished = self.is_broken = True  # a purge may have deleted the pending messages: start again
             return []
-        frames = self._hear_statuses(self._link.receive())
+        frames = self._take_statuses(self._connection.receive())
         if not len(frames):
             return []
-        lines = split_lines(frames)
+        lines = parse_message_lines(frames)
         is_message = (lines.sids == self._sid) & lines.has_reply
         if not is_message.any():
             return []
         if not is_message.all():
-            frames = frames.only(is_message)
-            lines = split_lines(frames)
-        return self._take(from_consumer(frames, lines, self._wanted.schema(filtered_here=False)))
+            frames = frames.select(is_message)
+            lines = parse_message_lines(frames)
+        return self._take(from_consumer(frames, lines, self._cursor.schema(filtered_here=False)))
 
-    def _hear_statuses(self, frames: Frames) -> Frames:
-        """What is left when the server's own words are heard.
+    def _take_statuses(self, frames: Frames) -> Frames:
+        """Handle the status messages of the server; return the other frames.
 
-        They have headers alone, so few frames need a look, and the messages that are left are nearly always alike.
+        A status has headers and no payload, so few frames need a check, and the remaining messages nearly always have
+        the same layout.
         """
         bare = np.flatnonzero((frames.header_sizes > 0) & (frames.payloads == frames.ends))
         if not len(bare):
             return frames
-        few = frames.only(bare)
-        lines = split_lines(few)
+        status_frames = frames.select(bare)
+        lines = parse_message_lines(status_frames)
         is_status = (lines.sids == self._sid) & ~lines.has_reply
         for row in np.flatnonzero(is_status).tolist():
-            self._status(few, row)
+            self._handle_status(status_frames, row)
         left = np.ones(len(frames), np.bool_)
         left[bare[is_status]] = False
-        return frames.only(left)
+        return frames.select(left)
 
-    def _ask(self) -> None:
-        """Keep requests under way for about as much as is left, at most."""
-        while self._owed <= (_PULLS_AHEAD - 1) * _PULL_MESSAGES:
-            count = min(_PULL_MESSAGES, self._wanted.length - self._owed)
+    def _request(self) -> None:
+        """Keep pull requests in flight, for about the rest of the range at most."""
+        while self._outstanding <= (_PULLS_AHEAD - 1) * _PULL_MESSAGES:
+            count = min(_PULL_MESSAGES, self._cursor.length - self._outstanding)
             if count <= 0:
                 return
-            body = {"batch": count, "max_bytes": self._max_bytes, "expires": _EXPIRES}
-            self._link.publish(
-                f"$JS.API.CONSUMER.MSG.NEXT.{self._wanted.stream}.{self._name}",
-                json.dumps(body).encode(),
+            body = encode_pull_request(count, expires_seconds=_REQUEST_SECONDS, max_bytes=self._max_bytes)
+            self._connection.publish(
+                f"{API_PREFIX}CONSUMER.MSG.NEXT.{self._cursor.stream}.{self._name}",
+                body,
                 self._inbox,
             )
-            self._owed += count
+            self._outstanding += count
 
-    def _take(self, delivery: Delivery) -> list[tuple[Any, int]]:
+    def _take(self, delivery: ConsumerRows) -> list[tuple[Any, int]]:
         count = len(delivery.sequences)
         if delivery.first_count != self._delivered + 1 or delivery.last_count != self._delivered + count:
-            self.over = self.broken = True  # something went missing on the way: go on behind the last row given out
+            self.is_finished = self.is_broken = True  # messages were lost: continue after the last returned row
             return []
         self._delivered += count
-        self._owed -= count
+        self._outstanding -= count
         last = int(delivery.sequences[-1])
-        self.over = last >= self._wanted.last or not delivery.pending
-        portions = self._wanted.portions(delivery.batch, delivery.sequences)
-        self._wanted = self._wanted.from_(last + 1)
-        return portions
+        self.is_finished = last >= self._cursor.last or not delivery.pending
+        batches = self._cursor.batches(delivery.batch, delivery.sequences)
+        self._cursor = self._cursor.advance_to(last + 1)
+        return batches
 
-    def _status(self, frames: Frames, row: int) -> None:
+    def _handle_status(self, frames: Frames, row: int) -> None:
         block = header_block(frames, row)
-        status, said = status_of(block)
+        status, text = parse_status(block)
         left = _pending_messages(block)
         if status == NO_RESPONDERS:
-            raise ServerUnavailable(f"the consumer on stream {self._wanted.stream!r} has no leader")
+            raise ServerUnavailable(f"the consumer on stream {self._cursor.stream!r} has no leader")
         if status in (408, 409) and left is not None:
-            self._owed -= left
-            if "maxbytes" in said.lower().replace(" ", "") and left == _PULL_MESSAGES:
-                self._max_bytes *= 2  # a message that was stored under a larger max_payload than today's
+            self._outstanding -= left
+            if "maxbytes" in text.lower().replace(" ", "") and left == _PULL_MESSAGES:
+                self._max_bytes *= 2  # a message that was stored under a larger max_payload
         elif status >= 400:
-            self.over = self.broken = True
+            self.is_finished = self.is_broken = True
 
 
 def _pending_messages(block: bytes) -> int | None:

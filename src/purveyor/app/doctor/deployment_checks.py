@@ -1,0 +1,354 @@
+"""Checks of a deployment: the NATS server (connection, rights, limits, clock, queues) and the files of the pipeline."""
+
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from purveyor.app.doctor.findings import Finding, note, ok, warning, wrong
+from purveyor.app.settings import Settings
+from purveyor.jetstream.address import Address
+from purveyor.jetstream.api import account, clock_offset_seconds
+from purveyor.jetstream.publisher import Expect
+from purveyor.jetstream.server.config import SYNC_ALWAYS
+from purveyor.jetstream.streams import StreamUsage
+from purveyor.model.errors import (
+    DataLost,
+    NotFound,
+    PermissionDenied,
+    PublishRefused,
+    PurveyorError,
+    ServerMissing,
+    SetupError,
+    UnknownConsumer,
+    UnknownStream,
+    UnreadableRecord,
+)
+from purveyor.model.event import SUBJECT
+from purveyor.queues.catalogue import incoming, internal_queues
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.dead_letters.store import DeadLetterStore
+from purveyor.queues.migration.plan import Change
+from purveyor.queues.migration.record import CONTINUES
+from purveyor.queues.permissions import API, PIPELINE, SOURCES
+
+if TYPE_CHECKING:
+    from purveyor.spark.offsets import StreamView
+
+_WARN_USAGE_SHARE: Final = 0.8
+_MIN_PAYLOAD_BYTES: Final = 1 << 20
+_CLOCK_WARN_SECONDS: Final = 1.0
+_CLOCK_WRONG_SECONDS: Final = 5.0
+_OLD_EVENT_SECONDS: Final = 3600.0
+_MISSING_STREAM: Final = "purveyor-doctor-stores-nothing"
+"""A stream that does not exist: the server refuses a message that requires it, also if publishing is allowed."""
+
+
+async def check_server(
+    settings: Settings, find_address: Callable[[str | None], Address], *, patience_seconds: float = 5.0
+) -> AsyncIterator[Finding]:
+    """Check the NATS server. `find_address` returns the address for a component; None is the user without limits."""
+    try:
+        address = find_address(None)
+        began = time.monotonic()
+        async with connect(address, name="purveyor-doctor", patience_seconds=patience_seconds) as queues:
+            took = (time.monotonic() - began) * 1000
+            yield ok("nats", f"{address} answers in {took:.0f} ms, version {queues.connection.server_version}")
+            async for finding in _check_connected(queues, settings):
+                yield finding
+        if settings.nats_url is None:
+            async for finding in _check_component_users(find_address, patience_seconds):
+                yield finding
+    except ServerMissing as error:
+        # Before the first start no server is expected.
+        report = warning if settings.nats_dir.exists() else note
+        yield report("nats", error.message, "`purveyor up` starts one; or set PURVEYOR_NATS_URL")
+    except PurveyorError as error:
+        yield wrong("nats", error.message, error.fix or "is the server running?")
+
+
+async def _check_connected(queues: Queues, settings: Settings) -> AsyncIterator[Finding]:
+    yield check_sync(settings)
+    if queues.connection.max_payload < _MIN_PAYLOAD_BYTES:
+        yield warning(
+            "nats",
+            f"the server accepts messages up to {queues.connection.max_payload} bytes, and refuses larger objects",
+            "raise max_payload in the server's configuration, for example to 8 MB",
+        )
+    async for finding in _check_limits(queues):
+        yield finding
+    async for finding in _check_rights(queues):
+        yield finding
+    try:
+        usages = await queues.streams.usage()
+    except PermissionDenied as error:
+        yield note("nats", f"queues cannot be listed: {error.message}", "use the credentials of an administrator")
+        return
+    yield await _check_clock(queues, usages)
+    async for finding in _check_queues(queues, settings):
+        yield finding
+    async for finding in check_dead_letters(queues):
+        yield finding
+    for finding in _find_old_events(usages):
+        yield finding
+
+
+def check_sync(settings: Settings) -> Finding:
+    """Check how often writes reach the disk; an external server does not say so."""
+    if settings.nats_url is not None:
+        return note(
+            "sync",
+            "the server does not say how often it syncs to its disk",
+            "with one replica set `jetstream { sync_interval: always }`, or a power cut loses acknowledged messages",
+        )
+    if settings.sync == SYNC_ALWAYS:
+        return ok("sync", "the server writes every message to disk before it acknowledges it")
+    return warning(
+        "sync",
+        f"the server writes messages to disk up to {settings.sync} after it acknowledges them: a power cut loses them",
+        "set PURVEYOR_SYNC=always, unless you accept that",
+    )
+
+
+async def _check_limits(queues: Queues) -> AsyncIterator[Finding]:
+    try:
+        found = await account(queues)
+    except PermissionDenied:
+        return
+    except SetupError as error:
+        yield wrong("jetstream", error.message, error.fix or "enable JetStream")
+        return
+    used = (
+        ("bytes", found.storage, found.max_storage),
+        ("streams", found.streams, found.max_streams),
+        ("consumers", found.consumers, found.max_consumers),
+    )
+    near = [(what, now, most) for what, now, most in used if most is not None and now >= most * _WARN_USAGE_SHARE]
+    for what, now, most in near:
+        text = f"{now} of at most {most} {what} are in use"
+        yield (wrong if now >= (most or 0) else warning)("jetstream", text, "raise the limit of the account")
+    if not near:
+        yield ok("jetstream", f"{found.streams} streams, {found.consumers} consumers, {found.storage} bytes in use")
+
+
+async def _check_rights(queues: Queues) -> AsyncIterator[Finding]:
+    """Check what these credentials may do, by requests that change nothing."""
+    denied: list[str] = []
+    probes = (
+        ("find streams", lambda: queues.streams.names(subject=SUBJECT)),
+        ("read queues", lambda: queues.streams.raw_info(incoming().stream)),
+        (
+            "publish events",
+            lambda: queues.publish(SUBJECT, b"", msg_id="doctor", expect=Expect(stream=_MISSING_STREAM)),
+        ),
+    )
+    for what, probe in probes:
+        try:
+            await probe()
+        except PermissionDenied:
+            denied.append(what)
+        except (PublishRefused, UnknownStream):
+            continue  # allowed; the server refuses it for the expected reason
+    if denied:
+        yield warning(
+            "permissions",
+            f"these credentials may not {', nor '.join(denied)}",
+            "expected for a component with fewer rights; `purveyor queues permissions` prints what each one needs",
+        )
+    else:
+        yield ok("permissions", "these credentials may find and read queues and publish to them")
+
+
+async def _check_component_users(
+    find_address: Callable[[str | None], Address], patience_seconds: float
+) -> AsyncIterator[Finding]:
+    """Check the users that the embedded server has for each component."""
+    for component in (API, PIPELINE, SOURCES):
+        try:
+            address = find_address(component)
+            async with connect(address, name="purveyor-doctor", patience_seconds=patience_seconds) as queues:
+                await queues.streams.names(subject=SUBJECT)
+        except (SetupError, PermissionDenied) as error:
+            fix = error.fix or "restart the server: it creates the user"
+            yield wrong("permissions", f"the NATS user of {component}: {error.message}", fix)
+        else:
+            yield ok("permissions", f"the NATS user of {component} is accepted")
+
+
+async def _check_clock(queues: Queues, usages: Sequence[StreamUsage]) -> Finding:
+    if not usages:
+        return note("clock", "there is no stream yet: the time of the server is unknown")
+    try:
+        offset = await clock_offset_seconds(queues, usages[0].stream)
+    except (PermissionDenied, UnknownStream):
+        offset = None
+    if offset is None:
+        return note("clock", "the time of the server is unknown")
+    text = f"the server's clock is {abs(offset):.3f} s {'ahead of' if offset > 0 else 'behind'} ours"
+    fix = "let both machines follow a time server (chrony, systemd-timesyncd): leases and ages depend on clocks"
+    if abs(offset) > _CLOCK_WRONG_SECONDS:
+        return wrong("clock", text, fix)
+    return warning("clock", text, fix) if abs(offset) > _CLOCK_WARN_SECONDS else ok("clock", text)
+
+
+async def _check_queues(queues: Queues, settings: Settings) -> AsyncIterator[Finding]:
+    missing, differing, fine = [], [], 0
+    for queue in internal_queues((settings.dispatcher_group,)):
+        try:
+            plan = await queues.migrations.plan(queue, replicas=settings.replicas)
+        except PermissionDenied:
+            continue
+        if plan.change is Change.CREATE:
+            missing.append(queue.name)
+        elif plan.change is Change.NOTHING:
+            fine += 1
+        else:
+            differing.append(f"{queue.name} ({plan.change.value})")
+    if missing:
+        yield note("queues", f"missing: {', '.join(missing)}", "the first start of a part creates them")
+    if differing:
+        yield warning(
+            "queues",
+            f"different from their declaration: {', '.join(differing)}",
+            "see `purveyor queues plan`, then `purveyor queues apply`",
+        )
+    if fine and not differing:
+        yield ok("queues", f"{fine} queues are as declared")
+
+
+async def check_dead_letters(queues: Queues) -> AsyncIterator[Finding]:
+    """Count the open dead letters."""
+    try:
+        count = sum((await DeadLetterStore(queues).counts()).values())
+    except PermissionDenied:
+        return
+    if count:
+        text = f"{count} dead letters wait for a decision"
+        yield note("dead letters", text, "`purveyor dlq list` shows them with their reasons")
+
+
+def _find_old_events(usages: Sequence[StreamUsage]) -> list[Finding]:
+    """Report events that have waited too long for the pipeline."""
+    found = []
+    for usage in usages:
+        age = 0.0 if usage.oldest is None else (datetime.now(UTC) - usage.oldest).total_seconds()
+        if usage.stream == incoming().stream and age > _OLD_EVENT_SECONDS:
+            text = f"the oldest event in incoming is {age / 3600:.1f} hours old"
+            fix = "is `purveyor serve pipeline` running, dispatch and archive? See logs/ of its data directory"
+            found.append(warning("queues", text, fix))
+    return found
+
+
+AskApi = Callable[[str], dict[str, Any]]
+"""Sends a request to the JetStream API of the server, such as `STREAM.INFO.<stream>`."""
+
+
+def check_pipeline(settings: Settings, ask_api: AskApi | None) -> Iterator[Finding]:
+    """Check the files of the pipeline; without a server only those on this machine."""
+    from purveyor.pipeline.checkpoint_recovery import REPLACED  # noqa: PLC0415 - it brings Spark
+
+    directory = settings.data_dir / "checkpoints"
+    found = sorted(path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
+    names = [name for name in found if REPLACED not in name]
+    if not names:
+        yield note("checkpoints", "none: the pipeline has not run on this data directory")
+    for name in names:
+        yield _check_checkpoint(directory / name, settings.data_dir / "archive", ask_api)
+    yield from _check_status(settings.data_dir)
+
+
+def _check_checkpoint(path: Path, archive: Path, ask_api: AskApi | None) -> Finding:
+    """Compare a checkpoint with its stream, by the rule that its part follows when it starts."""
+    from purveyor.pipeline import checkpoint_recovery as recovery  # noqa: PLC0415 - it brings Spark
+    from purveyor.pipeline.archive.layout import archived_until  # noqa: PLC0415
+
+    try:
+        found = recovery.read_checkpoint(path)
+        if found.damage is None and (found.offset is None or ask_api is None):
+            where = "no batch yet" if found.offset is None else f"at {found.offset.sequence}"
+            return ok("checkpoints", f"{path.name}: {where}")
+        if ask_api is None or found.offset is None:
+            return warning(
+                "checkpoints", f"{path.name}: {found.damage}", "start the pipeline: it repairs the checkpoint, or stops"
+            )
+        offset, stream = found.offset, found.offset.stream
+        rule: recovery.Rule
+        rule, durable = recovery.dispatch_rule, path.name.removeprefix("dispatch-")
+        if path.name == "archive":
+            rule = recovery.archive_rule(archive, archived_until(archive))
+        elif path.name == "transform":
+            rule, durable = recovery.transform_rule, "transformer"
+        view = _view(stream, ask_api(f"STREAM.INFO.{stream}"))
+        decision = rule(found, view, _floor(ask_api, f"CONSUMER.INFO.{stream}.{durable}"))
+    except NotFound:
+        text = f"{path.name} is at {offset.sequence} of {stream}, which does not exist"
+        return wrong("checkpoints", text, "restore the NATS store and the checkpoints of one moment")
+    except PermissionDenied as error:
+        return note("checkpoints", f"{path.name} cannot be compared: {error.message}", error.fix)
+    except (DataLost, UnreadableRecord) as error:
+        return wrong("checkpoints", f"{path.name}: {error.message}", error.fix or "see the guide to operations")
+    except PurveyorError as error:
+        return note("checkpoints", f"{path.name} cannot be compared: {error.message}", error.fix)
+    match decision:
+        case recovery.StartOver(reason):
+            return warning(
+                "checkpoints", f"{path.name}: {reason}", "none needed: the part replaces the checkpoint when it starts"
+            )
+        case recovery.Continue(str() as text):
+            return warning("checkpoints", f"{path.name}: {text}", "import each directory again")
+        case _:
+            return ok("checkpoints", f"{path.name} is at {offset.sequence} of {view.last} in {stream}")
+
+
+def _view(stream: str, info: dict[str, Any]) -> "StreamView":
+    from purveyor.spark.offsets import StreamView  # noqa: PLC0415 - it brings Spark
+
+    state, config = info["state"], info["config"]
+    return StreamView(
+        name=stream,
+        created=str(info["created"]),
+        first=int(state["first_seq"]),
+        last=int(state["last_seq"]),
+        messages=int(state["messages"]),
+        continues=frozenset(str((config.get("metadata") or {}).get(CONTINUES, "")).split()),
+    )
+
+
+def _floor(ask_api: AskApi, request: str) -> int | None:
+    try:
+        return int(ask_api(request)["ack_floor"]["stream_seq"])
+    except UnknownConsumer:
+        return None
+
+
+def _check_status(data_dir: Path) -> Iterator[Finding]:
+    """Check the last status of a pipeline on this machine."""
+    for path in sorted(data_dir.glob("pipeline-status*.json")):
+        try:
+            status = json.loads(path.read_text(encoding="utf-8"))
+            pid, parts = int(status["pid"]), list(status["parts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            yield warning("pipeline", f"{path.name} cannot be read", "the pipeline replaces it while it runs")
+            continue
+        if not _is_alive(pid):
+            yield warning("pipeline", f"process {pid} has ended unexpectedly", "start `purveyor serve pipeline`")
+            continue
+        for part in parts:
+            text = f"{part.get('part')} is {part.get('state')}"
+            if part.get("error"):
+                yield warning("pipeline", f"{text}: {part['error']}", f"see {data_dir / 'logs' / 'pipeline.log'}")
+            else:
+                yield ok("pipeline", text)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
