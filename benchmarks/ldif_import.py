@@ -1,7 +1,7 @@
-"""The LDIF intake: the parser beside the plainest loop over the same bytes, an import beside one message at a time.
+"""LDIF: the parser compared with the simplest loop over the same bytes, an import with one publish at a time.
 
-`python -m benchmarks.ldif_import` prints the table with a server of its own. Rates are the best of several rounds in
-which both ways take turns.
+`python -m benchmarks.ldif_import` starts a server and prints the table. A rate is the best of several rounds in which
+both variants alternate.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ ROUNDS = 3
 
 
 def entry(number: int, tag: str = "people") -> bytes:
-    """A person of some 310 bytes, one of its ten values in base64."""
+    """Return a person of about 310 bytes, with one of its ten values in base64."""
     return (
         f"dn: uid=user{number},ou={tag},dc=example,dc=com\nobjectClass: top\nobjectClass: person\n"
         f"objectClass: inetOrgPerson\nuid: user{number}\ncn: User Number {number}\nsn: Number {number}\n"
@@ -36,11 +36,11 @@ def entry(number: int, tag: str = "people") -> bytes:
 
 
 def run(address: Address, *, records: int = RECORDS) -> list[Section]:
-    """All comparisons of the intake."""
+    """Run all comparisons."""
     data = b"".join(entry(number) for number in range(records))
-    parse = _best({"ours": lambda: _parse(data), "peer": lambda: _plain_loop(data)}, records)
+    parse = _best_rates({"ours": lambda: _parse(data), "peer": lambda: _plain_loop(data)}, records)
     few = max(records // 40, 1000)
-    stored = _best(
+    stored = _best_rates(
         {
             "ours": lambda: asyncio.run(_import(address, 10 * few)),
             "again": lambda: asyncio.run(_import(address, 10 * few, twice=True)),
@@ -53,18 +53,19 @@ def run(address: Address, *, records: int = RECORDS) -> list[Section]:
         Row("import", 10 * stored["ours"], stored["peer"], "records/s", note="peer: publish, await, next"),
         Row("import again", 10 * stored["again"], 10 * stored["ours"], "records/s", note="peer: the first import"),
     ]
-    words = (
-        "`parse` beside a loop that only splits lines at their first colon. `import` reads a file, stores each record "
-        "once and notes it, beside the same parser with an awaited publish per record; `import again` finds all known."
+    text = (
+        "`parse` is compared with a loop that only splits lines at their first colon. `import` reads a file, stores "
+        "each record once and enters it into the ledger; its peer is the same parser with an awaited publish for "
+        "each record. `import again` finds all records known."
     )
-    return [Section("LDIF intake", words, rows)]
+    return [Section("LDIF import", text, rows)]
 
 
-def _best(ways: dict[str, Callable[[], float]], count: int) -> dict[str, float]:
+def _best_rates(variants: dict[str, Callable[[], float]], count: int) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for _ in range(ROUNDS):
-        for name, way in ways.items():
-            seconds[name] = min(way(), seconds.get(name, float("inf")))
+        for name, measure in variants.items():
+            seconds[name] = min(measure(), seconds.get(name, float("inf")))
     return {name: count / best for name, best in seconds.items()}
 
 
@@ -73,20 +74,20 @@ def _chunks(data: bytes) -> Iterator[bytes]:
 
 
 def _parse(data: bytes) -> float:
-    begun = time.perf_counter()
+    began = time.perf_counter()
     assert all(isinstance(item, Record) for item in parse_ldif(_chunks(data)))
-    return time.perf_counter() - begun
+    return time.perf_counter() - began
 
 
 def _plain_loop(data: bytes) -> float:
-    begun = time.perf_counter()
+    began = time.perf_counter()
     record: list[list[bytes]] = []
     for line in data.split(b"\n"):
         if line:
             record.append(line.split(b":", 1))
         else:
             record = []
-    return time.perf_counter() - begun
+    return time.perf_counter() - began
 
 
 async def _import(address: Address, count: int, *, twice: bool = False) -> float:
@@ -101,20 +102,20 @@ async def _import(address: Address, count: int, *, twice: bool = False) -> float
 
 async def _timed_import(queues: Queues, file: Path) -> float:
     store = await QueueStore.open(queues)
-    begun = time.perf_counter()
+    began = time.perf_counter()
     await Importer(store).run(find_inputs(str(file)))
-    return time.perf_counter() - begun
+    return time.perf_counter() - began
 
 
 async def _one_by_one(address: Address, count: int) -> float:
     tag = uuid4().hex
     data = b"".join(entry(number, tag) for number in range(count))
     async with connect(address) as queues:
-        begun = time.perf_counter()
+        began = time.perf_counter()
         for number, item in enumerate(parse_ldif([data])):
             assert isinstance(item, Record)
             await queues.publish("ldif.people", encode_record(item), msg_id=f"{tag}-{number}")
-        return time.perf_counter() - begun
+        return time.perf_counter() - began
 
 
 def main() -> None:

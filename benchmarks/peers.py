@@ -45,16 +45,16 @@ def batches(subject: str, messages: int) -> Iterator[pa.RecordBatch]:
 
 def publish_plain(address: Address, stream: str, messages: int) -> None:
     """Messages of SIZE bytes without any header, as `nats pub` sends them: `publish_many` would give each an id."""
-    link = connect(address, RetryDeadline(10))
+    connection = connect(address, RetryDeadline(10))
     for start in range(0, messages, _ROWS):
         rows = min(_ROWS, messages - start)
         noise = os.urandom(rows * SIZE)
         line = f"PUB {stream} {SIZE}\r\n".encode()
-        link.queue(b"".join(line + noise[at : at + SIZE] + b"\r\n" for at in range(0, rows * SIZE, SIZE)))
-        link.flush(60)
-        while int(link.api(f"STREAM.INFO.{stream}")["state"]["messages"]) < start + rows:
+        connection.queue(b"".join(line + noise[at : at + SIZE] + b"\r\n" for at in range(0, rows * SIZE, SIZE)))
+        connection.flush(60)
+        while int(connection.request_api(f"STREAM.INFO.{stream}")["state"]["messages"]) < start + rows:
             time.sleep(0.01)
-    link.close()
+    connection.close()
 
 
 def publish_mark(address: Address, subject: str) -> None:

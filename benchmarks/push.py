@@ -1,7 +1,7 @@
-"""Push beside a plain loop with httpx, and beside its own HTTP client without a queue, to the same endpoint.
+"""Compare push with a plain httpx loop, and with its own HTTP client without a queue, to the same endpoint.
 
-The worker is `purveyor serve push` in a process of its own; the endpoint in another one. PURVEYOR_BENCH_SHORT makes all
-of it smaller, to see that it runs.
+The worker is `purveyor serve push` in its own process, and so is the endpoint. PURVEYOR_BENCH_SHORT makes every
+measurement smaller, to check that the benchmark runs.
 """
 
 import asyncio
@@ -26,8 +26,7 @@ from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.delivery.push.endpoint_health import EndpointHealth
 from purveyor.delivery.push.endpoint_pool import EndpointSender
 from purveyor.delivery.push.http_pool import HttpPool
-from purveyor.delivery.push.secret_encryption import SecretCipher
-from purveyor.delivery.push.signing import PushSecrets
+from purveyor.delivery.push.push_secrets import PushSecrets, SecretCipher
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.delivery.transitions import DeliveredMessage
 from purveyor.jetstream import publish_many
@@ -51,22 +50,22 @@ IDLE: Final = 200 if SHORT else 10_000
 _ROUNDS: Final = 1 if SHORT else 3
 _SEQUENTIAL: Final = 500 if SHORT else 3_000
 _SEQUENTIAL_SLOW: Final = 20 if SHORT else 60
-_AT_ONCE: Final = 256
+_CONCURRENT_REQUESTS: Final = 256
 _IDLE_SECONDS: Final = 5 if SHORT else 30
 _WAIT_SECONDS: Final = 600
 
 
 def run(address: Address) -> list[Section]:
-    """The rates."""
-    return _beside_a_worker(address, _measure)
+    """Measure the push rates."""
+    return _run_with_worker(address, _measure)
 
 
 def idle(address: Address) -> list[Section]:
-    """Subscriptions that nothing comes for."""
-    return _beside_a_worker(address, _measure_idle)
+    """Measure what idle subscriptions cost."""
+    return _run_with_worker(address, _measure_idle)
 
 
-def _beside_a_worker(
+def _run_with_worker(
     address: Address, measure: Callable[[Address, str, int], Awaitable[list[Section]]]
 ) -> list[Section]:
     port = free_port()
@@ -82,15 +81,15 @@ def _beside_a_worker(
             start_process(serve, settings) as worker,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(_of(measure(address, f"http://127.0.0.1:{port}", worker.pid)))
+            return runner.run(_await(measure(address, f"http://127.0.0.1:{port}", worker.pid)))
 
 
-async def _of(sections: Awaitable[list[Section]]) -> list[Section]:
+async def _await(sections: Awaitable[list[Section]]) -> list[Section]:
     return await sections
 
 
 async def _measure(address: Address, base: str, _: int) -> list[Section]:
-    await asyncio.to_thread(_until_up, base)
+    await asyncio.to_thread(_wait_until_up, base)
     async with connect(address, name="bench", patience_seconds=60) as queues, httpx.AsyncClient() as client:
         bench = _Bench(address, queues, Subscriptions(queues), base, client)
         for name, path in (("fast", "/in"), ("slow", "/slow")):
@@ -99,11 +98,11 @@ async def _measure(address: Address, base: str, _: int) -> list[Section]:
         slow = await bench.push("slow", SLOW_PUSHES)
         slow_one = await asyncio.to_thread(_sequential, f"{base}/slow", _SEQUENTIAL_SLOW)
         print(f"push: 50 ms: {slow:,.0f}/s, one at a time {slow_one:,.0f}/s", flush=True)
-        alone, beside = await _with_a_dead_one(bench)
-    words = (
+        alone, beside = await _with_dead_endpoint(bench)
+    description = (
         f"Messages of {SIZE} bytes to an aiohttp endpoint on the same machine; {PUSHES:,} of them, with 50 ms "
         f"{SLOW_PUSHES:,}. Best of {_ROUNDS} rounds in which all take turns. The client alone sends the same requests, "
-        f"made beforehand, {_AT_ONCE} at a time."
+        f"built beforehand, {_CONCURRENT_REQUESTS} at a time."
     )
     rows = [
         Row("push / one at a time with httpx", pushed, one, at_least=5),
@@ -111,25 +110,25 @@ async def _measure(address: Address, base: str, _: int) -> list[Section]:
         Row("endpoint takes 50 ms / one at a time", slow, slow_one, at_least=20),
         Row(f"{HEALTHY} subscriptions, beside a dead endpoint / without it", beside, alone, at_least=0.9),
     ]
-    return [Section("Push", words, rows)]
+    return [Section("Push", description, rows)]
 
 
 async def _measure_idle(address: Address, base: str, pid: int) -> list[Section]:
-    await asyncio.to_thread(_until_up, base)
+    await asyncio.to_thread(_wait_until_up, base)
     async with connect(address, name="bench", patience_seconds=60) as queues, httpx.AsyncClient() as client:
         bench = _Bench(address, queues, Subscriptions(queues), base, client)
         await bench.add("one")
         await bench.push("one", 100)
         found = await _idle(bench, pid)
-    words = (
-        f"The worker with {IDLE:,} subscriptions registered, beside it with one. Their queues, which would cost the "
-        f"server, are not made: nothing was ever written to them. CPU is of {_IDLE_SECONDS} s after all were looked at."
+    description = (
+        f"A worker with {IDLE:,} registered subscriptions, compared with one. Their queues do not exist, because "
+        f"nothing was written to them. CPU is measured for {_IDLE_SECONDS} s after the worker has checked them all."
     )
     rows = [
         Row(f"memory with {IDLE:,} idle subscriptions / with one", found.after, found.before, "MB"),
         Row(f"CPU with {IDLE:,} idle subscriptions / one core", found.cpu, 1.0, "cores", note=f"{found.cpu:.1%}"),
     ]
-    return [Section("Push: idle", words, rows)]
+    return [Section("Push: idle", description, rows)]
 
 
 @dataclass(slots=True)
@@ -145,7 +144,7 @@ class _Bench:
         await self.subscriptions.add(_definition(name, f"{base or self.base}{path}"))
 
     async def push(self, name: str, count: int) -> float:
-        """A backlog, from the moment that it may be pushed until the endpoint has all of it."""
+        """Return the rate for a backlog, from the resume of the subscription until the endpoint has all messages."""
         await self.subscriptions.pause(name)
         await self.fill((name,), count)
         before = await self.arrived()
@@ -168,7 +167,7 @@ class _Bench:
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(_WAIT_SECONDS):
-            while await self.arrived() < count:  # noqa: ASYNC110 - the endpoint tells only who asks
+            while await self.arrived() < count:  # noqa: ASYNC110 - the endpoint has to be polled
                 await asyncio.sleep(0.05)
 
 
@@ -196,14 +195,14 @@ def _sequential(url: str, count: int) -> float:
 
 
 async def _client_alone(base: str, count: int) -> float:
-    """As many requests under way as push may have, and nothing else to do."""
+    """Return the rate of the HTTP client alone, with as many requests in flight as push may have."""
     push = Push(endpoints=(f"{base}/in",))
     pool = HttpPool(parse_ranges(["127.0.0.1"]))
     sender = EndpointSender(push.targets[0], EndpointHealth(), pool.host(push.targets[0]))
     with tempfile.TemporaryDirectory() as directory:
         sender.configure("fast", push, PushSecrets.decrypt(push, SecretCipher.from_directory(Path(directory))))
     request = sender.build_request(_delivered(_event(1)))
-    slots = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
     async def post() -> None:
         outcome = await sender.host.post(request, 10.0)
@@ -220,8 +219,8 @@ async def _client_alone(base: str, count: int) -> float:
     return rate
 
 
-async def _with_a_dead_one(bench: _Bench) -> tuple[float, float]:
-    """Many subscriptions at once, without and with one more whose endpoint is not there."""
+async def _with_dead_endpoint(bench: _Bench) -> tuple[float, float]:
+    """Return the rates of many subscriptions, without and with one more whose endpoint is down."""
     names = [f"healthy-{number}" for number in range(HEALTHY)]
     for name in names:
         await bench.add(name)
@@ -238,7 +237,7 @@ async def _with_a_dead_one(bench: _Bench) -> tuple[float, float]:
                 began = time.perf_counter()
                 await bench.fill(names, EACH)
                 await bench.until(before + EACH * HEALTHY)
-                if turn:  # the first one opens the desks
+                if turn:  # the first turn opens the state writers
                     rates[at] = max(rates[at], EACH * HEALTHY / (time.perf_counter() - began))
         await bench.subscriptions.delete("dead")
     print(f"push: {HEALTHY} subscriptions: {rates[0]:,.0f}/s, beside a dead endpoint {rates[1]:,.0f}/s", flush=True)
@@ -253,7 +252,7 @@ class _Idle:
 
 
 async def _idle(bench: _Bench, pid: int) -> _Idle:
-    """Memory and CPU of the worker, with many subscriptions that nothing comes for."""
+    """Measure memory and CPU of a worker with many idle subscriptions."""
     before = memory_mb(pid)
     registry = await bench.subscriptions.registry()
     limit = asyncio.Semaphore(50)
@@ -266,7 +265,7 @@ async def _idle(bench: _Bench, pid: int) -> _Idle:
 
     await asyncio.gather(*map(add, range(IDLE)))
     used = _cpu(pid)
-    while True:  # until the last of them was looked at
+    while True:  # until the worker has checked the last one
         await asyncio.sleep(3)
         used, last = _cpu(pid), used
         if used - last < 1.0:
@@ -279,7 +278,7 @@ async def _idle(bench: _Bench, pid: int) -> _Idle:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of processor time that a process has used."""
+    """Return the seconds of processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -293,9 +292,9 @@ def _definition(name: str, url: str) -> Subscription:
 def _event(number: int) -> bytes:
     new = {"uuid": f"{number:032x}", "username": f"user{number}", "description": ""}
     event = {"publisher_name": "bench", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "bench"}
-    told = {**event, "body": {"old": {}, "new": new}}
-    new["description"] = "x" * (SIZE - len(json.dumps(told)))
-    return json.dumps(told).encode()
+    complete = {**event, "body": {"old": {}, "new": new}}
+    new["description"] = "x" * (SIZE - len(json.dumps(complete)))
+    return json.dumps(complete).encode()
 
 
 def _delivered(data: bytes) -> DeliveredMessage:
@@ -304,7 +303,7 @@ def _delivered(data: bytes) -> DeliveredMessage:
     )
 
 
-def _until_up(base: str) -> None:
+def _wait_until_up(base: str) -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:

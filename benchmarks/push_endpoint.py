@@ -1,4 +1,4 @@
-"""`python -m benchmarks.push_endpoint PORT`: an endpoint that does no work, and counts. Served by aiohttp."""
+"""`python -m benchmarks.push_endpoint PORT`: an aiohttp endpoint that only counts requests."""
 
 import asyncio
 import sys
@@ -10,23 +10,23 @@ _SLOW_SECONDS = 0.05
 
 
 class Endpoint:
-    """`POST /in` answers 204 at once, `POST /slow` after 50 ms; `GET /` tells how many came."""
+    """`POST /in` answers 204 at once, `POST /slow` after 50 ms; `GET /` returns the number of requests."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def accept(self, request: web.Request) -> web.Response:
         await request.read()
         self.count += 1
         return web.Response(status=204)
 
-    async def take_slowly(self, request: web.Request) -> web.Response:
+    async def accept_slowly(self, request: web.Request) -> web.Response:
         await request.read()
         await asyncio.sleep(_SLOW_SECONDS)
         self.count += 1
         return web.Response(status=204)
 
-    async def tell(self, _: web.Request) -> web.Response:
+    async def report_count(self, _: web.Request) -> web.Response:
         return web.Response(text=str(self.count))
 
 
@@ -34,7 +34,11 @@ async def main() -> None:
     endpoint = Endpoint()
     app = web.Application()
     app.add_routes(
-        [web.post("/in", endpoint.take), web.post("/slow", endpoint.take_slowly), web.get("/", endpoint.tell)]
+        [
+            web.post("/in", endpoint.accept),
+            web.post("/slow", endpoint.accept_slowly),
+            web.get("/", endpoint.report_count),
+        ]
     )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

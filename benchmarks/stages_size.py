@@ -1,6 +1,6 @@
-"""What outbox and inbox cost when they are large: each look, turn and cleaning beside the same on a small table.
+"""The cost of a large outbox and inbox: each poll, round trip and cleanup compared with the same on a small table.
 
-A part of the benchmark of stages. Rows are made by the database itself, as if they had been sent long ago.
+A part of the benchmark of stages. The database generates the rows, as sent long ago.
 """
 
 import statistics
@@ -20,25 +20,25 @@ from purveyor.stages.sql_statements import Claim, CleanupBatch, Statements
 SMALL, LARGE = 10_000, 10_000_000
 _LONG_AGO, _NOW = 1000, 1 << 40
 _STAGE, _SUBJECT = "orders.0", "stage.orders.0"
-_PORTION = 2000
-_TURNS = 200
-_CLEANINGS = 4
-"""As many as a small table has portions of, and some rows left."""
+_BATCH_ROWS = 2000
+_ROUNDS = 200
+_CLEANUPS = 4
+"""Fewer than a small table has batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Milliseconds, in the middle."""
+    """Median milliseconds of each step."""
 
-    look: float
-    turn: float
+    poll: float
+    round_trip: float
     claim: float
     clean_outbox: float
     clean_inbox: float
 
 
 async def section(url: str, sizes: Sequence[int] = (SMALL, 1_000_000, LARGE)) -> Section:
-    """Each size beside the smallest, on the PostgreSQL at that address."""
+    """Compare each size with the smallest, on the PostgreSQL at that URL."""
     costs = {}
     for size in sizes:
         costs[size] = await _costs(url, size)
@@ -54,28 +54,28 @@ async def section(url: str, sizes: Sequence[int] = (SMALL, 1_000_000, LARGE)) ->
         )
         for size in larger
         for name, field in (
-            ("look of an idle relay", "look"),
-            ("one message put, read and marked sent", "turn"),
+            ("poll of an idle relay", "poll"),
+            ("one message put, read and marked sent", "round_trip"),
             ("one message claimed in the inbox", "claim"),
-            (f"cleaning {_PORTION:,} rows of the outbox", "clean_outbox"),
-            (f"cleaning {_PORTION:,} rows of the inbox", "clean_inbox"),
+            (f"cleaning {_BATCH_ROWS:,} rows of the outbox", "clean_outbox"),
+            (f"cleaning {_BATCH_ROWS:,} rows of the inbox", "clean_inbox"),
         )
     ]
-    words = (
-        "The outbox and the inbox hold so many rows that were sent and processed long ago. Middle of "
-        f"{_TURNS} turns, of {_CLEANINGS} cleanings."
+    text = (
+        "The outbox and the inbox hold rows that were sent and processed long ago. Median of "
+        f"{_ROUNDS} rounds, of {_CLEANUPS} cleanups."
     )
-    return Section("Transactional stages: large tables", words, rows)
+    return Section("Transactional stages: large tables", text, rows)
 
 
 async def _costs(url: str, size: int) -> Costs:
     name = f"rows_{size}"
     with psycopg.connect(url, autocommit=True) as db:
         db.execute(f"CREATE DATABASE {name}".encode())
-    its_url = url.replace("/postgres?", f"/{name}?")
-    store = SqlStore(its_url, create_tables=True)
+    database_url = url.replace("/postgres?", f"/{name}?")
+    store = SqlStore(database_url, create_tables=True)
     await store.open()
-    _fill(its_url, size)
+    _fill(database_url, size)
     try:
         async with store.engine.connect() as connection:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -100,43 +100,43 @@ def _fill(url: str, size: int) -> None:
         db.execute("VACUUM ANALYZE")
 
 
-async def _measure(ask: Statements, connection: AsyncConnection) -> Costs:
-    async def turn(number: int) -> None:
-        letter = flow_message(f"new-{number}", _SUBJECT, b"x" * 100, Flow(trace="t"), None)
-        await ask.put(connection, [letter], _NOW)
-        rows = await ask.unsent(connection, 0, await ask.newest(connection), 500)
-        await ask.mark_sent(connection, [row.id for row in rows], _NOW)
+async def _measure(statements: Statements, connection: AsyncConnection) -> Costs:
+    async def round_trip(number: int) -> None:
+        message = flow_message(f"new-{number}", _SUBJECT, b"x" * 100, Flow(trace="t"), None)
+        await statements.put(connection, [message], _NOW)
+        rows = await statements.unsent(connection, 0, await statements.newest(connection), 500)
+        await statements.mark_sent(connection, [row.id for row in rows], _NOW)
 
     async def claim(number: int) -> object:
-        return await ask.claim(connection, _STAGE, [Claim(f"new-{number}", 1 << 40)], _NOW)
+        return await statements.claim(connection, _STAGE, [Claim(f"new-{number}", 1 << 40)], _NOW)
 
-    sent = done = CleanupBatch(_NOW, _PORTION)
+    sent = done = CleanupBatch(_NOW, _BATCH_ROWS)
 
     async def clean_outbox(_: int) -> None:
         nonlocal sent
-        gone = await ask.clean_outbox(connection, sent)
-        assert gone.rows == _PORTION
-        sent = replace(sent, begin=gone.up_to)
+        removed = await statements.clean_outbox(connection, sent)
+        assert removed.rows == _BATCH_ROWS
+        sent = replace(sent, begin=removed.up_to)
 
     async def clean_inbox(_: int) -> None:
         nonlocal done
-        gone = await ask.clean_inbox(connection, _STAGE, 1 << 40, done)
-        assert gone.rows == _PORTION
-        done = replace(done, begin=gone.up_to)
+        removed = await statements.clean_inbox(connection, _STAGE, 1 << 40, done)
+        assert removed.rows == _BATCH_ROWS
+        done = replace(done, begin=removed.up_to)
 
     return Costs(
-        look=await _middle(lambda _: ask.waiting(connection), _TURNS),
-        turn=await _middle(turn, _TURNS),
-        claim=await _middle(claim, _TURNS),
-        clean_outbox=await _middle(clean_outbox, _CLEANINGS),
-        clean_inbox=await _middle(clean_inbox, _CLEANINGS),
+        poll=await _median_ms(lambda _: statements.waiting(connection), _ROUNDS),
+        round_trip=await _median_ms(round_trip, _ROUNDS),
+        claim=await _median_ms(claim, _ROUNDS),
+        clean_outbox=await _median_ms(clean_outbox, _CLEANUPS),
+        clean_inbox=await _median_ms(clean_inbox, _CLEANUPS),
     )
 
 
-async def _middle(work: Callable[[int], Awaitable[Any]], times: int) -> float:
-    taken = []
+async def _median_ms(work: Callable[[int], Awaitable[Any]], times: int) -> float:
+    durations = []
     for number in range(times):
         began = time.perf_counter()
         await work(number)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken) * 1000
+        durations.append(time.perf_counter() - began)
+    return statistics.median(durations) * 1000

@@ -1,1 +1,1 @@
-"""Jobs around the project: generated pages, a browser for tests, the hunt for flaky tests, other Pythons."""
+"""Scripts of the project: generated pages, source checks, a browser for tests, flaky tests, other Pythons."""

@@ -1,9 +1,9 @@
-"""A browser for the tests of the console: found, or installed where that is allowed, or said to be missing.
+"""Find a browser for the tests of the console, install it where that is allowed, or report that it is missing.
 
     python -m scripts.browser
 
-On Debian and its like, as root, Chromium comes with apt-get. Elsewhere nothing is touched: the tests that need a
-browser are named, and left out.
+On Debian and similar systems, as root, the script installs Chromium with apt-get. Elsewhere it changes nothing and
+lists the tests that are left out.
 """
 
 import os
@@ -18,13 +18,13 @@ TESTS = Path(__file__).parent.parent / "tests" / "app" / "console"
 
 
 def find_browser() -> str | None:
-    """The path of a Chromium; PURVEYOR_TEST_BROWSER names another."""
+    """Return the path of Chromium, or of the browser in PURVEYOR_TEST_BROWSER."""
     named = os.environ.get("PURVEYOR_TEST_BROWSER")
     return named or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 def install() -> bool:
-    """Install it with the system's package manager, where we may; whether it is there now."""
+    """Install Chromium with the package manager, if allowed; return whether a browser is there now."""
     if os.name != "posix" or os.geteuid() != 0 or not shutil.which("apt-get"):
         return False
     print("== browser: installing chromium with apt-get", flush=True)
@@ -43,8 +43,8 @@ def install() -> bool:
     return find_browser() is not None
 
 
-def tests_with_a_browser() -> list[str]:
-    """The tests that are left out without one."""
+def find_browser_tests() -> list[str]:
+    """Return the tests that are left out without a browser."""
     found = []
     for path in sorted(TESTS.glob("test_*.py")):
         found += [
@@ -57,8 +57,8 @@ def tests_with_a_browser() -> list[str]:
 def main() -> None:
     if find_browser() is not None or install():
         return
-    print("== browser: no Chromium, and it may not be installed here (root on Debian). These tests are left out:")
-    for name in tests_with_a_browser():
+    print("== browser: no Chromium, and no right to install it (root on Debian is needed). These tests are left out:")
+    for name in find_browser_tests():
         print(f"   {name}")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""Run the tests again and again, in random order, beside a load that keeps all cores busy; report what failed.
+"""Run the tests several times, in random order, while a load keeps all cores busy; report the failures.
 
-A test that passes alone on an idle machine and fails here depends on time, on the order of the tests, or on what
-another test left behind. Each run has a seed of its own for the order: `pytest --shuffle SEED` repeats it.
+A test that passes alone on an idle machine and fails here depends on time, on the order of the tests, or on the state
+that another test left. Each run has its own seed for the order: `pytest --shuffle SEED` repeats it.
 """
 
 import argparse
@@ -29,7 +29,7 @@ EXAMPLES = """examples:
   python -m scripts.flakes --load 0 --runs 1 --seed 7 -- -n 0 -x tests/stages
                                                     the order of seed 7 again, without load, until the first failure
 """
-_PASSED, _FAILED = 0, 1  # exit codes of pytest; any other says that the run itself broke
+_PASSED, _FAILED = 0, 1  # exit codes of pytest; any other means that the run itself failed
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Run:
 
     @property
     def broken(self) -> bool:
-        """Whether pytest ended without a verdict: interrupted, crashed, or no tests found."""
+        """Return whether pytest ended without a result: interrupted, crashed, or no tests found."""
         return self.code not in (_PASSED, _FAILED)
 
 
 @dataclass
 class Report:
-    """What all runs so far gave."""
+    """The results of all runs so far."""
 
     load: int
     arguments: tuple[str, ...]
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def failures(self) -> dict[str, list[int]]:
-        """The seeds with which each test failed; the test that failed most often first."""
+        """Return the seeds with which each test failed; the test that failed most often first."""
         found: dict[str, list[int]] = {}
         for run in self.runs:
             for name in run.failed:
@@ -67,27 +67,27 @@ class Report:
         return dict(sorted(found.items(), key=lambda each: (-len(each[1]), each[0])))
 
     def passed(self) -> bool:
-        """Whether each test passed in each run."""
+        """Return whether each test passed in each run."""
         return bool(self.runs) and all(run.code == _PASSED for run in self.runs)
 
     def write(self, path: Path) -> None:
         """Store the report as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        told = {**asdict(self), "passed": self.passed(), "failures": self.failures}
-        path.write_text(json.dumps(told, indent=2) + "\n")
+        stored = {**asdict(self), "passed": self.passed(), "failures": self.failures}
+        path.write_text(json.dumps(stored, indent=2) + "\n")
 
     def lines(self) -> list[str]:
-        """The report for a terminal."""
+        """Return the report as lines of text."""
         count = len(self.runs)
-        told = [f"{name}\n    {len(seeds)} of {count} runs, seeds {seeds}" for name, seeds in self.failures.items()]
-        told += [
+        found = [f"{name}\n    {len(seeds)} of {count} runs, seeds {seeds}" for name, seeds in self.failures.items()]
+        found += [
             f"seed {run.seed}: pytest ended with code {run.code}, see {run.log}" for run in self.runs if run.broken
         ]
-        return told or [f"{count} run{'s' * (count != 1)}, no failure"]
+        return found or [f"{count} run{'s' * (count != 1)}, no failure"]
 
 
 def failed_tests(junit: Path) -> tuple[str, ...]:
-    """The tests that failed or broke in one run, as pytest names them, from its XML report."""
+    """Return the names of the tests that failed in one run, from the XML report of pytest."""
     if not junit.exists():
         return ()
     found = []
@@ -100,7 +100,7 @@ def failed_tests(junit: Path) -> tuple[str, ...]:
 
 
 def run_once(seed: int, arguments: Sequence[str], directory: Path) -> Run:
-    """One run of pytest in the order of a seed; its output goes to a log in the directory."""
+    """Run pytest once in the order of a seed; write its output to a log in the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     log, junit = directory / f"{seed}.log", directory / f"{seed}.xml"
     junit.unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def run_once(seed: int, arguments: Sequence[str], directory: Path) -> Run:
     began = time.monotonic()
     with (
         log.open("wb") as output,
-        # A session of its own: Ctrl-C in a terminal reaches pytest once, from here.
+        # In a new session: Ctrl-C in a terminal reaches pytest once, from here.
         subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True) as pytest,
     ):
         try:
@@ -135,7 +135,7 @@ def _spin(parent: int) -> None:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keep `count` cores busy for the length of a block."""
+    """Keep `count` cores busy during a block."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_spin, args=(os.getpid(),), daemon=True) for _ in range(count)]
     for process in processes:

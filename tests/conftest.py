@@ -1,4 +1,4 @@
-"""What tests share: a real nats-server per worker, servers of one's own, fresh names, and a way to cut the wire."""
+"""Hooks and fixtures of all tests: a real nats-server per worker, servers of one test, unique names, a TCP proxy."""
 
 import os
 import random
@@ -22,19 +22,19 @@ from tests.support.proxy import TcpProxy  # noqa: E402
 from tests.support.scale import LONG  # noqa: E402
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-"""A JVM of a test lives for seconds: what it spends on optimising its code is lost, and takes a core from its tests."""
+"""The JVM of a test lives for seconds: compiler optimisations would only take CPU time from the tests."""
 
 TESTS = Path(__file__).parent
 WITH_SPARK = {TESTS / "pipeline", TESTS / "spark"}
-"""The folders whose tests run Spark, or rules that are written for it."""
+"""The folders whose tests run Spark or test rules for Spark."""
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A run in the background of a script ignores Ctrl-C, and so would the programs that tests start and interrupt.
+    # A background process of a script ignores Ctrl-C, and so would the programs that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("tests", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")  # a slow machine fails no property
+settings.load_profile("tests")  # no property test fails because the machine is slow
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,13 +48,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what needs Spark, so that `-m "not spark"` is the part without it."""
+    """Mark the tests that need Spark, so that `-m "not spark"` leaves them out."""
     if WITH_SPARK & set(item.path.parents) or "spark" in getattr(item, "fixturenames", ()):
         item.add_marker("spark")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, in `make test`, what only `make chaos` runs; and begin with what takes longest, on both workers."""
+    """Leave out the tests of `make chaos` in `make test`, and begin with the longest tests, on both workers."""
     if not LONG:
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
@@ -64,13 +64,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     first = [item for item in items if item.get_closest_marker("first")]
     others = [item for item in items if not item.get_closest_marker("first")]
-    half = len(items) // 2 - len(first[::2])  # each of two workers begins with a half of all
+    half = len(items) // 2 - len(first[::2])  # each of two workers begins with one half of the tests
     items[:] = [*first[::2], *others[:half], *first[1::2], *others[half:]] if half > 0 else [*first, *others]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Escape half surrogates in captured logs: a worker of xdist could not send them, and would end."""
+    """Escape lone surrogates in captured logs: xdist cannot send them, and its worker would end."""
     report = yield
     report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report
@@ -78,20 +78,20 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """The server of this worker, shared by its tests: use `unique` names, and leave it alive."""
+    """Start the server that all tests of this worker share: use `unique` names, and do not stop it."""
     with EmbeddedServer(tmp_path_factory.mktemp("nats") / "store", FAST) as server:
         yield server
 
 
 @pytest.fixture
 def address(nats_server: EmbeddedServer) -> Address:
-    """Where the shared server is, with credentials."""
+    """Return the address of the shared server, with credentials."""
     return nats_server.address
 
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[OwnServer]:
-    """A factory of servers for this test alone; those that still run are stopped after it."""
+    """Return a factory of servers for this test; they are stopped after it."""
     started: list[EmbeddedServer] = []
 
     def start(
@@ -112,20 +112,20 @@ def own_server(tmp_path: Path) -> Iterator[OwnServer]:
 
 @pytest.fixture
 def unique(request: pytest.FixtureRequest) -> str:
-    """A fresh name: good for a stream, a consumer, a bucket, a key or a token of a subject."""
+    """Return a unique name, valid for a stream, a consumer, a bucket, a key or a token of a subject."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")
     return f"{words[:32]}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def tcp_proxy(address: Address) -> Iterator[TcpProxy]:
-    """A proxy in front of the shared server; for another server make a `TcpProxy` of your own."""
+    """Return a proxy in front of the shared server; create a `TcpProxy` for another server."""
     with TcpProxy(*address.hosts()[0]) as proxy:
         yield proxy
 
 
 @pytest.fixture
 async def queues(address: Address) -> AsyncIterator[Queues]:
-    """A connection to the worker's server."""
+    """Connect to the shared server."""
     async with connect(address, name="tests", patience_seconds=60) as connected:
         yield connected

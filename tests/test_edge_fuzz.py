@@ -22,8 +22,8 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.app.subscription_source import SubscriptionSource
+from purveyor.delivery.push.push_secrets import SecretCipher
 from purveyor.delivery.push.push_worker import PushOptions, PushWorker
-from purveyor.delivery.push.secret_encryption import SecretCipher
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.model.delivery_policy import Delivery, OrderBy
@@ -164,7 +164,7 @@ def take(consumer: Consumer, count: int, settle: Callable[[Fields], Fields]) -> 
     while len(found) < count:
         messages = wait_until(lease, seconds=PATIENCE_SECONDS)
         for message in messages:
-            assert consumer.tell(message["sequence_number"], **settle(message)).status_code == 200
+            assert consumer.set_status(message["sequence_number"], **settle(message)).status_code == 200
         found += messages
     assert consumer.next() is None
     return found
@@ -337,7 +337,7 @@ async def check_push(run: Run, queues: Queues, tmp_path: Path) -> None:
     )
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
-    expected = {each.id: (each.body, each.event.object_key) for each in run.sent}
+    expected = {f"{each.id}@{each.position}": (each.body, each.event.object_key) for each in run.sent}
     assert len(expected) == len(run.sent)
     try:
         for form in PushFormat:

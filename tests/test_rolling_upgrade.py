@@ -51,8 +51,7 @@ from purveyor.queues.permissions import TOPICS
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS, Registry
 from purveyor.queues.sync_client import restore_queue
 from purveyor.sources.ldif.import_ledger import BUCKET as IMPORTS
-from purveyor.sources.ldif.import_ledger import ImportLedger
-from purveyor.sources.ldif.import_ledger import Block, RecordIdChain
+from purveyor.sources.ldif.import_ledger import Block, ImportLedger, RecordIdChain
 from purveyor.sources.ldif.ldif_parser import parse_ldif as read_ldif
 from purveyor.sources.schemas.cache import SchemaCache
 from purveyor.sources.schemas.registry import NewSchema, SchemaRegistry
@@ -236,7 +235,7 @@ async def accept(queues: Queues, realm: str, topic: str) -> str:
 async def _password(queues: Queues, unique: str) -> Scene:
     credentials = Credentials(queues, HASHER)
     for name in ("one", "other"):
-        await credentials.set_first(f"{unique}-{name}", name, "secret")
+        await credentials.set_first_password(f"{unique}-{name}", name, "secret")
 
     async def log_in(name: str) -> str | None:
         opened = await credentials.check_password(f"{unique}-{name}", "secret")

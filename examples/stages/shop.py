@@ -1,8 +1,8 @@
-"""A shop in three endpoints: an order asks the inventory, is confirmed, and a bookkeeper hears of it. Once each.
+"""A shop with three endpoints: an order reserves items, is confirmed, and gets an entry in the books. Once each.
 
     PURVEYOR_NATS_URL=nats://... python examples/stages/shop.py
 
-It uses SQLite in `shop.db`; set PURVEYOR_DATABASE_URL for PostgreSQL (and run `purveyor stages ddl` there before).
+It uses SQLite in `shop.db`. For PostgreSQL set PURVEYOR_DATABASE_URL and run the output of `purveyor stages ddl` there.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ books_table = Table("books", metadata, Column("entry", Text))
 
 @dataclass(frozen=True)
 class PlaceOrder:
-    """What a customer sends."""
+    """The request of a customer."""
 
     item: str
     count: int = 1
@@ -31,7 +31,7 @@ class PlaceOrder:
 
 @dataclass(frozen=True)
 class Reserve:
-    """What the inventory is asked."""
+    """The request to the inventory."""
 
     item: str
     count: int
@@ -39,28 +39,28 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What it answers."""
+    """The reply of the inventory."""
 
     shelf: int
 
 
 @dataclass(frozen=True)
 class Placed:
-    """What the customer gets."""
+    """The reply to the customer."""
 
     text: str
 
 
 @dataclass
 class OrderState:
-    """What an order remembers between its stages."""
+    """The state of an order between its stages."""
 
     item: str = ""
     count: int = 0
 
 
 def declare(stages: Stages) -> Endpoint[PlaceOrder, Placed, OrderState]:
-    """All endpoints of the shop; the one for orders."""
+    """Declare all endpoints of the shop; return the one for orders."""
     books = stages.terminator("books.entry", message=Placed)
     inventory = stages.endpoint("inventory.reserve", request=Reserve, reply=Reserved)
     orders = stages.endpoint("orders.place", request=PlaceOrder, reply=Placed, state=OrderState)
@@ -91,7 +91,7 @@ def declare(stages: Stages) -> Endpoint[PlaceOrder, Placed, OrderState]:
 
 
 async def main() -> None:
-    """Place an order and print the answer."""
+    """Place an order and print the reply."""
     url = os.environ.get("PURVEYOR_DATABASE_URL", "sqlite:///shop.db")
     async with connect(os.environ.get("PURVEYOR_NATS_URL", "nats://127.0.0.1:4222")) as queues:
         store = SqlStore(url, metadata=metadata)

@@ -155,7 +155,7 @@ async def test_the_api_serves_subscriptions_and_reads_no_internal_queue(as_user:
         assert (await publisher.publish_batch([accepted("e-2"), accepted("e-3")], "events")).stored == 2
         hasher = PasswordHasher()
         credentials = Credentials(queues, hasher)
-        assert await credentials.set_first("served", record.incarnation, "secret")
+        assert await credentials.set_first_password("served", record.incarnation, "secret")
         assert await credentials.check_password("served", "secret")
         hasher.close()
         schema_cache = SchemaCache(queues)

@@ -1,4 +1,4 @@
-"""The demo verifies itself; here its rules are tested, and once the whole."""
+"""The checks of the demo, and one run of the whole demo."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -27,7 +27,7 @@ def test_each_change_is_one_record() -> None:
     assert len(step.people) == 50 - step.ldif.count("changetype: delete")
 
 
-def test_what_is_doubled_or_out_of_order_is_noticed() -> None:
+def test_duplicates_and_disorder_are_found() -> None:
     got = DeliveryCheck("x", "pull")
     for position, each in ((5, event()), (5, event()), (4, event()), (6, event("v")), (7, event("v", gone=True))):
         got.record(each, position, NOW)
@@ -35,14 +35,14 @@ def test_what_is_doubled_or_out_of_order_is_noticed() -> None:
     assert set(got.objects) == {"u"}
 
 
-def test_order_by_key_is_looked_at_for_each_object() -> None:
+def test_order_by_key_is_checked_for_each_object() -> None:
     got = DeliveryCheck("x", "pull", by_key=True)
     for position, each in ((5, event("a")), (4, event("b")), (6, event("b")), (3, event("a"))):
         got.record(each, position, NOW)
     assert (got.duplicates, got.out_of_order) == (0, 1)
 
 
-def test_what_is_missing_is_noticed() -> None:
+def test_missing_messages_are_found() -> None:
     got = DeliveryCheck("x", "pull", expected=2)
     got.record(event(), 1, NOW)
     assert list(got.find_problems(Step("", 0, 0, ()))) == [
@@ -51,7 +51,7 @@ def test_what_is_missing_is_noticed() -> None:
     ]
 
 
-def test_latency_is_that_of_calm_times_and_apart_from_it_that_of_others() -> None:
+def test_latency_is_measured_separately_for_calm_and_disturbed_periods() -> None:
     second = timedelta(seconds=1)
     got = DeliveryCheck("x", "pull")
     got.periods += [MeasuredPeriod(NOW, calm=True, until=NOW + second), MeasuredPeriod(NOW + second, calm=False)]

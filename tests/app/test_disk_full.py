@@ -125,8 +125,8 @@ class PushEndpoint:
 @pytest.mark.timeout(1200)
 @pytest.mark.first
 def test_a_full_disk_refuses_events_loses_none_and_all_parts_go_on_when_there_is_room(up: Up, disk: SmallDisk) -> None:
-    api = up.says("ready", "API")
-    up.says("up", "everything")
+    api = up.wait_for("ready", "API")
+    up.wait_for("up", "everything")
     passwords = tomllib.loads(Path(api["passwords"]).read_text())
     with ExitStack() as stack, httpx.Client(base_url=api["url"], timeout=60) as client:
         wanted: dict[str, Any] = {
@@ -148,7 +148,7 @@ def test_a_full_disk_refuses_events_loses_none_and_all_parts_go_on_when_there_is
         assert publisher.publish()
         disk.fill()
         wait_until(lambda: not publisher.publish(), seconds=240)
-        up.says("full", "NATS")
+        up.wait_for("full", "NATS")
         disk.clear()
         wait_until(publisher.publish, seconds=240)
         for _ in range(20):
@@ -176,5 +176,5 @@ def test_a_full_disk_refuses_events_loses_none_and_all_parts_go_on_when_there_is
     assert {each.status_code for each in publisher.refused} == {503}
     assert all(each.headers["Retry-After"] and "disk" in each.json()["fix"] for each in publisher.refused)
     assert consumer.statuses <= {200, 503}
-    assert "room again" in {each["event"] for each in up.news if each["part"] == "NATS"}
+    assert "room again" in {each["event"] for each in up.events if each["part"] == "NATS"}
     assert up.stop() == 0

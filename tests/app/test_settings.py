@@ -10,7 +10,9 @@ def told(error: pytest.ExceptionInfo[InvalidConfig]) -> str:
     return str(error.value)
 
 
-def test_a_flag_goes_before_the_environment_before_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_flag_overrides_the_environment_which_overrides_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     Path("purveyor.toml").write_text('replicas = 3\nsync = "2m"\ndata_dir = "from-file"\n')
     monkeypatch.setenv("PURVEYOR_REPLICAS", "5")
     monkeypatch.setenv("PURVEYOR_DATA_DIR", "from-environment")
@@ -18,7 +20,7 @@ def test_a_flag_goes_before_the_environment_before_the_file(monkeypatch: pytest.
     assert (settings.data_dir, settings.replicas, settings.sync) == (Path("from-flag"), 5, "2m")
 
 
-def test_data_goes_to_the_data_home_unless_said_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_data_directory_is_in_the_data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load({}).data_dir == tmp_path / "xdg" / "purveyor"
     monkeypatch.setenv("XDG_DATA_HOME", "relative/is/ignored")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -52,7 +54,7 @@ def test_a_named_settings_file_must_be_there(tmp_path: Path) -> None:
         ({}, {}, 'database_url = "shop.db"', ["database_url", "purveyor.toml", "sqlite:///file"]),
     ],
 )
-def test_a_mistake_is_told_with_its_key_value_and_origin(
+def test_an_error_names_key_value_and_origin(
     flags: dict[str, object],
     environment: dict[str, str],
     file: str,
@@ -70,7 +72,7 @@ def test_a_mistake_is_told_with_its_key_value_and_origin(
 
 
 @pytest.mark.parametrize("name", ["PURVEYOR_NATS_URL", "PURVEYOR_DATABASE_URL"])
-def test_a_bad_address_is_told_without_its_password(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_address_is_reported_without_its_password(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "http://ada:s3cret@host")
     with pytest.raises(InvalidConfig) as error:
         load({})
@@ -94,7 +96,7 @@ def test_the_database_of_stages_does_not_show_its_password(monkeypatch: pytest.M
     assert "s3cret" not in str(error.value)
 
 
-def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PURVEYOR_NATS_URL", "")
     assert load({}).nats_url is None
 

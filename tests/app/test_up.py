@@ -1,4 +1,4 @@
-"""`purveyor up`: everything on one machine, whichever part is killed, until it is told to stop."""
+"""`purveyor up`: all parts on one machine, with parts that die, until it is stopped."""
 
 import contextlib
 import os
@@ -75,7 +75,7 @@ async def test_parts_are_started_in_order_and_stopped_in_the_opposite_one() -> N
     ]
 
 
-async def test_a_part_that_dies_says_why_and_is_started_again(tmp_path: Path) -> None:
+async def test_a_part_that_dies_is_reported_and_restarted(tmp_path: Path) -> None:
     events: list[PartEvent] = []
     mark = tmp_path / "mark"
     dies = f"import pathlib\nmark = pathlib.Path({str(mark)!r})\n" + (
@@ -94,7 +94,7 @@ async def test_a_part_that_dies_says_why_and_is_started_again(tmp_path: Path) ->
     assert [each.event for each in events].count("ready") == 2
 
 
-async def test_a_part_that_cannot_start_ends_all_with_its_own_words() -> None:
+async def test_a_part_that_cannot_start_ends_all_with_its_error() -> None:
     wrong = program("print('error: no such thing\\nfix: buy one', file=sys.stderr); sys.exit(1)", "wrong")
     events: list[PartEvent] = []
     supervisor = Supervisor([program(STAYS, "fine", must_be_ready=True), wrong], events.append, restart_policy=SWIFT)
@@ -104,7 +104,7 @@ async def test_a_part_that_cannot_start_ends_all_with_its_own_words() -> None:
     assert not alive(int(next(each.detail for each in events if each.part == "fine")))
 
 
-async def test_rubbish_is_passed_on_and_a_deaf_part_is_killed() -> None:
+async def test_unknown_output_is_passed_on_and_a_part_that_ignores_signals_is_killed() -> None:
     events: list[PartEvent] = []
     deaf = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('no JSON'); print('x' * 3_000_000); print('[1]')\n"
     part = Part("deaf", program(deaf + STAYS).command, grace_seconds=0.2)
@@ -130,7 +130,7 @@ async def test_a_second_stop_kills_what_does_not_end() -> None:
     assert not alive(int(events[0].detail))
 
 
-async def test_when_nobody_reads_its_output_any_more_it_stops() -> None:
+async def test_the_supervisor_stops_when_its_output_is_closed() -> None:
     pids: list[int] = []
 
     def on_event(event: PartEvent) -> None:
@@ -141,7 +141,7 @@ async def test_when_nobody_reads_its_output_any_more_it_stops() -> None:
     assert not alive(pids[0])
 
 
-def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
+def test_invalid_settings_are_refused_before_the_start(tmp_path: Path) -> None:
     data = ("--data-dir", str(tmp_path / "data"))
     invoke(*data, "up", "--host", "0.0.0.0").refused("not every password", "PURVEYOR_ADMIN_PASSWORD")
     invoke(*data, "up", "--port", "99999").refused("--port")
@@ -151,7 +151,7 @@ def test_mistakes_are_told_before_anything_starts(tmp_path: Path) -> None:
 
 
 def modes_below(directory: Path) -> dict[Path, int]:
-    """The modes of a directory and of all files below it; those that vanish meanwhile are left out."""
+    """Return the modes of a directory and of all files below it; skip files that disappear meanwhile."""
     found: dict[Path, int] = {}
     for path in (directory, *directory.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
@@ -166,18 +166,18 @@ def modes_below(directory: Path) -> dict[Path, int]:
 def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tmp_path: Path) -> None:
     data = tmp_path / "data"
     up = start()
-    api = up.says("ready", "API")
-    assert up.says("ready", "NATS")["address"].startswith("nats://127.0.0.1:")
+    api = up.wait_for("ready", "API")
+    assert up.wait_for("ready", "NATS")["address"].startswith("nats://127.0.0.1:")
     file = Path(api["passwords"])
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     passwords = tomllib.loads(file.read_text())
 
     invoke("--data-dir", str(data), "up").refused(f"process {up.process.pid}", "--data-dir")
 
-    up.says("up", "everything")
+    up.wait_for("up", "everything")
     secrets = [*passwords.values(), *(path.read_text().strip() for path in (data / "nats").glob("password*"))]
     below = descendants(up.process.pid, "")
-    shown = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in below if alive(pid)) + str(up.news)
+    shown = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in below if alive(pid)) + str(up.events)
     assert len(secrets) == 8
     assert not any(secret in shown for secret in secrets)
 
@@ -205,8 +205,8 @@ def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tm
         assert receive() == "u-1"
         (nats,) = [pid for pid in descendants(up.process.pid, "serve nats") if os.getsid(pid) == pid]
         os.kill(nats, signal.SIGKILL)
-        assert "killed by SIGKILL" in up.says("died", "NATS")["detail"]
-        up.says("ready", "NATS", times=2)
+        assert "killed by SIGKILL" in up.wait_for("died", "NATS")["detail"]
+        up.wait_for("ready", "NATS", times=2)
         wait_until(lambda: client.get("/readyz").status_code == 200)
         publish(2)
         assert receive() == "u-2"
@@ -218,7 +218,7 @@ def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tm
     assert [path for path, mode in made.items() if mode & (stat.S_IRWXG | stat.S_IRWXO)] == []
 
     assert up.stop(signal.SIGINT) == 0
-    stopped = [part for part in up.told("stopped") if part != "everything"]
+    stopped = [part for part in up.parts_with("stopped") if part != "everything"]
     assert stopped == ["API", "push", "pipeline", "NATS"]
     assert find_running_server(data / "nats") is None
     wait_until(lambda: not [pid for pid in below if alive(pid)])

@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer.py"
 
 
 class Subscribed:
-    """A subscription, consumers of it, and eyes on its queue."""
+    """A subscription, its consumers, and its queue."""
 
     def __init__(self, api: RunningApi, address: Address, name: str) -> None:
         self.api = api
@@ -60,7 +60,7 @@ def number(message: Message) -> int:
     return int(message.new["number"])
 
 
-async def test_messages_come_in_order_and_are_gone_when_acknowledged(ordered: Subscribed) -> None:
+async def test_messages_come_in_order_and_are_deleted_when_acknowledged(ordered: Subscribed) -> None:
     ordered.fill(*range(1, 8))
     seen = []
     async with ordered.consumer(batch=3) as consumer:
@@ -75,7 +75,7 @@ async def test_messages_come_in_order_and_are_gone_when_acknowledged(ordered: Su
     await ordered.emptied()
 
 
-async def test_a_message_comes_while_it_is_waited_for(ordered: Subscribed) -> None:
+async def test_a_waiting_consumer_gets_a_new_message(ordered: Subscribed) -> None:
     async with ordered.consumer() as consumer:
         waiting: asyncio.Future[Message] = asyncio.ensure_future(anext(aiter(consumer)))
         await asyncio.to_thread(ordered.fill, 1)
@@ -83,7 +83,7 @@ async def test_a_message_comes_while_it_is_waited_for(ordered: Subscribed) -> No
         await message.ack()
 
 
-async def test_a_message_is_given_again_or_becomes_a_dead_letter(ordered: Subscribed) -> None:
+async def test_a_message_is_delivered_again_or_becomes_a_dead_letter(ordered: Subscribed) -> None:
     ordered.fill(1, 2, 3)
     seen = []
     async with ordered.consumer() as consumer:
@@ -138,7 +138,7 @@ async def test_handlers_work_at_the_same_time_where_delivery_is_parallel(paralle
     await parallel.emptied()
 
 
-async def test_where_the_order_counts_handlers_do_not_overtake_each_other(ordered: Subscribed) -> None:
+async def test_ordered_delivery_refuses_concurrency(ordered: Subscribed) -> None:
     async with ordered.consumer() as consumer:
         with pytest.raises(InvalidInput, match="one after the other"):
             await consumer.run(lambda message: message.ack(), concurrency=2)
@@ -174,7 +174,7 @@ async def test_a_lease_is_extended_while_a_handler_works(parallel: Subscribed) -
         await message.ack()
 
 
-async def test_a_lease_that_was_lost_is_told(ordered: Subscribed) -> None:
+async def test_a_lost_lease_is_an_error(ordered: Subscribed) -> None:
     ordered.fill(1)
     with TcpProxy(*_host(ordered.api.url)) as proxy:
         url = f"http://127.0.0.1:{proxy.port}"
@@ -196,7 +196,7 @@ async def test_a_lease_that_was_lost_is_told(ordered: Subscribed) -> None:
             await taken.ack()
 
 
-async def test_what_is_not_begun_when_it_is_stopped_is_given_back_at_once(parallel: Subscribed) -> None:
+async def test_a_stop_gives_unhandled_messages_back_at_once(parallel: Subscribed) -> None:
     parallel.fill(*range(1, 6))
     begun, go_on = asyncio.Event(), asyncio.Event()
     done = []
@@ -220,7 +220,7 @@ async def test_what_is_not_begun_when_it_is_stopped_is_given_back_at_once(parall
             other.stop()
 
 
-async def test_a_block_that_ends_with_an_error_gives_back_what_it_has(ordered: Subscribed) -> None:
+async def test_a_block_that_ends_with_an_error_gives_its_messages_back(ordered: Subscribed) -> None:
     ordered.fill(1, 2)
 
     async def fail() -> None:
@@ -235,7 +235,7 @@ async def test_a_block_that_ends_with_an_error_gives_back_what_it_has(ordered: S
         assert (number(message), message.num_delivered) == (1, 2)
 
 
-async def test_a_login_that_is_wrong_is_told_at_once_and_a_token_is_a_login(
+async def test_a_wrong_login_is_an_error_at_once_and_a_token_is_a_login(
     ordered: Subscribed, running_api: RunningApi
 ) -> None:
     with pytest.raises(AuthenticationFailed):
@@ -271,12 +271,12 @@ async def test_a_login_that_ends_ends_the_run(parallel: Subscribed, running_api:
 @pytest.fixture
 def failed(running_api: RunningApi, admin: httpx.Client, name: str) -> str:
     subscribe(running_api, admin, name, request_prefill=True)
-    told = admin.patch(f"/v1/subscriptions/{name}/prefill", json={"status": "failed", "reason": "the disk is full"})
-    assert told.status_code == 200
+    response = admin.patch(f"/v1/subscriptions/{name}/prefill", json={"status": "failed", "reason": "the disk is full"})
+    assert response.status_code == 200
     return name
 
 
-async def test_a_prefill_that_failed_is_told(running_api: RunningApi, failed: str) -> None:
+async def test_a_failed_prefill_is_an_error(running_api: RunningApi, failed: str) -> None:
     name = failed
     async with Consumer(running_api.url, name, password=PASSWORD) as consumer:
         with pytest.raises(PrefillFailed, match="the disk is full"):
@@ -286,12 +286,12 @@ async def test_a_prefill_that_failed_is_told(running_api: RunningApi, failed: st
 @pytest.mark.parametrize(
     "wrong", [{"instance": ""}, {"instance": "x\n"}, {"batch": 0}, {"batch": 1001}, {"wait_seconds": 0}]
 )
-def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         ConsumerOptions(**wrong)
 
 
-async def test_an_api_or_a_server_that_was_away_is_waited_for(own_server: OwnServer, tmp_path: Path) -> None:
+async def test_the_consumer_waits_for_an_unavailable_api_or_server(own_server: OwnServer, tmp_path: Path) -> None:
     directory = tmp_path / "store"
     server = own_server(directory=directory)
     seen: list[int] = []
@@ -323,7 +323,7 @@ async def test_an_api_or_a_server_that_was_away_is_waited_for(own_server: OwnSer
     assert seen == sorted(seen)  # a message may come twice, none too early
 
 
-def test_the_example_keeps_a_copy_and_stops_when_told(ordered: Subscribed, tmp_path: Path) -> None:
+def test_the_example_keeps_a_copy_and_stops_on_a_signal(ordered: Subscribed, tmp_path: Path) -> None:
     file = tmp_path / "users.json"
     ordered.fill(1, 2)
     variable = f"{ordered.name.upper()}_PASSWORD"
@@ -343,13 +343,6 @@ def test_the_example_keeps_a_copy_and_stops_when_told(ordered: Subscribed, tmp_p
             process.kill()
         process.communicate()
     assert file.read_text() == '{"u-1": {"uuid": "u-1", "number": 1}, "u-2": {"uuid": "u-2", "number": 2}}'
-
-
-def test_the_front_of_the_package_is_light() -> None:
-    check = (
-        "import purveyor, sys; assert 'aiohttp' not in sys.modules; purveyor.Consumer; assert 'nats' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 def _host(url: str) -> tuple[str, int]:

@@ -29,24 +29,25 @@ async def incarnation_for(credentials: Credentials, password: str) -> str | None
 
 
 async def test_a_password_is_valid_for_its_incarnation_only(credentials: Credentials) -> None:
-    assert await credentials.set_first("ox", "one", "secret")
-    assert not await credentials.set_first("ox", "one", "secret")
+    assert await credentials.set_first_password("ox", "one", "secret")
+    assert not await credentials.set_first_password("ox", "one", "secret")
     with pytest.raises(AlreadyExists, match="another password"):
-        await credentials.set_first("ox", "one", "other")
+        await credentials.set_first_password("ox", "one", "other")
     assert await incarnation_for(credentials, "secret") == "one"
     assert await incarnation_for(credentials, "Secret") is None
-    assert await credentials.set_first("ox", "two", "other")
+    assert await credentials.set_first_password("ox", "two", "other")
     assert await incarnation_for(credentials, "secret") is None
     await credentials.remove("ox", "one")
     assert await incarnation_for(credentials, "other") == "two"
     await credentials.remove("ox", "two")
     assert await incarnation_for(credentials, "other") is None
-    assert await credentials.set_first("ox", "three", "third")
+    assert await credentials.set_first_password("ox", "three", "third")
 
 
 async def test_of_many_concurrent_first_passwords_one_is_set(credentials: Credentials) -> None:
     found = await asyncio.gather(
-        *(credentials.set_first("ox", "one", f"secret-{number}") for number in range(5)), return_exceptions=True
+        *(credentials.set_first_password("ox", "one", f"secret-{number}") for number in range(5)),
+        return_exceptions=True,
     )
     assert found.count(True) == 1
     assert sum(isinstance(each, AlreadyExists) for each in found) == 4
@@ -58,7 +59,7 @@ async def is_over(credentials: Credentials, password: str) -> bool:
 
 
 async def test_the_previous_password_stays_valid_for_a_while(credentials: Credentials) -> None:
-    await credentials.set_first("ox", "one", "first")
+    await credentials.set_first_password("ox", "one", "first")
     await credentials.set_password("ox", "one", "second", keep_seconds=60)
     assert await incarnation_for(credentials, "first") == await incarnation_for(credentials, "second") == "one"
     await credentials.set_password("ox", "one", "third", keep_seconds=0.05)
@@ -79,13 +80,13 @@ async def test_a_token_authenticates_its_login_until_it_ends(credentials: Creden
     await credentials.remove_token("ox", token.id)
     assert await credentials.check_token(text) is None
     brief, text = await credentials.add_token("ox", "one", TokenOptions(seconds=0.05))
-    await until(lambda: not brief.valid)
+    await until(lambda: not brief.is_valid)
     assert await credentials.check_token(text) is None
 
 
 async def test_tokens_that_have_ended_are_swept(credentials: Credentials, queues: Queues) -> None:
     """Tokens end by time, with their password and with their parent token; all others stay."""
-    await credentials.set_first("ox", "one", "first")
+    await credentials.set_first_password("ox", "one", "first")
     brief, _ = await credentials.add_token("ox", "one", TokenOptions(seconds=0.05))
     replaced, _ = await credentials.add_token("ox", "one")
     child, _ = await credentials.add_token("admin", None, TokenOptions(parent=replaced.id))
@@ -93,13 +94,13 @@ async def test_tokens_that_have_ended_are_swept(credentials: Credentials, queues
     kept, _ = await credentials.add_token("ox", "one")
     other, _ = await credentials.add_token("a login: with any name", None)
     bucket = await queues.bucket(BUCKET)
-    await until(lambda: not brief.valid)
+    await until(lambda: not brief.is_valid)
     assert {token_key(each.id) for each in (brief, replaced, child)} < set(await bucket.keys())
-    assert await credentials.sweep() >= 3
+    assert await credentials.remove_invalid_tokens() >= 3
     left = {key for key in await bucket.keys() if key.startswith("token.")}
     assert left >= {token_key(kept.id), token_key(other.id)}
     assert not left & {token_key(each.id) for each in (brief, replaced, child)}
-    assert await credentials.sweep() == 0
+    assert await credentials.remove_invalid_tokens() == 0
     assert await credentials.tokens("ox") == [kept]
 
 
@@ -114,7 +115,7 @@ async def test_concurrent_requests_do_not_exceed_the_tokens_of_a_login(credentia
 
 async def test_a_token_created_during_a_password_change_ends_with_the_old_password(credentials: Credentials) -> None:
     """The creator logged in with the old password, and the new one is set before the token is stored."""
-    await credentials.set_first("ox", "one", "first")
+    await credentials.set_first_password("ox", "one", "first")
     opened = await credentials.check_password("ox", "first")
     assert opened is not None
     await credentials.set_password("ox", "one", "second")
@@ -131,7 +132,7 @@ async def test_a_deleted_subscription_leaves_no_token(credentials: Credentials) 
 
 
 async def test_stored_credentials_cannot_be_used_to_log_in(credentials: Credentials, queues: Queues) -> None:
-    await credentials.set_first("ox", "one", "the secret")
+    await credentials.set_first_password("ox", "one", "the secret")
     _, text = await credentials.add_token("ox", "one")
     bucket = await queues.bucket(BUCKET)
     for key in await bucket.keys():
@@ -143,13 +144,13 @@ async def test_stored_credentials_cannot_be_used_to_log_in(credentials: Credenti
 
 
 async def test_changes_are_reported_to_followers(credentials: Credentials) -> None:
-    await credentials.set_first("before", "one", "secret")
+    await credentials.set_first_password("before", "one", "secret")
     changes: asyncio.Queue[str | None] = asyncio.Queue()
     begun = asyncio.Event()
     following = asyncio.create_task(credentials.follow(changes.put_nowait, begun.set))
     await asyncio.wait_for(begun.wait(), 120)
     assert changes.get_nowait() is None  # cached logins may be out of date
-    await credentials.set_first("ox", "one", "secret")
+    await credentials.set_first_password("ox", "one", "secret")
     assert await asyncio.wait_for(changes.get(), 120) == "subscription.ox"
     token, _ = await credentials.add_token("ox", "one")
     assert await asyncio.wait_for(changes.get(), 120) == f"token.{token.id}"

@@ -118,7 +118,7 @@ async def test_messages_of_subscriptions_without_consumers_expire_too(
     await write(queues, 2, kind="prefill")
     await write(queues, 3)
     clock.ahead = HOUR + 60
-    expiry = Expiry(subscriptions, pull, every_seconds=0.05)
+    expiry = Expiry(subscriptions, pull, interval_seconds=0.05)
     assert await expiry.once() == {}  # the prefill is under way
     registry = await subscriptions.registry()
     found = await subscriptions.get("ox")

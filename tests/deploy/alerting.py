@@ -48,20 +48,20 @@ class Series:
 
 @dataclass(frozen=True)
 class Alert:
-    """One that fires."""
+    """An alert that fires."""
 
     labels: Labels
     annotations: Labels
 
 
 def seconds(text: str) -> float:
-    """A duration in the spelling of Prometheus."""
+    """Parse a duration in the syntax of Prometheus."""
     units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
     return sum(float(count) * units[unit] for count, unit in re.findall(r"([0-9]+)(ms|s|m|h|d)", text))
 
 
 def read_series(given: dict[str, str], interval: float) -> Series:
-    """A series of a case: `values` are numbers, gaps (`_`) and runs (`5+0x3` is four times 5)."""
+    """Parse a series of a case: `values` are numbers, gaps (`_`) and runs (`5+0x3` is four times 5)."""
     selector = promql.parse(given["series"])
     assert isinstance(selector, promql.VectorSelector)
     assert selector.name is not None
@@ -80,13 +80,13 @@ def read_series(given: dict[str, str], interval: float) -> Series:
 
 
 class Store:
-    """The series of a case, which queries are asked of."""
+    """The series of a case, on which queries run."""
 
     def __init__(self, series: list[Series]) -> None:
         self._series = series
 
     def ask(self, node: promql.Expr, at: float) -> Vector | float:
-        """What a query gives at a time: a vector, or a number."""
+        """Evaluate a query at a time: a vector or a number."""
         match node:
             case promql.NumberLiteral():
                 return node.val
@@ -146,12 +146,12 @@ def _fits(matcher: promql.Matcher, labels: dict[str, str]) -> bool:
 
 
 def _extrapolated(samples: list[tuple[float, float]], begin: float, end: float) -> float | None:
-    """The increase of a counter in a range, to whose ends Prometheus extrapolates."""
+    """Return the increase of a counter in a range, extrapolated to its ends as Prometheus does."""
     if len(samples) < 2:
         return None
     (first_at, first), (last_at, _) = samples[0], samples[-1]
     steps = [(before[1], after[1]) for before, after in pairwise(samples)]
-    grown = sum(after - before if after >= before else after for before, after in steps)  # less: it began anew
+    grown = sum(after - before if after >= before else after for before, after in steps)  # less: the counter was reset
     known = last_at - first_at
     average = known / (len(samples) - 1)
     before_first, after_last = first_at - begin, end - last_at
@@ -162,7 +162,7 @@ def _extrapolated(samples: list[tuple[float, float]], begin: float, end: float) 
 
 
 def _both(word: str, left: Vector | float, right: Vector | float) -> Vector | float:
-    """An operator between two results. A comparison keeps what it holds for, with its value on the left."""
+    """Apply an operator to two results. A comparison keeps the left values for which it is true."""
     if word == "or":
         assert isinstance(left, dict)
         assert isinstance(right, dict)
@@ -182,7 +182,7 @@ def _both(word: str, left: Vector | float, right: Vector | float) -> Vector | fl
 
 
 def firing(rule: dict[str, Any], store: Store, at: float, every: float) -> list[Alert]:
-    """The alerts of a rule that fire at a time, evaluated at regular times from the beginning on."""
+    """Return the alerts of a rule that fire at a time; evaluate it at regular times from the start."""
     query, patience = promql.parse(rule["expr"]), seconds(rule.get("for", "0s"))
     since: dict[Labels, float] = {}
     active: Vector = {}

@@ -1,4 +1,4 @@
-"""What a query of Prometheus is about, from its syntax tree: the series it reads, and the labels that its result has.
+"""Analyse Prometheus queries: the series that a query reads, and the labels of its result.
 
 Parsed by the grammar of Prometheus itself (in Rust, by `promql-parser`), so that a bracket, a function or the type of
 an argument that is wrong is found here and not by the server that is to load it.
@@ -13,7 +13,7 @@ import promql_parser as promql
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 OF_SCRAPE = frozenset({"instance", "job"})
-"""Labels that Prometheus gives to everything that it reads."""
+"""Labels that Prometheus adds to every series."""
 _ROW = re.compile(r"^\| `(purveyor_[a-z_]+)` \| (counter|gauge|histogram) \| ([^|]*) \|", re.MULTILINE)
 _OF_COUNTERS = {"rate", "irate", "increase"}
 _OF_GAUGES = {"delta", "idelta", "deriv"}
@@ -23,14 +23,14 @@ _NO_LABELS = {"vector", "scalar", "time"}
 
 @dataclass(frozen=True)
 class Metric:
-    """A series that the documentation promises."""
+    """A documented series."""
 
     kind: str
     labels: frozenset[str]
 
 
 def documented() -> dict[str, Metric]:
-    """All series, by name; a histogram has three."""
+    """Return all documented series by name; a histogram has three."""
     found = {"up": Metric("gauge", OF_SCRAPE)}
     for name, kind, told in _ROW.findall(METRICS_PAGE.read_text()):
         labels = frozenset(re.findall(r"`([a-z_]+)`", told)) | OF_SCRAPE
@@ -46,7 +46,7 @@ KNOWN = documented()
 
 
 def check(query: str, where: str) -> frozenset[str]:
-    """Parse it, hold it to the documentation, and give the labels of its result."""
+    """Parse a query, compare it with the documentation, and return the labels of its result."""
     try:
         tree = promql.parse(query)
     except ValueError as error:
@@ -59,12 +59,12 @@ def check(query: str, where: str) -> frozenset[str]:
 
 
 def series(query: str) -> set[str]:
-    """The names of the series that a query reads."""
+    """Return the names of the series that a query reads."""
     return {each.name for each in selectors(promql.parse(query)) if each.name is not None}
 
 
 def selectors(tree: promql.Expr) -> Iterator[promql.VectorSelector]:
-    """Every series that is read, in ranges too."""
+    """Yield every selector of a query, also those in ranges."""
     found: list[promql.VectorSelector] = []
 
     def look(node: promql.Expr) -> None:
@@ -76,7 +76,7 @@ def selectors(tree: promql.Expr) -> Iterator[promql.VectorSelector]:
 
 
 def _labels(node: promql.Expr, where: str) -> frozenset[str]:
-    """The labels of what it gives. A counter is read in a range and by a function that knows of its resets."""
+    """Return the labels of a result; require rate or increase for counters, which can be reset."""
     match node:
         case promql.VectorSelector():
             assert node.name is not None

@@ -1,4 +1,4 @@
-"""What the files of deploy/ may hold, as JSON Schemas: those parts of Kubernetes, compose and systemd that we use.
+"""JSON Schemas of the files in deploy/: the parts of Kubernetes, compose and systemd that we use.
 
 Every object is closed, so that a word that is misspelt is found, and not silently without effect.
 """
@@ -16,7 +16,7 @@ DURATION: Schema = {"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"}
 
 
 def closed(required: Schema, **optional: Schema) -> Schema:
-    """An object with these fields and no others."""
+    """Return the schema of an object with these fields and no others."""
     return {
         "type": "object",
         "properties": {**required, **optional},
@@ -198,7 +198,7 @@ COMPOSE = {
 
 
 def spelled(pattern: str) -> Schema:
-    """A text that is written like this, in full."""
+    """Return the schema of a text that matches a pattern in full."""
     return {"type": "string", "pattern": f"^(?:{pattern})$"}
 
 

@@ -1,4 +1,4 @@
-"""The files of deploy/ are what they should be: they parse, refer to what exists, and start commands that exist."""
+"""The files of deploy/ parse, their references exist, and they start commands that exist."""
 
 import configparser
 import os
@@ -52,7 +52,7 @@ def test_the_kustomization_names_every_file() -> None:
 
 
 def test_the_kustomization_can_be_built() -> None:
-    """What kustomize refuses, or does without a word: two resources of one name, an image or a map that none uses."""
+    """Find what kustomize refuses or ignores: two resources of one name, an unused image or map."""
     (kustomization,) = documents(KUBERNETES / "kustomization.yaml")
     resources = [(each["kind"], each["metadata"]["name"]) for each in manifests() if each["kind"] != "Kustomization"]
     generated = [("ConfigMap", each["name"]) for each in kustomization["configMapGenerator"]]

@@ -1,4 +1,4 @@
-"""What the Dockerfile does would work: no container is started, but its steps are taken with the same files."""
+"""The steps of the Dockerfile work with its files; the tests start no container."""
 
 import fnmatch
 import json
@@ -29,20 +29,20 @@ Pins = dict[tuple[str, str], frozenset[str]]
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The steps of the Dockerfile: a word and what follows it, with continued lines joined."""
+    """Return the instructions of the Dockerfile with their arguments; continued lines are joined."""
     text = re.sub(r"^#.*\n", "", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)
     parted = (line.partition(" ") for line in text.replace("\\\n", "").splitlines() if line)
     return [(word, rest) for word, _, rest in parted]
 
 
 def copied() -> list[str]:
-    """What comes from the repository into the image."""
+    """Return the files of the repository that the image copies."""
     given = [rest.split() for word, rest in instructions() if word == "COPY"]
     return [source for words in given if not words[0].startswith("--from") for source in words[:-1]]
 
 
 def pins(name: str) -> Pins:
-    """What a lock allows: hashes by name and version."""
+    """Return the hashes of a lock file by name and version."""
     text = (ROOT / "requirements" / name).read_text()
     found = {(one[1], one[2]): frozenset(re.findall(r"sha256:\w+", one[4])) for one in _PIN.finditer(text)}
     assert len(found) == len(re.findall(r"^\S+==", text, re.MULTILINE))
@@ -64,7 +64,7 @@ def test_the_lock_of_the_image_is_that_of_the_tests_without_their_tools() -> Non
 
 
 def test_the_lock_of_the_image_has_all_that_any_part_needs() -> None:
-    """From each requirement to what it requires in turn, as pip goes; with the Python of the image."""
+    """Follow the requirements recursively, as pip does, for the Python of the image."""
     locked = {canonicalize_name(name) for name, _ in pins("image.txt")}
     extras = PROJECT["optional-dependencies"]
     waiting = [Requirement(line) for lines in (PROJECT["dependencies"], *extras.values()) for line in lines]
@@ -86,7 +86,7 @@ def test_the_lock_of_the_image_has_all_that_any_part_needs() -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as the image has it: built from nothing but the files that are copied, and installed."""
+    """Build the package from the files that the image copies, and install it."""
     home = tmp_path_factory.mktemp("image")
     source, target = home / "src", home / "target"
     for name in copied():

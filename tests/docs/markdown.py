@@ -1,4 +1,4 @@
-"""Guides as data: their code blocks, the commands in them, and whether an output is the one that was promised. Pure."""
+"""Parse guides: code blocks, the commands in them, and the comparison of outputs. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _TIME_PATTERN = _TIMES.pattern
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its lines, and the line of the guide it begins at."""
+    """A fenced block: its language, its lines, and its first line number."""
 
     language: str
     lines: tuple[str, ...]
@@ -20,7 +20,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a console block and the output promised under it."""
+    """A command of a console block with its expected output."""
 
     command: str
     expected: tuple[str, ...]
@@ -32,7 +32,7 @@ class Step:
 
 
 def blocks(text: str) -> list[Block]:
-    """All fenced blocks of a guide, in order."""
+    """Return all fenced blocks of a guide, in order."""
     found: list[Block] = []
     fence, language, start = "", "", 0
     inside: list[str] = []
@@ -51,7 +51,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def steps(block: Block) -> list[Step]:
-    """The commands of a console block: `$ ` begins one, `> ` goes on with it, the rest is its output."""
+    """Return the commands of a console block: `$ ` begins one, `> ` continues it, the rest is its output."""
     found: list[Step] = []
     for number, line in enumerate(block.lines, block.line + 1):
         if line.startswith("$ "):
@@ -66,7 +66,7 @@ def steps(block: Block) -> list[Step]:
 
 
 def matches(expected: tuple[str, ...], actual: str) -> bool:
-    """Whether an output is as promised.
+    """Return whether an output is as expected.
 
     A line `...` stands for any lines, `...` inside a line for any text, and a time for any time. Empty lines at the end
     do not count.

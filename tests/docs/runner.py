@@ -1,4 +1,4 @@
-"""Runs a guide as its reader would: commands and Python, in order, against a real server."""
+"""Run a guide as a reader does: commands and Python blocks, in order, against a real server."""
 
 import ast
 import asyncio
@@ -25,20 +25,20 @@ from tests.docs.markdown import Block, Step, blocks, matches, steps
 
 _PATIENCE_SECONDS = 120
 _PORT = re.compile(r"\b1[78][0-9]{3}\b")
-"""The ports of guides. Theirs alone: a number like that means nothing else there."""
+"""The ports that guides use; such a number has no other meaning there."""
 _RUN = ("console", "python")
 _SPARK = re.compile(r"purveyor\.spark|serve pipeline|purveyor (up|demo|archive)\b")
 _SHELL_CHARACTERS = set("|&;<>()$`\n")
 
 
 def starts_its_server(guide: Path) -> bool:
-    """Whether the guide begins with a server of its own; the others are given one in PURVEYOR_NATS_URL."""
+    """Return whether the guide starts a server; other guides get one in PURVEYOR_NATS_URL."""
     found = (block for block in blocks(guide.read_text(encoding="utf-8")) if block.language == "console")
     return any(step.command.startswith("purveyor serve nats") for block in found for step in steps(block))
 
 
 class Background:
-    """A command that goes on while the guide does; what it says is collected."""
+    """A command in the background, with its output."""
 
     def __init__(self, command: str, directory: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -49,35 +49,35 @@ class Background:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._said = ""
-        self._shown = 0
-        self._news = threading.Condition()
+        self._output = ""
+        self._checked = 0
+        self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with self._news:
-                self._said += line
-                self._news.notify_all()
-        with self._news:
-            self._news.notify_all()
+            with self._changed:
+                self._output += line
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def expect(self, expected: tuple[str, ...]) -> str:
-        """Wait until what it said since the last time is as promised; returns what it said."""
+        """Wait until the output since the last call is as expected; return that output."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        with self._news:
-            while not matches(expected, self._said[self._shown :]):
+        with self._changed:
+            while not matches(expected, self._output[self._checked :]):
                 if time.monotonic() > deadline or (self.process.poll() is not None and not self._reader.is_alive()):
                     break
-                self._news.wait(0.2)
-            said = self._said[self._shown :]
-            self._shown = len(self._said)
-        return said
+                self._changed.wait(0.2)
+            output = self._output[self._checked :]
+            self._checked = len(self._output)
+        return output
 
     def finish(self, expected: tuple[str, ...]) -> str:
-        """Wait for its end; what it said since the last time."""
+        """Wait for the end of the command; return the output since the last call."""
         self.process.wait(_PATIENCE_SECONDS)
         self._reader.join(_PATIENCE_SECONDS)
         return self.expect(expected)
@@ -92,19 +92,19 @@ class Background:
 
 
 def runs_spark(guide: Path) -> bool:
-    """Whether a block that is run starts Spark."""
-    played = ("\n".join(block.lines) for block in blocks(guide.read_text("utf-8")) if block.language in _RUN)
-    return any(_SPARK.search(text) for text in played)
+    """Return whether a block of the guide starts Spark."""
+    texts = ("\n".join(block.lines) for block in blocks(guide.read_text("utf-8")) if block.language in _RUN)
+    return any(_SPARK.search(text) for text in texts)
 
 
 def on_free_ports(text: str) -> str:
-    """A guide with ports that are free here in place of those that it names, so that it meets no other program."""
+    """Replace the ports of a guide by free ones, so that it does not collide with another program."""
     chosen = {port: free_port("127.0.0.1") for port in sorted(set(_PORT.findall(text)))}
     return _PORT.sub(lambda found: str(chosen[found[0]]), text)
 
 
 class GuideRunner:
-    """One guide, from top to bottom. `purveyor ...` alone runs in this process, everything else in a shell."""
+    """Runs one guide. A plain `purveyor ...` command runs in this process, everything else in a shell."""
 
     def __init__(self, directory: Path, setenv: Callable[[str, str], None]) -> None:
         self._directory = directory
@@ -132,35 +132,35 @@ class GuideRunner:
         for job in reversed(self._jobs):
             job.stop()
 
-    def play(self, guide: Path) -> int:
-        """Run every block; AssertionError names the line that does not do what it says. Returns how many steps."""
-        played = 0
+    def run(self, guide: Path) -> int:
+        """Run every block and return the number of steps; AssertionError names the line with another output."""
+        steps_run = 0
         previous = ""
         for block in blocks(on_free_ports(guide.read_text(encoding="utf-8"))):
             if block.language == "console":
                 for step in steps(block):
                     self._step(guide, step)
-                    played += 1
+                    steps_run += 1
             elif block.language == "python":
                 self._python(guide, block)
-                played += 1
+                steps_run += 1
             elif block.language in ("", "text") and previous == "python":
                 _check(guide, block.line, "the Python block above", block.lines, self._python_output)
             previous = block.language
-        return played
+        return steps_run
 
     def _step(self, guide: Path, step: Step) -> None:
         code = 0
         if step.in_background:
             self._jobs.append(Background(step.command.rstrip(" &"), self._directory, dict(os.environ)))
-            said = self._jobs[-1].expect(step.expected)
+            output = self._jobs[-1].expect(step.expected)
         elif step.command == "wait":
-            said = self._jobs[-1].finish(step.expected)
+            output = self._jobs[-1].finish(step.expected)
         else:
-            code, said = self._run(step.command)
-        _check(guide, step.line, step.command, step.expected, said)
+            code, output = self._run(step.command)
+        _check(guide, step.line, step.command, step.expected, output)
         fails = any(line.startswith("error:") for line in step.expected)
-        assert (code != 0) == fails, f"{guide.name}:{step.line}: {step.command!r} ended with {code}\n{said}"
+        assert (code != 0) == fails, f"{guide.name}:{step.line}: {step.command!r} ended with {code}\n{output}"
 
     def _run(self, command: str) -> tuple[int, str]:
         lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
@@ -196,15 +196,16 @@ class GuideRunner:
 
 
 def in_process(argv: list[str]) -> tuple[int, str]:
-    """A `purveyor` command without a process of its own: its exit code and its output as a terminal shows it."""
+    """Run a `purveyor` command in this process; return its exit code and its output as a terminal shows it."""
     output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = run(argv)
     output.flush()
-    said = output.buffer.getvalue().decode()
-    return code, said
+    return code, output.buffer.getvalue().decode()
 
 
 def _check(guide: Path, line: int, what: str, expected: tuple[str, ...], actual: str) -> None:
-    promised = "\n".join(expected)
-    assert matches(expected, actual), f"{guide.name}:{line}: {what}\n--- promised\n{promised}\n--- seen\n{actual}"
+    expected_text = "\n".join(expected)
+    assert matches(expected, actual), (
+        f"{guide.name}:{line}: {what}\n--- expected\n{expected_text}\n--- actual\n{actual}"
+    )

@@ -1,4 +1,4 @@
-"""The reader of guides itself: a promise that it cannot read must not pass as kept."""
+"""The parser of guides: an output that differs must not count as equal."""
 
 import pytest
 

@@ -52,8 +52,8 @@ async def fake_server(**info: object) -> AsyncIterator[Address]:
     """Serve just enough of the protocol for a client to connect."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told = {"server_id": "X", "version": "2.15.1", "max_payload": 1024, "headers": True, "proto": 1, **info}
-        writer.write(b"INFO " + json.dumps(told).encode() + b"\r\n")
+        info_fields = {"server_id": "X", "version": "2.15.1", "max_payload": 1024, "headers": True, "proto": 1, **info}
+        writer.write(b"INFO " + json.dumps(info_fields).encode() + b"\r\n")
         while line := await reader.readline():
             if line.startswith(b"PING"):
                 writer.write(b"PONG\r\n")
@@ -86,8 +86,8 @@ async def bare_server(directory: Path, config: str = "") -> AsyncIterator[Addres
         return json.loads(found[0].read_text()) if found else None
 
     try:
-        told = await until(ports, what="the ports file of nats-server", ignoring=(ValueError,))  # while it is written
-        yield Address.parse(told["nats"][0])
+        found = await until(ports, what="the ports file of nats-server", ignoring=(ValueError,))  # while it is written
+        yield Address.parse(found["nats"][0])
     finally:
         process.terminate()
         await process.wait()
@@ -245,9 +245,9 @@ async def test_a_flush_confirms_what_was_sent_before_it(address: Address, size: 
     sender = await Connection.open(address, patience_seconds=30)
     receiver = await Connection.open(address, patience_seconds=30)
     async with sender, receiver:
-        heard = await receiver.subscribe(unique, confirm=True)
+        subscription = await receiver.subscribe(unique, confirm=True)
         for number in range(50):
             await sender.publish(unique, b"%d" % number + bytes(size))
             await sender.flush()
             await receiver.flush()
-            assert [answer.subject for answer in heard.drain()] == [unique], f"message {number}"
+            assert [answer.subject for answer in subscription.drain()] == [unique], f"message {number}"

@@ -302,8 +302,8 @@ async def test_add_does_not_overwrite_a_consumer_with_other_settings(queues: Que
         await queues.consumers.add(unique, ConsumerConfig(durable_name="C", max_ack_pending=6))
     await queues.consumers.set(unique, ConsumerConfig(durable_name="C", max_ack_pending=6))
     assert (await queues.consumers.info(unique, "C")).config.max_ack_pending == 6
-    with pytest.raises(UnknownConsumer, match="'nobody'"):
-        await queues.fetch(unique, "nobody")
+    with pytest.raises(UnknownConsumer, match="'unknown'"):
+        await queues.fetch(unique, "unknown")
 
 
 def test_both_forms_of_the_reply_subject_are_parsed() -> None:

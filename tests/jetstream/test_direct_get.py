@@ -31,11 +31,11 @@ async def test_a_page_of_an_unknown_stream_is_an_error(queues: Queues, unique: s
 
 
 async def test_subscribe_once_receives_one_message(queues: Queues, unique: str) -> None:
-    heard = asyncio.Queue[int]()
-    await queues.connection.subscribe_once(unique, lambda: heard.put_nowait(1))
+    received = asyncio.Queue[int]()
+    await queues.connection.subscribe_once(unique, lambda: received.put_nowait(1))
     for _ in range(3):
         await queues.connection.publish(unique)
     await queues.connection.flush()
-    await asyncio.wait_for(heard.get(), 120)
+    await asyncio.wait_for(received.get(), 120)
     await queues.connection.flush()
-    assert heard.empty()
+    assert received.empty()

@@ -1,4 +1,4 @@
-"""How a subscription wants its messages is checked when it is said, and not told when it is as usual."""
+"""Delivery settings are checked, and defaults are not stored."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def test_what_is_not_said_is_as_a_simple_consumer_expects_it() -> None:
+def test_defaults_suit_a_simple_consumer() -> None:
     plain = Subscription.from_json(PLAIN)
     assert (plain.delivery, plain.order_by, plain.lease_seconds) == (Delivery.ORDERED, OrderBy.POSITION, 30)
     assert (plain.retry.max_attempts, plain.hidden_fields) == (None, DEFAULT_HIDDEN_FIELDS)
@@ -33,7 +33,7 @@ def test_what_is_not_said_is_as_a_simple_consumer_expects_it() -> None:
         {"hidden_fields": ["salary", "notes"]},
     ],
 )
-def test_what_is_said_is_kept_on_the_way_through_json(given: dict[str, Any]) -> None:
+def test_settings_survive_a_round_trip_through_json(given: dict[str, Any]) -> None:
     read = Subscription.from_json(PLAIN | given)
     assert read.to_json() == PLAIN | given
     assert not read.is_same_as(Subscription.from_json(PLAIN))

@@ -1,4 +1,4 @@
-"""Errors say what to do, cross process borders, and tell the retryable from the permanent by type."""
+"""Errors say what to do, can be pickled, and are retryable or permanent by type."""
 
 import pickle
 

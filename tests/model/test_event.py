@@ -1,4 +1,4 @@
-"""An event is read once, at the edge, and tells which object it is about."""
+"""An event is parsed once, where it enters, and has the key of its object."""
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
@@ -67,7 +67,7 @@ def test_half_a_surrogate_pair_that_an_older_version_stored_can_be_read() -> Non
         ({"attributes": ["a"]}, "attributes"),
     ],
 )
-def test_what_is_wrong_is_told_by_name(change: dict[str, Any], words: str) -> None:
+def test_an_error_names_the_wrong_field(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         Event.from_json(GOOD | change)
 
@@ -88,7 +88,7 @@ def test_a_side_left_out_is_empty_and_a_time_without_zone_is_utc() -> None:
     assert event.ts == datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
-def test_the_operation_is_told_by_old_and_new() -> None:
+def test_old_and_new_decide_the_operation() -> None:
     def operation(old: dict[str, Any], new: dict[str, Any]) -> Operation:
         return Event.from_json(GOOD | {"body": {"old": old, "new": new}}).operation
 

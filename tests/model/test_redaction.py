@@ -1,4 +1,4 @@
-"""What is hidden is gone, and nothing else is: against the rule said in another way, over parsed JSON."""
+"""Hidden fields are removed, and nothing else: compared with a reference implementation on parsed JSON."""
 
 import json
 import re

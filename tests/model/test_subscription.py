@@ -71,7 +71,7 @@ def test_a_definition_is_the_same_after_the_way_through_json() -> None:
         ({"fitler": {}}, "'fitler'"),
     ],
 )
-def test_what_is_wrong_is_told_by_name(change: dict[str, Any], words: str) -> None:
+def test_an_error_names_the_wrong_field(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         Subscription.from_json(FULL | change)
 
@@ -89,7 +89,7 @@ def test_a_topic_named_twice_counts_once() -> None:
     assert Subscription.from_json(twice) == Subscription.from_json(FULL)
 
 
-def test_the_same_is_told_from_the_nearly_same() -> None:
+def test_equal_definitions_are_distinguished_from_similar_ones() -> None:
     one, true = (subscription(filter=Filter(fields={"a": (value,)})) for value in (1, True))
     assert one == true
     assert not one.is_same_as(true)
@@ -115,7 +115,7 @@ def test_every_attribute_must_have_one_of_its_values() -> None:
     assert not matches(wanted, event())
 
 
-def test_a_field_is_looked_for_in_new_and_where_that_has_none_in_old() -> None:
+def test_a_field_is_read_from_new_and_if_absent_from_old() -> None:
     assert gets({"department": "it"}, {"department": "it"})
     assert gets({}, {"department": "it"}, {"department": "it"})
     assert gets({"department": None}, {"department": "it"}, {"department": "it"})

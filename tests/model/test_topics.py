@@ -1,4 +1,4 @@
-"""A topic is exact or an expression that Java and Python read alike."""
+"""A topic is exact, or an expression with the same meaning in Java and Python."""
 
 import re
 
@@ -73,12 +73,12 @@ def test_what_both_engines_read_alike_is_taken(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", BAD)
-def test_what_they_read_differently_or_not_at_all_is_refused(topic: str) -> None:
+def test_syntax_that_engines_read_differently_is_refused(topic: str) -> None:
     with pytest.raises(InvalidInput, match="topic"):
         check_topic(topic)
 
 
-def test_a_topic_without_special_characters_stands_for_itself() -> None:
+def test_a_topic_without_special_characters_matches_only_itself() -> None:
     assert is_exact("users/user-2:ü #1")
     assert topic_matches("users/user", "users/user")
     assert not topic_matches("users/user", "users/user2")

@@ -19,22 +19,24 @@ from purveyor.pipeline.audit.report import Difference
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters.letter import DeadLetter, park, subscription_origin
 from tests.support.nats_servers import OwnServer
-from tests.support.prefill_bench import Bench
+from tests.support.prefill_harness import PrefillHarness
 
 
 @pytest.fixture
-async def bench(own_server: OwnServer, spark: SparkSession, tmp_path: Path, unique: str) -> AsyncIterator[Bench]:
+async def harness(
+    own_server: OwnServer, spark: SparkSession, tmp_path: Path, unique: str
+) -> AsyncIterator[PrefillHarness]:
     server: EmbeddedServer = own_server()
     async with connect(server.address) as queues:
-        yield await Bench.make(queues, spark, tmp_path / "archive", unique)
+        yield await PrefillHarness.make(queues, spark, tmp_path / "archive", unique)
 
 
 class Dispatched:
     """A subscription whose queue was written by hand, as a dispatcher would."""
 
-    def __init__(self, bench: Bench, record: Record) -> None:
+    def __init__(self, harness: PrefillHarness, record: Record) -> None:
         assert record.begin is not None
-        self.bench = bench
+        self.harness = harness
         self.record = record
         self.name = record.name
         self.first = record.begin + 1
@@ -42,25 +44,25 @@ class Dispatched:
     async def put(self, *positions: int) -> None:
         for position in positions:
             headers = {"Purveyor-Position": str(position)}
-            await self.bench.queues.publish(f"{self.name}.main", b"{}", headers=headers)
+            await self.harness.queues.publish(f"{self.name}.main", b"{}", headers=headers)
 
     async def take(self, *positions: int, acknowledge: bool = True) -> None:
         """Remove messages, having noted the last as acknowledged or not."""
         if acknowledge:
-            bucket = await self.bench.queues.bucket("acknowledged")
+            bucket = await self.harness.queues.bucket("acknowledged")
             value = {"incarnation": self.record.incarnation, "position": max(positions)}
             await bucket.put(self.name, json.dumps(value).encode())
-        for message in await self.bench.stored(self.name, "main"):
+        for message in await self.harness.stored(self.name, "main"):
             if message.position in positions:
-                await self.bench.queues.streams.delete_message(f"stream:{self.name}", message.sequence)
+                await self.harness.queues.streams.delete_message(f"stream:{self.name}", message.sequence)
 
     def reached(self, position: int) -> None:
         """The dispatcher has come so far."""
-        address = self.bench.queues.address
+        address = self.harness.queues.address
         request_api(address, "CONSUMER.RESET.stream:incoming.dispatcher", {"seq": position + 1})
 
     async def account(self, first: int = 1, last: int = 1000) -> Account:
-        shop = self.bench.context
+        shop = self.harness.context
         report = await shop.run_on_spark(lambda: audit(shop.spark, shop.archive, first, last, [self.name]))
         [account] = report.accounts
         assert report.clean == account.clean
@@ -69,14 +71,14 @@ class Dispatched:
 
 
 @pytest.fixture
-async def dispatched(bench: Bench, unique: str) -> Dispatched:
+async def dispatched(harness: PrefillHarness, unique: str) -> Dispatched:
     """A subscription to ten events, of which nothing is written yet, and which the dispatcher has passed."""
-    await bench.publish("a/x", "0", {"id": 0})
-    record, _ = await bench.add(unique, "a/x", prefill=False)
-    made = Dispatched(bench, record)
+    await harness.publish("a/x", "0", {"id": 0})
+    record, _ = await harness.add(unique, "a/x", prefill=False)
+    made = Dispatched(harness, record)
     for number in range(10):
-        await bench.publish("a/x", str(number), {"id": number})
-        await bench.publish("b/y", str(number), {"id": number})
+        await harness.publish("a/x", str(number), {"id": number})
+        await harness.publish("b/y", str(number), {"id": number})
     made.reached(made.first + 19)
     return made
 
@@ -102,7 +104,7 @@ async def test_all_is_well_when_everything_is_acknowledged_queued_or_parked(disp
         failed_last=dispatched.record.created,
         position=6,
     )
-    await park(dispatched.bench.queues, letter)
+    await park(dispatched.harness.queues, letter)
     await dispatched.take(*wanted[:3])
     await dispatched.take(wanted[5], acknowledge=False)
 
@@ -114,13 +116,13 @@ async def test_all_is_well_when_everything_is_acknowledged_queued_or_parked(disp
 
 
 async def test_parallel_acknowledgements_rejects_and_replay_are_distinguished_and_a_loss_is_found(
-    bench: Bench, dispatched: Dispatched
+    harness: PrefillHarness, dispatched: Dispatched
 ) -> None:
     wanted, name = positions(dispatched), dispatched.name
-    await bench.subscriptions.redefine(name, lambda now: replace(now, delivery=Delivery.PARALLEL, order_by=None))
+    await harness.subscriptions.redefine(name, lambda now: replace(now, delivery=Delivery.PARALLEL, order_by=None))
     await dispatched.put(*wanted)
-    await bench.run(await bench.subscriptions.replay(name, wanted[7], wanted[8]))
-    async with open_pull(bench.queues) as pull:
+    await harness.run(await harness.subscriptions.replay(name, wanted[7], wanted[8]))
+    async with open_pull(harness.queues) as pull:
         replayed = await pull.lease(name, max=2)
         live = {message.position: message.sequence for message in await pull.lease(name, max=100)}
         assert list(live) == wanted
@@ -135,7 +137,7 @@ async def test_parallel_acknowledgements_rejects_and_replay_are_distinguished_an
         counts = (account.expected, account.delivered, account.queued, account.dead_lettered)
         assert counts == (10, 3, 6, 1)
 
-        await bench.queues.streams.delete_message(f"stream:{name}", live[wanted[2]])  # nobody had acknowledged it
+        await harness.queues.streams.delete_message(f"stream:{name}", live[wanted[2]])  # nobody had acknowledged it
         account = await dispatched.account()
         assert (account.expected, account.delivered, account.queued, account.dead_lettered) == (10, 3, 5, 1)
         assert account.found(Difference.MISSING).count == 1
@@ -143,10 +145,10 @@ async def test_parallel_acknowledgements_rejects_and_replay_are_distinguished_an
         assert place in wanted[1:5]  # the neighbours that are left say so much
 
 
-async def test_ordered_acknowledgements_and_rejects_add_up(bench: Bench, dispatched: Dispatched) -> None:
+async def test_ordered_acknowledgements_and_rejects_add_up(harness: PrefillHarness, dispatched: Dispatched) -> None:
     wanted, name = positions(dispatched), dispatched.name
     await dispatched.put(*wanted)
-    async with open_pull(bench.queues) as pull:
+    async with open_pull(harness.queues) as pull:
         leased = await pull.lease(name, max=6)
         await pull.acknowledge_up_to(name, leased[2].sequence)
         await pull.reject(name, leased[3].sequence, "no")
@@ -159,8 +161,10 @@ async def test_ordered_acknowledgements_and_rejects_add_up(bench: Bench, dispatc
     assert counts == (10, 4, 5, 1, 0)
 
 
-async def test_letters_that_are_put_back_or_discarded_stay_accounted_for(bench: Bench, dispatched: Dispatched) -> None:
-    wanted, name, queues = positions(dispatched), dispatched.name, bench.queues
+async def test_letters_that_are_put_back_or_discarded_stay_accounted_for(
+    harness: PrefillHarness, dispatched: Dispatched
+) -> None:
+    wanted, name, queues = positions(dispatched), dispatched.name, harness.queues
     await dispatched.put(*wanted[:8])
     for position in wanted[8:]:  # these were too large: they never came to the queue
         headers = {"Nats-Msg-Id": (str(position),)}
@@ -194,7 +198,7 @@ async def test_letters_that_are_put_back_or_discarded_stay_accounted_for(bench: 
         assert counts(await dispatched.account()) == (10, 2, 5, 1, 2, 0)
 
         await letters.discard(DeadLetterFilter(subscription=name))
-        await bench.subscriptions.redefine(name, lambda now: replace(now, retention_seconds=60))
+        await harness.subscriptions.redefine(name, lambda now: replace(now, retention_seconds=60))
     async with open_pull(queues, clock=lambda: time.time() + 120) as pull:
         assert await pull.expire(name) == 5
     assert counts(await dispatched.account()) == (10, 7, 0, 0, 3, 5)
@@ -204,7 +208,7 @@ async def test_every_kind_of_difference_is_found(dispatched: Dispatched) -> None
     wanted = positions(dispatched)
     await dispatched.put(*wanted[:4], wanted[5], wanted[4], wanted[6], wanted[6], wanted[6] + 1, *wanted[7:])
     await dispatched.take(wanted[2], acknowledge=False)
-    await dispatched.bench.queues.publish(f"{dispatched.name}.main", b"from nowhere")
+    await dispatched.harness.queues.publish(f"{dispatched.name}.main", b"from nowhere")
 
     account = await dispatched.account()
 
@@ -247,7 +251,7 @@ async def test_a_suspended_subscription_was_reached_up_to_where_it_is_suspended(
     await dispatched.put(*wanted[:4])
     reason = Suspension(position=wanted[4], reason="full", at=dispatched.record.created)
     state = DispatchState(incarnation=dispatched.record.incarnation, next=wanted[4], suspended=reason)
-    await dispatched.bench.context.registry.put_dispatch(dispatched.name, state, 0)
+    await dispatched.harness.context.registry.put_dispatch(dispatched.name, state, 0)
 
     account = await dispatched.account()
 
@@ -266,14 +270,14 @@ async def test_only_the_range_asked_for_is_compared(dispatched: Dispatched) -> N
 
 
 async def test_a_queue_that_is_gone_is_all_missing(dispatched: Dispatched) -> None:
-    await dispatched.bench.queues.streams.remove(f"stream:{dispatched.name}")
+    await dispatched.harness.queues.streams.remove(f"stream:{dispatched.name}")
 
     account = await dispatched.account()
 
     assert found(account, Difference.MISSING) == positions(dispatched)
 
 
-async def test_an_unknown_subscription_is_an_error(bench: Bench) -> None:
+async def test_an_unknown_subscription_is_an_error(harness: PrefillHarness) -> None:
     with pytest.raises(UnknownSubscription):
-        audit(bench.context.spark, bench.context.archive, 1, 10, ["nobody"])
-    assert audit(bench.context.spark, bench.context.archive, 1, 10).clean
+        audit(harness.context.spark, harness.context.archive, 1, 10, ["nobody"])
+    assert audit(harness.context.spark, harness.context.archive, 1, 10).clean

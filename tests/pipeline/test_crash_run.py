@@ -288,7 +288,7 @@ def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, r
     targets = ["worker", "server", "driver"] * KILLS
     killed = 0
     for number in range(KILLS):
-        here.pipeline.says("ready")
+        here.pipeline.wait_for("ready")
         before = here.last("wide")
         changes, direct = CHANGES // (KILLS + 1), DIRECT // (KILLS + 1)
         here.feed(changes // 2, direct)
@@ -322,10 +322,10 @@ def test_an_older_queue_is_taken_over_in_place_and_a_stop_longer_than_ids_are_kn
     """
     here = world(chance("a long downtime"), older=True)
     with here.older_publisher():
-        here.pipeline.says(f"migration: {TAKEN_OVER[-1]}")
+        here.pipeline.wait_for(f"migration: {TAKEN_OVER[-1]}")
         here.add(WIDE)
         here.add(EXACT)
-        here.pipeline.says("ready")
+        here.pipeline.wait_for("ready")
     told = [line.removeprefix("migration: ") for line in here.pipeline.lines if line.startswith("migration: ")]
     assert [line for line in told if "remaining" not in line] == [line for line in TAKEN_OVER if "with" not in line]
     assert told[1].startswith(TAKEN_OVER[1])
@@ -341,7 +341,7 @@ def test_an_older_queue_is_taken_over_in_place_and_a_stop_longer_than_ids_are_kn
         here.pipeline.kill()  # the first rows are there, so the batch is not committed
         time.sleep(2)
         here.start()
-        here.pipeline.says("ready")
+        here.pipeline.wait_for("ready")
     here.drain()
     here.check(request.getfixturevalue("spark"), (WIDE, EXACT))
 
@@ -358,7 +358,7 @@ def test_the_same_holds_on_a_spark_cluster_whose_executors_are_killed(
     here.add(EXACT)
     killed = 0
     for number, target in enumerate(["executor", "worker", "executor", "driver", "executor", "executor"]):
-        here.pipeline.says("ready")
+        here.pipeline.wait_for("ready")
         before = here.last("wide")
         here.feed(500, 300)
         wait_until(partial(lambda seen: here.last("wide") > seen, before), seconds=PATIENCE_SECONDS)

@@ -8,7 +8,7 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 from purveyor.pipeline.engine import start_engine
-from purveyor.pipeline.job_failures import data_fault, engine_works
+from purveyor.pipeline.job_failures import data_fault, is_engine_working
 
 engine = start_engine("local[1]", Path(sys.argv[1]))
 text = "concat(repeat('a/', 200000), 'user', id)"
@@ -16,7 +16,7 @@ try:
     engine.spark.range(1).selectExpr(f"{text} rlike '^([a-z]+/)*user$'").collect()
 except Exception as error:
     print(data_fault(error).partition("java.lang.")[2])
-print(engine_works(engine.spark))
+print(is_engine_working(engine.spark))
 engine.stop()
 """
 

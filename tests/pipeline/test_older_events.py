@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.support.archive import Archive, archive
-from tests.support.dispatch_world import World, world
+from tests.support.dispatch_harness import DispatchHarness, harness
 
-__all__ = ["archive", "world"]
+__all__ = ["archive", "harness"]
 
 
 def older(number: int, **more: Any) -> bytes:
@@ -47,15 +47,15 @@ PARKED: dict[str, dict[str, Any]] = {
 }
 
 
-def test_older_events_are_dispatched_or_parked_and_stop_no_subscription(world: World) -> None:
-    world.add("all", ".*")
+def test_older_events_are_dispatched_or_parked_and_stop_no_subscription(harness: DispatchHarness) -> None:
+    harness.add("all", ".*")
     good, bad = list(DELIVERED.values()), list(PARKED.values())
     numbers = range(len(good) + len(bad))
-    world.publish([older(number, **dict(each)) for number, each in zip(numbers, [*good, *bad], strict=True)])
-    world.events(1000, 1001)
-    world.dispatch()
-    assert world.numbers("all") == [*range(len(good)), 1000, 1001]
-    assert len(world.letters()) == len(bad)
+    harness.publish([older(number, **dict(each)) for number, each in zip(numbers, [*good, *bad], strict=True)])
+    harness.events(1000, 1001)
+    harness.dispatch()
+    assert harness.numbers("all") == [*range(len(good)), 1000, 1001]
+    assert len(harness.letters()) == len(bad)
 
 
 @pytest.mark.parametrize("kind", ["event", "invalid"])

@@ -187,8 +187,8 @@ def test_the_end_of_the_engine_is_the_end(settings: PipelineSettings, spark: Spa
 OWNER = """
 import sys, time
 from pathlib import Path
-from purveyor.pipeline.checkpoint_locks import Locks
-locks = Locks(Path(sys.argv[1]), sys.argv[2].split(","))
+from purveyor.pipeline.checkpoint_locks import CheckpointLocks
+locks = CheckpointLocks(Path(sys.argv[1]), sys.argv[2].split(","))
 print(locks.take() is None, flush=True)
 time.sleep(120)
 """

@@ -1,4 +1,4 @@
-"""A message that nobody could process is parked whole, once, with all that is known about it."""
+"""A message that could not be processed is parked complete, once, with the reason and its origin."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -42,7 +42,7 @@ async def test_it_comes_back_as_it_was_parked(queues: Queues) -> None:
     assert DeadLetter.from_message(stored.headers, stored.data) == letter()
 
 
-def test_a_letter_that_is_parked_out_of_order_keeps_its_position_where_bulk_writers_do_not_look() -> None:
+def test_a_letter_that_is_parked_out_of_order_has_its_position_in_another_header() -> None:
     late = letter(out_of_order=True)
     _, data, headers = late.to_message()
     assert POSITION not in headers
@@ -90,7 +90,7 @@ async def test_a_body_that_does_not_fit_any_more_is_cut(own_server: OwnServer) -
         assert DeadLetter.from_message(stored.headers, stored.data).details[CUT_FROM_BYTES] == 4000
 
 
-def test_what_is_no_dead_letter_is_said_to_be_none() -> None:
+def test_other_messages_are_not_dead_letters() -> None:
     for headers in ({}, {"Purveyor-First-Error": ("yesterday",)}):
         with pytest.raises(InvalidInput, match="not a dead letter"):
             DeadLetter.from_message(headers, b"")

@@ -69,7 +69,7 @@ async def test_what_one_side_writes_the_other_reads(registry: Registry, address:
     assert read_subscriptions(address).subscriptions[unique] == seen
 
 
-async def test_who_looks_again_and_again_reads_only_what_changed(own_server: OwnServer) -> None:
+async def test_a_repeated_snapshot_reads_only_the_changes(own_server: OwnServer) -> None:
     async with connect(own_server().address, patience_seconds=60) as queues:
         registry = await Registry.open(queues)
 
@@ -168,7 +168,7 @@ async def test_only_what_changed_is_read_again(registry: Registry, address: Addr
     assert set(second.subscriptions) == set(first.subscriptions) - {names[0]} | {unique}
 
 
-async def test_one_unreadable_value_stops_nobody_else(
+async def test_an_unreadable_value_does_not_stop_other_subscriptions(
     queues: Queues, registry: Registry, address: Address, unique: str
 ) -> None:
     await registry.create(new_record(unique))
@@ -214,7 +214,7 @@ async def test_a_snapshot_has_every_subscription_while_others_write(
     assert read_subscriptions(address).subscriptions[unique].dispatch is not None
 
 
-async def test_the_first_note_of_the_beginning_stands(registry: Registry, address: Address, unique: str) -> None:
+async def test_the_first_write_of_the_beginning_is_final(registry: Registry, address: Address, unique: str) -> None:
     await registry.create(new_record(unique))
     found = await registry.get(unique)
     assert settle_begin(address, found, 5).begin == 5

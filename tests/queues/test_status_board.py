@@ -1,4 +1,4 @@
-"""What a part says of itself is read from wherever somebody looks; the server says when it was said."""
+"""Any process reads the notice of a part; the server stamps its time."""
 
 from datetime import UTC, datetime
 
@@ -26,5 +26,5 @@ async def test_what_is_no_notice_is_left_out(queues: Queues, address: Address, u
     assert [each.key for each in await status_board.read_notices(queues, unique)] == [f"{unique}.kept"]
 
 
-async def test_a_board_that_nobody_wrote_to_is_empty(queues: Queues, unique: str) -> None:
+async def test_a_board_without_notices_is_empty(queues: Queues, unique: str) -> None:
     assert await status_board.read_notices(queues, unique) == []

@@ -1,4 +1,4 @@
-"""Three services, each a process with a database of its own: a flow goes down the chain and back, and ends above."""
+"""Three services, each a process with its own database: a flow goes down the chain and back, and ends at the top."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What the tests of stages share: a real PostgreSQL per worker, a fresh database of either kind, an application."""
+"""Fixtures of stages: a real PostgreSQL per worker, a new database of either kind, an application."""
 
 import os
 import tempfile
@@ -36,13 +36,13 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def postgres_url(postgres: str) -> str:
-    """An empty database of its own."""
+    """Create an empty database."""
     return fresh_database(postgres, "template1")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh database of either kind, with the table `effects (number, note)`."""
+    """Create a database of either kind, with the table `effects (number, note)`."""
     return make_database(request.param, request, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""An application with a stage, as a process of its own, that can be told to die at one point of the steps."""
+"""An application with a stage in its own process, which kills itself at a chosen point of the steps."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the process does. `die_at` is a point, `after` how often it is passed before."""
+    """The behaviour of the process. `die_at` is a point, `after` the number of times that it passes it before."""
 
     address: Address
     database: str
@@ -42,7 +42,7 @@ class Plan:
 
 
 def start(plan: Plan) -> multiprocessing.process.BaseProcess:
-    """Begin a process; quick, because a server that has loaded everything forks it."""
+    """Start a process; fast, because a fork server has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     process = context.Process(target=main, args=(plan,), daemon=True)

@@ -27,7 +27,7 @@ MORE = [("sqlite", 1, False), ("sqlite", 3, True), ("postgresql", 1, True), ("po
 
 
 class Instances:
-    """Processes that die at the points in turn, and are replaced as long as there are points left."""
+    """Processes that die at one point after the other; each is replaced until all points are done."""
 
     def __init__(self, plan: Plan, count: int, points: Iterator[tuple[str, int]]) -> None:
         self._plan = plan
@@ -50,7 +50,7 @@ class Instances:
         self._fill()
 
     def unarmed(self) -> None:
-        """No more deaths: others take over."""
+        """Replace the processes by ones that do not die."""
         self.stop()
         self._running = [start(self._plan) for _ in range(self._count)]
 

@@ -1,4 +1,4 @@
-"""Flows of several stages: requests, replies, state that travels, who gets what, and what a trace shows."""
+"""Flows of several stages: requests, replies, their state, and their traces."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -86,7 +86,7 @@ async def test_a_flow_over_two_endpoints_comes_back_with_its_state(
     assert await effects(database) == [0, 1, 2]
 
 
-async def test_goto_hands_the_flow_over_and_reply_ends_it_early(stages: Stages, unique: str) -> None:
+async def test_goto_continues_at_another_endpoint_and_reply_ends_early(stages: Stages, unique: str) -> None:
     orders = stages.endpoint(f"{unique}.orders", request=PlaceOrder, reply=Placed)
     archive = stages.endpoint(f"{unique}.archive", request=Reserve, reply=Placed)
 
@@ -154,7 +154,7 @@ async def test_an_initiation_is_part_of_the_callers_transaction(
     assert await effects(database) == [1, 2, 100]
 
 
-async def test_what_nobody_takes_is_held_without_holding_up_others_and_goes_out_in_order(
+async def test_messages_without_a_stream_are_held_in_order_and_block_no_others(
     make_stages: MakeStages, queues: Queues, database: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("purveyor.stages.relay._PROBE_INTERVAL_SECONDS", 0.2)
@@ -205,7 +205,7 @@ async def test_interactive_messages_go_before_the_others(stages: Stages, queues:
     assert order[:2] == [0, 100]
 
 
-async def test_an_answer_that_does_not_come_is_told(stages: Stages, unique: str) -> None:
+async def test_a_missing_reply_is_an_error(stages: Stages, unique: str) -> None:
     endpoint = stages.endpoint(unique, request=str, reply=str)
     go_on = asyncio.Event()
 

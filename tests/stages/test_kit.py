@@ -1,4 +1,4 @@
-"""The test kit runs an application with one fixture; the example does what it says; the commands show it."""
+"""The test kit runs an application with one fixture; the example runs; the commands show the stages."""
 
 import json
 import os
@@ -22,7 +22,7 @@ Say = Callable[..., str]
 
 @pytest.fixture
 def say(stage_kit: StageKit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """What `purveyor stages ...` prints, on the kit's broker and database."""
+    """Run `purveyor stages ...` on the kit's broker and database, and return its output."""
     (host, port), *_ = stage_kit.address.hosts()
     url = f"nats://{stage_kit.address.user}:{stage_kit.address.password}@{host}:{port}"
     monkeypatch.setenv("PURVEYOR_NATS_URL", url)
@@ -31,8 +31,8 @@ def say(stage_kit: StageKit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def call(*words: str) -> str:
         capsys.readouterr()
         code = run(["stages", *words])
-        told = capsys.readouterr()
-        return told.out if code == 0 else told.err
+        output = capsys.readouterr()
+        return output.out if code == 0 else output.err
 
     return call
 
@@ -91,7 +91,7 @@ def test_the_printed_statements_make_the_tables(say: Say, postgres: str, monkeyp
     assert "Unsent: 0" in say("list")
     assert "CREATE TABLE shop.purveyor_inbox" in say("ddl", "--schema", "shop")
     assert "AUTOINCREMENT" in say("ddl", "--dialect", "sqlite")
-    assert "choose of postgresql, sqlite" in say("ddl", "--dialect", "oracle")
+    assert "choose one of postgresql, sqlite" in say("ddl", "--dialect", "oracle")
 
 
 def test_the_example_runs(own_server: OwnServer, tmp_path: Path) -> None:

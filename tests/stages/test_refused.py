@@ -1,4 +1,4 @@
-"""A message that can never be sent is a dead letter with its reason, and holds up nothing behind it."""
+"""A message that cannot be sent becomes a dead letter with its reason, and blocks nothing behind it."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from tests.support.stages import QUICK_RETRY, Order, effects, is_empty, letters,
 from tests.support.waiting import until
 
 ODD_KEYS = ["cn=a\r\ncn=b", " padded ", "trailing\t", "", "ü\x0b", '"quoted"', "plain"]
-"""Keys that a header does not carry as they are, beside some that it does."""
+"""Keys that a header does not carry unchanged, and some that it does."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Bulky:
 
 
 async def parked(queues: Queues, about: str) -> list[DeadLetter]:
-    """The dead letters of outboxes whose message was for subjects that contain a text."""
+    """Return the dead letters of outboxes for subjects that contain a text."""
     subject = "dead-letters.outbox"
     found: list[DeadLetter] = []
     sequence = 1
@@ -91,7 +91,7 @@ async def test_rows_of_an_older_version_that_cannot_be_sent_hold_up_nothing(
     assert all(letter.data.startswith(b'{"number"') for id_, letter in reasons.items() if not id_.endswith("-13"))
 
 
-async def test_what_the_stream_refuses_for_its_size_is_parked_and_the_rest_goes_on(
+async def test_a_row_too_large_for_its_stream_becomes_a_dead_letter_and_blocks_nothing(
     stages: Stages, queues: Queues, database: str, unique: str
 ) -> None:
     to = await sink(queues, stages, unique)
@@ -108,7 +108,7 @@ async def test_what_the_stream_refuses_for_its_size_is_parked_and_the_rest_goes_
     assert {letter.details["key"] for letter in found} == {"k1"}
 
 
-async def test_a_held_subject_whose_oldest_row_is_refused_for_good_goes_on(
+async def test_a_held_subject_continues_after_its_oldest_row_is_refused_permanently(
     stages: Stages, queues: Queues, database: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("purveyor.stages.relay._PROBE_INTERVAL_SECONDS", 0.1)
@@ -130,7 +130,7 @@ async def _held(database: str, count: int) -> bool:
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])
-async def test_any_key_travels_with_its_message_and_keeps_order(
+async def test_any_key_is_kept_with_its_message_and_keeps_order(
     stages: Stages, queues: Queues, database: str, unique: str, exactly_once: bool
 ) -> None:
     first = stages.terminator(f"{unique}.first", message=Order)
@@ -161,7 +161,7 @@ async def test_any_key_travels_with_its_message_and_keeps_order(
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])
-async def test_what_a_handler_cannot_send_is_a_dead_letter_of_its_message(
+async def test_an_unsendable_message_makes_a_dead_letter_of_the_incoming_one(
     stages: Stages, queues: Queues, database: str, unique: str, exactly_once: bool
 ) -> None:
     to = await sink(queues, stages, unique)
@@ -186,7 +186,7 @@ async def test_what_a_handler_cannot_send_is_a_dead_letter_of_its_message(
     assert "bytes" in found[5]
 
 
-async def test_a_state_that_is_too_large_to_travel_is_a_dead_letter_of_its_message(
+async def test_a_state_too_large_for_headers_makes_a_dead_letter_of_the_incoming_message(
     stages: Stages, queues: Queues, database: str, unique: str
 ) -> None:
     endpoint = stages.endpoint(unique, request=Order, reply=Order, state=Bulky)
@@ -217,7 +217,7 @@ async def test_a_state_that_is_too_large_to_travel_is_a_dead_letter_of_its_messa
     assert "bytes" in letter.reason
 
 
-async def test_a_caller_is_told_what_cannot_be_sent(stages: Stages, queues: Queues, unique: str) -> None:
+async def test_send_and_ask_raise_for_an_unsendable_message(stages: Stages, queues: Queues, unique: str) -> None:
     to = await sink(queues, stages, unique)
     limit = queues.connection.max_payload
     async with stages, stages.store.engine.begin() as connection:
@@ -256,10 +256,10 @@ async def test_a_flow_header_with_rubbish_in_it_is_a_dead_letter(
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])
-async def test_a_message_with_headers_that_no_letter_can_carry_is_parked_all_the_same(
+async def test_a_message_with_headers_that_no_dead_letter_can_carry_becomes_one(
     stages: Stages, queues: Queues, database: str, unique: str, exactly_once: bool
 ) -> None:
-    """Other clients publish what we would not: odd names, bytes that are no text, an id of either; and large ones."""
+    """Other clients publish headers that ours refuses: odd names, bytes that are no text, odd ids, and large ones."""
     endpoint = stages.terminator(unique, message=Order)
     handled: list[int] = []
 

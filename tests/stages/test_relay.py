@@ -1,4 +1,4 @@
-"""The outbox relay: sends what is left, in the order of commits for each key, whoever committed it, at a flat cost."""
+"""The outbox relay: sends all rows in the order of commits for each key, at a constant cost."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ async def test_a_row_numbered_before_and_committed_after_another_is_sent(
     assert [message["number"] for message in await out(queues, f"{unique}-sink")] == [2, 1]
 
 
-async def test_what_another_process_commits_is_heard_of_without_a_look(
+async def test_notify_wakes_the_relay_for_commits_of_other_processes(
     queues: Queues, postgres_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("purveyor.stages.relay._POLL_INTERVAL_SECONDS", 3600)
@@ -86,7 +86,7 @@ async def test_what_another_process_commits_is_heard_of_without_a_look(
     await other.store.close()
 
 
-async def test_the_relay_looks_once_a_second_when_nothing_happens(stages: Stages) -> None:
+async def test_an_idle_relay_polls_once_a_second(stages: Stages) -> None:
     async with stages:
         await until(lambda: stages.relay.polls)
         before, began = stages.relay.polls, asyncio.get_running_loop().time()
@@ -94,7 +94,7 @@ async def test_the_relay_looks_once_a_second_when_nothing_happens(stages: Stages
         assert stages.relay.polls - before <= asyncio.get_running_loop().time() - began + 1
 
 
-async def test_the_cost_of_a_look_does_not_grow_with_the_table(postgres_url: str) -> None:
+async def test_the_cost_of_a_poll_does_not_grow_with_the_table(postgres_url: str) -> None:
     store = SqlStore(postgres_url, create_tables=True)
     await store.open()
     messages = [Outgoing(f"id-{number}", "stage.x.0", b"{}", {}) for number in range(20_000)]
@@ -112,7 +112,7 @@ async def test_the_cost_of_a_look_does_not_grow_with_the_table(postgres_url: str
     await store.close()
 
 
-async def test_what_is_old_and_done_goes_and_nothing_else(
+async def test_the_cleanup_removes_old_processed_rows_only(
     stages: Stages, queues: Queues, database: str, unique: str
 ) -> None:
     to = await sink(queues, stages, unique)
@@ -145,7 +145,7 @@ async def test_what_is_old_and_done_goes_and_nothing_else(
     assert await rows(database, "SELECT sequence FROM purveyor_inbox") == [(1000,)]
 
 
-async def test_a_broker_that_is_away_is_waited_for(
+async def test_the_relay_waits_for_an_unavailable_broker(
     address: Address, database: str, unique: str, tcp_proxy: TcpProxy
 ) -> None:
     async with connect(tcp_proxy.address(address)) as queues:

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 
 
 async def is_stored(queues: Queues, endpoint: str, body: bytes) -> bool:
-    """Whether a message under the first id was stored, which it is not while the server knows that id."""
+    """Whether the server stored a message with the first id, which it does not while it remembers that id."""
     return not (await queues.publish(f"stage.{endpoint}.0", body, msg_id=f"{endpoint}-1")).duplicate
 
 
@@ -173,7 +173,7 @@ async def test_a_dead_letter_that_is_put_back_is_processed_once(
     assert await effects(database) == [1]
 
 
-async def test_in_order_a_failing_message_holds_up_its_key_and_no_other(
+async def test_in_order_a_failing_message_blocks_its_key_and_no_other(
     stages: Stages, queues: Queues, database: str, unique: str
 ) -> None:
     endpoint = stages.terminator(unique, message=Order)
@@ -221,7 +221,7 @@ async def test_in_order_without_keys_the_stage_waits(stages: Stages, queues: Que
     assert done == list(range(8))
 
 
-async def test_in_order_a_second_instance_stands_by_and_takes_over(
+async def test_in_order_a_second_instance_waits_and_takes_over(
     make_stages: MakeStages, queues: Queues, database: str, unique: str
 ) -> None:
     seen: list[tuple[str, int]] = []
@@ -299,7 +299,7 @@ async def test_a_handler_longer_than_the_wait_for_its_acknowledgement_runs_once(
     assert calls == 1
 
 
-async def test_psycopg_connections_are_handed_in(queues: Queues, postgres_url: str, unique: str) -> None:
+async def test_a_handler_may_take_a_psycopg_connection(queues: Queues, postgres_url: str, unique: str) -> None:
     stages = Stages(queues, store=SqlStore(postgres_url, create_tables=True), app="test")
     endpoint = stages.terminator(unique, message=Order)
 
@@ -336,14 +336,14 @@ async def test_a_handler_that_commits_by_itself_breaks_nothing(
     assert await effects(database) == [0, 2]
 
 
-async def test_tables_are_not_made_behind_anybodys_back(queues: Queues, postgres_url: str, unique: str) -> None:
+async def test_tables_are_not_created_on_postgresql_by_default(queues: Queues, postgres_url: str, unique: str) -> None:
     stages = Stages(queues, store=SqlStore(postgres_url), app="test")
     with pytest.raises(SetupError, match=r"purveyor_inbox.*stages ddl"):
         await stages.start()
     await stages.store.close()
 
 
-async def test_mistakes_in_declarations_are_told_at_once(stages: Stages, unique: str) -> None:
+async def test_mistakes_in_declarations_raise_at_once(stages: Stages, unique: str) -> None:
     endpoint = stages.endpoint(unique, request=Order, reply=Order)
     with pytest.raises(InvalidConfig, match="takes Order, and its first stage int"):
 
@@ -363,7 +363,7 @@ async def test_mistakes_in_declarations_are_told_at_once(stages: Stages, unique:
         await stages.start()
 
 
-async def test_best_effort_a_message_that_nobody_takes_does_not_make_its_neighbours_run_again(
+async def test_best_effort_a_refused_message_makes_only_its_own_handler_run_again(
     stages: Stages, queues: Queues, database: str, unique: str
 ) -> None:
     to = await sink(queues, stages, unique)

@@ -1,4 +1,4 @@
-"""What a type checker makes of stages: right flows pass `mypy --strict`, wrong ones are told at their line."""
+"""Stages and type checkers: correct flows pass `mypy --strict`, wrong ones get an error at their line."""
 
 import subprocess
 import sys
@@ -73,11 +73,11 @@ def test_mypy_understands_what_stages_return(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     lines = program.read_text().splitlines()
-    told = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line}
+    found = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line}
     expected = {
         number for number, line in enumerate(lines, 1) if number > len((HEAD + RIGHT).splitlines()) and "return" in line
     }
-    assert told == expected, done.stdout
+    assert found == expected, done.stdout
 
 
 def _cache() -> Path:

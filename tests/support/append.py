@@ -19,8 +19,8 @@ from tests.support.bulk_servers import make_stream
 CHAINED, BATCHED = "chained", "batched"
 
 
-class Told(WriteSpeeds):
-    """A pace that is not measured."""
+class FixedSpeeds(WriteSpeeds):
+    """Write speeds that are set instead of measured."""
 
     def __init__(self, pace: WriteSpeed) -> None:
         super().__init__()
@@ -30,21 +30,21 @@ class Told(WriteSpeeds):
         return self._pace
 
 
-def write_in(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rows be written in one of the two ways wherever both are possible."""
+def choose_write_mode(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write rows in one of the two modes wherever both are possible."""
     pace = WriteSpeed.FAST if way == CHAINED else WriteSpeed.SLOW
-    monkeypatch.setattr("purveyor.jetstream.bulk.append.chained_writes.WRITE_SPEEDS", Told(pace))
+    monkeypatch.setattr("purveyor.jetstream.bulk.append.chained_writes.WRITE_SPEEDS", FixedSpeeds(pace))
 
 
-def portion_by_portion(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """In a chain, send the next rows only when those before are answered, and the caller has heard of it."""
+def limit_batch_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Send the next rows of a chain only after the caller has the result of the rows before."""
     monkeypatch.setattr("purveyor.jetstream.bulk.append.chained_writes._MAX_ROWS_IN_FLIGHT", 1)
     monkeypatch.setattr("purveyor.jetstream.bulk.append.chained_writes._MAX_ROWS_PER_SEND", rows)
     monkeypatch.setattr("purveyor.jetstream.bulk.append.chained_writes._ROWS_PER_REPLY", rows)
 
 
 def table(positions: Sequence[int], *, ids: bool = True, body: bytes = b"") -> pa.Table:
-    """Rows whose data is their position."""
+    """Return rows whose data is their position."""
     columns: dict[str, Any] = {
         "position": pa.array(positions, pa.int64()),
         "data": pa.array([b"%d" % position + body for position in positions], pa.binary()),
@@ -60,7 +60,7 @@ def make(address: Address, name: str, **config: Any) -> Target:
 
 
 def stored(address: Address, stream: str) -> list[int]:
-    """The positions in a stream, by its headers; the data must agree."""
+    """Return the positions in the headers of a stream; assert that the data agrees."""
     found = rows(address, stream)
     positions = [int(dict(row["headers"])[POSITION][0]) for row in found]
     assert [int(row["data"].rstrip(b"\0")) for row in found] == positions

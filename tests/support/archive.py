@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 
 
 def event(key: str, new: Any = None, *, old: Any = None, topic: str = "users/user", **more: Any) -> str:
-    """The text of an event; without `new` and `old` the object is new."""
+    """Return an event as JSON; without `new` and `old` the object is new."""
     given = {"id": key} if new is None and old is None else new or {}
     body = {"old": old or {}, "new": given}
     base = {"publisher_name": "test", "ts": "2026-01-31T12:00:00+00:00", "realm": "udm", "topic": topic, "body": body}
@@ -32,7 +32,7 @@ def event(key: str, new: Any = None, *, old: Any = None, topic: str = "users/use
 
 
 def as_read(spark: SparkSession, texts: Sequence[str], *, first: int = 1, subject: str = "incoming") -> DataFrame:
-    """Messages as the format `jetstream-events` reads them, without a stream."""
+    """Return messages as the format `jetstream-events` reads them, without a stream."""
     moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
     messages = pa.record_batch(
         {
@@ -81,21 +81,21 @@ class Archive:
             query.stop()
 
     def catch_up(self, **changes: Any) -> None:
-        """Archive all that is there."""
+        """Archive all messages of the stream."""
         with self.running(**changes) as query:
             wait_until(lambda: self.until() == self.last() or not query.isActive)
             assert query.exception() is None
 
     def positions(self, first: int = 1, last: int = 1 << 40) -> list[int]:
-        """What our reader sees."""
+        """Return the positions that the reader of the archive returns."""
         return sorted(row.position for row in events(self.spark, self.source, first, last).select("position").collect())
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The ranges that other programs see."""
+        """Return the ranges in the directory."""
         return [(each.first, each.last) for each in ranges_in(self.directory / EVENTS)]
 
     def lying(self) -> list[int]:
-        """The positions that a program which knows nothing of us finds in the directory."""
+        """Return the positions that another program reads from the Parquet files."""
         table = ds.dataset(self.directory / EVENTS, format="parquet").to_table(columns=["position"])
         return sorted(table["position"].to_pylist())
 
@@ -110,7 +110,7 @@ SETTINGS = ("source", "checkpoint", "trigger_seconds", "max_offsets", "durable",
 
 @pytest.fixture
 def archive(spark: SparkSession, broker: Broker, unique: str, tmp_path: Path) -> Iterator[Archive]:
-    """An archive of an interest stream, as `stream:incoming` is one; the durable is there."""
+    """Make an archive of an interest stream with a durable, as `stream:incoming` has one."""
     broker.make(unique, retention="interest")
     broker.durable(unique, "archive")
     yield Archive(spark, broker, unique, tmp_path)

@@ -72,10 +72,10 @@ def avro_record(fields: Any) -> dict[str, Any]:
     return {"type": "record", "name": "Top", "fields": list(map(field, fields))}
 
 
-def parse_definition(definition: dict[str, Any]) -> avro_schema.Record | None:
-    """Parse a definition; None for two branches of one name, a default that does not fit, or no safe binary form."""
+def parse_definition(definition: dict[str, Any], encoding: Encoding = Encoding.BINARY) -> avro_schema.Record | None:
+    """Parse a definition; None for two branches of one name, a default that does not fit, or no safe form."""
     try:
-        compile_schema(SchemaType.AVRO, Encoding.BINARY, definition)
+        compile_schema(SchemaType.AVRO, encoding, definition)
     except InvalidInput:
         return None
     return avro_schema.parse(definition)

@@ -1,4 +1,4 @@
-"""What tests of the data source do to a server, in plain calls: make streams, publish, delete, purge, look."""
+"""Synchronous calls to a server for tests of Spark: make streams, publish, delete, purge, read."""
 
 import json
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ from purveyor.jetstream.bulk.net.pool import request_api
 
 
 def url(address: Address) -> str:
-    """As a user writes it in option `servers`."""
+    """Return the URL for the option `servers`."""
     parts = urlsplit(address.urls[0])
     return f"nats://{address.user}:{address.password}@{parts.hostname}:{parts.port}"
 
 
 class Broker:
-    """One server, by its address."""
+    """One server."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -44,7 +44,7 @@ class Broker:
         publish_many(self.address, outgoing(rows))
 
     def numbers(self, stream: str, first: int, last: int) -> None:
-        """Payloads that tell the sequence they will have."""
+        """Publish payloads that contain the sequence they get."""
         self.add(stream, [str(number) for number in range(first, last + 1)])
 
     def delete(self, stream: str, *sequences: int) -> None:
@@ -66,18 +66,18 @@ class Broker:
         self.ask(f"CONSUMER.CREATE.{stream}.{name}", stream_name=stream, config=body, action="")
 
     def move(self, stream: str, durable: str, *, past: int) -> None:
-        """As if the durable had acknowledged everything up to there."""
+        """Acknowledge all messages of a durable up to a sequence."""
         self.ask(f"CONSUMER.RESET.{stream}.{durable}", seq=past + 1)
 
     def floor(self, stream: str, durable: str) -> int:
-        """The last sequence that the durable is done with."""
+        """Return the last sequence that the durable has acknowledged."""
         return int(self.ask(f"CONSUMER.INFO.{stream}.{durable}")["ack_floor"]["stream_seq"])
 
     def consumers(self, stream: str) -> list[str]:
         return sorted(self.ask(f"CONSUMER.NAMES.{stream}").get("consumers") or [])
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
-        """Everything the stream holds."""
+        """Return all messages of the stream."""
         last = self.state(stream)["last_seq"]
         return [row for batch in read_range(self.address, stream, 1, last) for row in batch.to_pylist()]
 
@@ -93,6 +93,6 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def offset(value: Any) -> dict[str, Any]:
-    """An offset of a progress report, however it is wrapped."""
+    """Parse an offset of a progress report."""
     found: dict[str, Any] = json.loads(value) if isinstance(value, str) else value
     return found

@@ -39,8 +39,8 @@ def frame(message: Message) -> bytes:
     return b" ".join(words) + b"\r\n" + headers + payload + b"\r\n"
 
 
-def come_back(proxy: Proxy) -> None:
-    """Up again after some attempts in vain."""
+def restore_after_failures(proxy: Proxy) -> None:
+    """Restore the proxy after some connections have failed."""
     wait_until(lambda: proxy.refused >= 3)
     proxy.down = False
 

@@ -1,4 +1,4 @@
-"""A nats-server with any configuration, for tests that need an odd one; and a proxy that cuts connections."""
+"""A nats-server with any configuration, and a proxy that cuts connections."""
 
 import shutil
 import socket
@@ -35,7 +35,7 @@ class Server:
     port: int = 0
 
     def start(self) -> "Server":
-        """Start, on the same port and store as before if there was a before.
+        """Start the server, on the same port and store as before if it ran before.
 
         The port is one that no outgoing connection takes while the server is down.
         """
@@ -45,7 +45,7 @@ class Server:
         return self
 
     def _starts(self, port: int) -> bool:
-        """Whether it came up on this port."""
+        """Return whether the server has started on this port."""
         for left in self.directory.glob("*.ports"):
             left.unlink()
         text = f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{self.directory}/store" }}\n'
@@ -109,7 +109,7 @@ def state(address: Address, name: str) -> dict[str, Any]:
 
 
 def forget_ids(address: Address, stream: str, subject: str) -> None:
-    """Wait until the server has forgotten the message ids of a stream; leave no message behind.
+    """Wait until the server has dropped the message ids of a stream; leave no message in it.
 
     It forgets them in the order in which they came, so a new one that is forgotten is the last.
     """
@@ -125,18 +125,18 @@ def forget_ids(address: Address, stream: str, subject: str) -> None:
 
 @dataclass
 class Proxy:
-    """Forwards TCP to a server; can be told to cut after so many bytes, and to be down."""
+    """A TCP proxy that can cut connections after a number of bytes, and refuse them."""
 
     target: int
     port: int = 0
     down: bool = False
     cut_after_up: int | None = None
     cut_after_down: int | None = None
-    """Bytes to or from the server after which the connection is cut, once; then the proxy is down if `stay_down`."""
+    """Bytes to or from the server after which the proxy cuts the connection once; then it is down if `stay_down`."""
     stay_down: bool = False
     cuts: int = 0
     refused: int = 0
-    """Connections closed at once because it is down."""
+    """Connections that the proxy closed at once while it was down."""
     _pairs: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Certificates made for a test, with the extensions that a strict verifier asks for (Python 3.13 is one).
+"""Certificates for tests, with the extensions that a strict verifier such as Python 3.13 requires.
 
 An authority: basicConstraints (critical), keyUsage with keyCertSign (critical), subjectKeyIdentifier. What it issues:
 subjectAltName, extendedKeyUsage, authorityKeyIdentifier.
@@ -19,7 +19,7 @@ BOTH_SIDES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKey
 
 
 class Authority:
-    """Issues certificates; its own is `ca.pem` in its directory."""
+    """A certificate authority; its certificate is `ca.pem` in its directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -29,7 +29,7 @@ class Authority:
         self.certificate, _ = _write(directory, "ca", built.sign(self._key, hashes.SHA256()), self._key)
 
     def issue(self, name: str, names: str = "DNS:localhost,IP:127.0.0.1") -> tuple[Path, Path]:
-        """A certificate for some names, and its key: `<name>.pem` and `<name>.key`."""
+        """Issue a certificate for some names: `<name>.pem` and `<name>.key`."""
         key = ec.generate_private_key(ec.SECP256R1())
         built = _builder(_named(name), key, self._name, self._key, ca=False)
         built = built.add_extension(_alternatives(names), critical=False).add_extension(BOTH_SIDES, critical=False)
@@ -37,7 +37,7 @@ class Authority:
 
 
 def self_signed(directory: Path, name: str, names: str = "IP:127.0.0.1") -> tuple[Path, Path]:
-    """A certificate that is its own authority, and its key."""
+    """Make a self-signed certificate and its key."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _named(name)
     built = _builder(subject, key, subject, key, ca=True)
     built = built.add_extension(_alternatives(names), critical=False).add_extension(BOTH_SIDES, critical=False)
@@ -72,7 +72,7 @@ def _named(name: str) -> x509.Name:
 
 
 def _alternatives(names: str) -> x509.SubjectAlternativeName:
-    """From the spelling of openssl: `DNS:localhost,IP:127.0.0.1`."""
+    """Parse names in the syntax of openssl: `DNS:localhost,IP:127.0.0.1`."""
     found: list[x509.GeneralName] = []
     for each in names.split(","):
         kind, _, value = each.partition(":")

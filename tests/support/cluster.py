@@ -1,4 +1,4 @@
-"""Three NATS servers on this machine as one cluster; each can be killed."""
+"""A cluster of three NATS servers on this machine; a test can kill each."""
 
 import contextlib
 import json
@@ -28,11 +28,11 @@ class Cluster:
 
     @property
     def address(self) -> Address:
-        """All of them."""
+        """Return the address with all servers."""
         return Address.parse(",".join(f"nats://127.0.0.1:{port}" for port in self._clients))
 
     def start(self) -> None:
-        """Start those that do not run."""
+        """Start the servers that do not run."""
         binary = find_server().path
         routes = json.dumps([f"nats://127.0.0.1:{port}" for port in self._routes])
         for number in range(NODES):
@@ -51,7 +51,7 @@ class Cluster:
             wait_until(lambda port=port: _takes_connections(port), what=f"a server on port {port}")  # type: ignore[misc]
 
     def kill(self, name: str) -> None:
-        """kill -9."""
+        """Kill a server with SIGKILL."""
         self._processes[name].send_signal(signal.SIGKILL)
         self._processes[name].wait()
 
@@ -63,7 +63,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(directory: Path, jetstream: str = "") -> Iterator[Cluster]:
-    """A cluster for the length of a block, perhaps with more settings of JetStream."""
+    """Run a cluster during a block, with optional JetStream settings."""
     made = Cluster(directory, jetstream)
     try:
         made.start()
@@ -73,7 +73,7 @@ def cluster(directory: Path, jetstream: str = "") -> Iterator[Cluster]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that no outgoing connection takes while a server is down."""
+    """Choose ports that no outgoing connection takes while a server is down."""
     found: set[int] = set()
     while len(found) < count:
         found.add(free_port("127.0.0.1"))

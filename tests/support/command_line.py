@@ -24,7 +24,7 @@ PROGRAM = (sys.executable, "-c", "from purveyor.app.cli import main; main()")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended and what it said."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -43,7 +43,7 @@ class Outcome:
         return self
 
     def refused(self, *words: str) -> "Outcome":
-        """One error line with these words in it, at most one fix, exit code 1, nothing else."""
+        """Assert exit code 1 and one error line with these words, at most one fix, and no other output."""
         lines = self.err.splitlines()
         assert self.code == 1, self
         assert self.out == "", self
@@ -59,7 +59,7 @@ Cli = Callable[..., Outcome]
 
 
 def invoke(*argv: str, stdin: bytes = b"") -> Outcome:
-    """Run a command line here; standard input is not a terminal."""
+    """Run a command line in this process; standard input is not a terminal."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     given = io.TextIOWrapper(io.BytesIO(stdin))
@@ -73,7 +73,7 @@ def invoke(*argv: str, stdin: bytes = b"") -> Outcome:
 
 
 def url_of(address: Address) -> str:
-    """With its password, as it would stand in the environment."""
+    """Return the URL of an address with its password."""
     scheme, _, host = address.urls[0].partition("://")
     return f"{scheme}://{address.user}:{address.password}@{host}"
 
@@ -82,7 +82,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 def on_terminal(*argv: str, until: bytes = b"", type_in: bytes = b"") -> tuple[int, str]:
-    """Run the program on a terminal of its own; `type_in` is typed once `until` is seen.
+    """Run the program on a pseudo-terminal; type `type_in` once `until` is seen.
 
     It is typed again if nothing happens, as a person would: a Ctrl-C in the moment between the question and the wait
     for its answer is noted by Python and looked at only when something else ends that wait.

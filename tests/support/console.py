@@ -30,7 +30,7 @@ ADMIN = ("admin", "admin-secret")
 
 
 class Site:
-    """The API with its console, in a process of its own."""
+    """The API with its console, in its own process."""
 
     def __init__(self, server: EmbeddedServer, data_dir: Path) -> None:
         self.address: Address = server.address
@@ -89,14 +89,14 @@ class Site:
         self._status_publisher.start()
 
     def fall_silent(self) -> None:
-        """Publish no status any more."""
+        """Stop publishing the status."""
         if self._status_publisher is not None:
             self._silent.set()
             self._status_publisher.join()
             self._status_publisher = None
 
     def errors(self) -> str:
-        """What the API complained of."""
+        """Return the errors that the API has logged."""
         return (self.data_dir / "api.log").read_text()
 
     def stop(self) -> None:
@@ -110,7 +110,7 @@ class Site:
 
 
 class Chromium:
-    """A browser that tests share; each visit has a context, and so cookies, of its own."""
+    """A browser that tests share; each visit has its own context and cookies."""
 
     def __init__(self, path: str, url: str) -> None:
         self._path, self._url = path, url
@@ -145,7 +145,7 @@ class Chromium:
     def visit(
         self, work: Callable[[Page], Coroutine[Any, Any, None]], *, logged_in: bool = True, errors: bool = False
     ) -> None:
-        """Do something with a page. Unless `errors` are expected, the browser's console must stay empty of them."""
+        """Visit a page; unless `errors` are expected, assert that the console of the browser shows none."""
         self._run(self._visit(work, logged_in, errors))
 
     async def _visit(self, work: Callable[[Page], Coroutine[Any, Any, None]], logged_in: bool, errors: bool) -> None:
@@ -178,7 +178,7 @@ class Chromium:
         return context
 
     async def _logged_in(self) -> BrowserContext:
-        """One for all: what the browser has fetched once it need not fetch for every test."""
+        """Return the shared context, whose cache saves requests in later tests."""
         if self._context is None:
             self._context = await self._new_context()
             page = await self._context.new_page()
@@ -196,6 +196,6 @@ async def log_in(page: Page, user: str = ADMIN[0], password: str = ADMIN[1], pat
 
 
 async def picture(page: Page, name: str) -> None:
-    """Keep a screenshot for people."""
+    """Store a screenshot."""
     ARTIFACTS.mkdir(parents=True, exist_ok=True)
     await page.screenshot(path=ARTIFACTS / f"{name}.jpg", type="jpeg", quality=70, full_page=True)

@@ -16,7 +16,7 @@ def definition(name: str = "ox", *, topic: str = "users/user", prefill: bool = F
 
 
 async def stored(queues: Queues, stream: str) -> list[StoredMessage]:
-    """All messages of a stream."""
+    """Return all messages of a stream."""
     state = (await queues.streams.info(stream)).state
     sequences = range(state.first_seq, state.last_seq + 1) if state.messages else ()
     return [await queues.streams.get(stream, sequence) for sequence in sequences]
@@ -45,7 +45,7 @@ def parallel(order_by: OrderBy | None = None, **more: Any) -> Subscription:
 
 
 async def write(queues: Queues, *bodies: str, kind: str = "main", first: int = 2) -> list[int]:
-    """Messages as the dispatcher writes them, positions from `first` on; their sequences."""
+    """Write messages as the dispatcher does, with positions from `first` on; return their sequences."""
     return [
         (await queues.publish(f"ox.{kind}", body.encode(), headers={POSITION: str(position)})).sequence
         for position, body in enumerate(bodies, first)

@@ -19,7 +19,7 @@ def valid(schema: dict[str, Any], given: object, where: str) -> None:
 
 
 def check_setting(name: str, where: str) -> None:
-    """A variable that no setting is named after would have no effect."""
+    """Assert that a variable belongs to a setting; otherwise it would have no effect."""
     if name.startswith(PREFIX):
         assert name.removeprefix(PREFIX).lower() in Settings.model_fields, f"{where}: {name} is no setting"
 

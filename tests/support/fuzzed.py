@@ -1,4 +1,4 @@
-"""Events as strange as the edge accepts them, and stranger ones: strategies, and how to draw many with one seed."""
+"""Strategies for unusual events, valid and invalid, and a function that draws many with one seed."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
@@ -53,13 +53,13 @@ body_texts = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_fro
 
 
 def filled(unit: str, size: int) -> str:
-    """A text of exactly so many bytes."""
+    """Return texts with exactly this number of bytes."""
     count = size // len(unit.encode())
     return unit * count + "x" * (size - count * len(unit.encode()))
 
 
 def up_to(size: int, *, rarely: int = 6) -> st.SearchStrategy[str]:
-    """Short words, and now and then one that is as long as may be."""
+    """Return short words, and sometimes one of the maximum length."""
     longest = letters.map(lambda unit: filled(unit, size))
     return st.integers(1, rarely).flatmap(lambda die: longest if die == 1 else words)
 
@@ -117,7 +117,7 @@ accepted = st.builds(
     ),
     st.fixed_dictionaries({"key": st.none() | keys, "attributes": st.none() | attributes, "id": st.none() | ids}),
 )
-"""Nearly all of them are within the limits."""
+"""Nearly all of these are within the limits."""
 
 any_text = st.text(st.characters(codec=None), max_size=6)
 any_text |= st.sampled_from(("x" * 300, "x" * 1100, "\ud800", "\n", "\x85"))
@@ -132,7 +132,7 @@ FIELDS = ("publisher_name", "ts", "realm", "topic", "body", "key", "attributes",
 
 @st.composite
 def anything(draw: st.DrawFn) -> Any:
-    """An event of which a part or two are something else."""
+    """Return events in which one or two fields are replaced by other values."""
     event = dict(draw(accepted))
     for name in draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=2)):
         match name:
@@ -146,7 +146,7 @@ def anything(draw: st.DrawFn) -> Any:
 
 
 def drawn(strategy: st.SearchStrategy[T], count: int, number: int) -> list[T]:
-    """So many examples, the same for the same seed."""
+    """Draw `count` examples, the same for the same seed."""
     found: list[T] = []
 
     @seed(number)

@@ -1,4 +1,4 @@
-"""What an import left on the server."""
+"""Read the records and dead letters of an import from the server."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ async def import_file(queues: Queues, target: object, source: str) -> ImportCoun
 
 
 def stored(address: Address, source: str) -> list[dict[str, Any]]:
-    """The records of a source in the queue, in order."""
+    """Return the records of a source in the queue, in order."""
     options = ReadOptions(subjects=(f"ldif.{source}",), columns=("data",))
     try:
         batches = list(read_range(address, LDIF.stream, 1, 1 << 40, options))
@@ -29,17 +29,17 @@ def stored(address: Address, source: str) -> list[dict[str, Any]]:
 
 
 def names(address: Address, source: str) -> list[str]:
-    """Their dns."""
+    """Return the DNs of records."""
     return [record["dn"] for record in stored(address, source)]
 
 
 def expected(count: int, tag: str, *, first: int = 1) -> list[str]:
-    """The dns of `ldif_text.people`."""
+    """Return the DNs of `ldif_text.people`."""
     return [f"uid=u{number},ou={tag}" for number in range(first, first + count)]
 
 
 def parked(address: Address, source: str) -> list[DeadLetter]:
-    """The dead letters of a source."""
+    """Return the dead letters of a source."""
     options = ReadOptions(subjects=("dead-letters.intake",), columns=("headers", "data"))
     letters = [
         DeadLetter.from_message({name: tuple(values) for name, values in row["headers"]}, row["data"])

@@ -1,4 +1,4 @@
-"""LDIF as text: records written out in the many forms that the RFC allows, and plain files for imports."""
+"""LDIF text: records in the various forms that the RFC allows, and simple files for imports."""
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ _SAFE = frozenset(range(1, 128)) - {0, 10, 13}
 
 @dataclass(frozen=True)
 class Style:
-    """How to write it."""
+    """The form in which to write a record."""
 
     newline: bytes = b"\n"
     fold_at: int | None = None
@@ -25,7 +25,7 @@ PLAIN = Style()
 
 
 def person(number: int, tag: str = "people") -> bytes:
-    """An entry with its empty line."""
+    """Return an entry with the empty line after it."""
     return f"dn: uid=u{number},ou={tag}\nobjectClass: inetOrgPerson\nuid: u{number}\ncn: User {number}\n\n".encode()
 
 
@@ -34,7 +34,7 @@ def people(count: int, tag: str = "people", *, first: int = 1) -> bytes:
 
 
 def write(records: Iterable[Record], style: Style = PLAIN) -> bytes:
-    """The records as a file."""
+    """Return the records as a file."""
     text = (style.newline * 2).join(style.newline.join(_physical(record, style)) for record in records)
     return text + style.newline * style.last_newline
 

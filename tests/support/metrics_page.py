@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class MetricsPage:
-    """What was told: every series by its name and its labels."""
+    """The series of a page, by name and labels."""
 
     def __init__(self, text: str) -> None:
         found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]

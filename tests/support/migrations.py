@@ -38,8 +38,8 @@ ACK_WAIT = timedelta(seconds=5)
 """Longer than a busy machine takes from the delivery to the ack: no message is processed twice."""
 
 
-def declared(name: str, retention: Retention = Retention.INTEREST, *readers: str) -> Queue:
-    """A queue as it is to be, with its readers."""
+def declare_queue(name: str, retention: Retention = Retention.INTEREST, *readers: str) -> Queue:
+    """Declare a queue with its readers."""
     return Queue(
         name=name,
         purpose="a test",
@@ -50,14 +50,14 @@ def declared(name: str, retention: Retention = Retention.INTEREST, *readers: str
     )
 
 
-async def make_old(
+async def make_old_stream(
     queues: Queues,
     name: str,
     retention: Retention = Retention.WORK_QUEUE,
     durable: str | None = "reader",
     **config: object,
 ) -> str:
-    """A stream of an earlier system, with its durable."""
+    """Make a stream of an earlier system, with its durable."""
     stream = f"stream:{name}"
     await queues.streams.add(
         StreamConfig(name=stream, subjects=(name,), retention=retention, allow_direct=False, **config)  # type: ignore[arg-type]
@@ -68,13 +68,13 @@ async def make_old(
 
 
 async def publish(queues: Queues, subject: str, first: int, last: int) -> None:
-    """Messages that say their number."""
+    """Publish messages whose data is their number."""
     for number in range(first, last + 1):
         await queues.publish(subject, b"%d" % number, msg_id=f"{subject}-{number}")
 
 
 class Worker:
-    """Reads a queue and keeps what it processed, in order."""
+    """Reads a queue and records the numbers it processed, in order."""
 
     def __init__(
         self, queues: Queues, stream: str, durable: str = "reader", poison: frozenset[int] = frozenset()
@@ -87,7 +87,7 @@ class Worker:
         self.done: list[int] = []
 
     async def run(self) -> None:
-        """For ever."""
+        """Read until the task is cancelled."""
         async for message in self._queues.pull(self._stream, self._durable):
             number = int(message.data)
             if number in self._poison:
@@ -103,7 +103,7 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def running(*workers: Worker) -> AsyncIterator[None]:
-    """Workers at work for the length of a block."""
+    """Run workers during a block."""
     tasks = [asyncio.create_task(worker.run()) for worker in workers]
     try:
         yield
@@ -116,8 +116,8 @@ async def running(*workers: Worker) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def see_through(migrations: Migrator, queue: Queue) -> None:
-    """Bring a migration to its end."""
+async def finish_migration(migrations: Migrator, queue: Queue) -> None:
+    """Run a migration to its end."""
 
     async def ready() -> bool:
         return await migrations.advance(queue.name) is QueueStatus.READY

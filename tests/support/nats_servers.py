@@ -7,11 +7,11 @@ from typing import Protocol
 from purveyor.jetstream.server import EmbeddedServer, ServerEvent, ServerOptions
 
 FAST = ServerOptions(sync="2m")
-"""For tests that do not lose power: no sync of each write."""
+"""Options for tests without a power cut: the server does not sync each write."""
 
 
 class OwnServer(Protocol):
-    """Starts a server which belongs to one test alone: it may be killed, restarted and filled up."""
+    """Starts a server for one test, which may kill, restart and fill it."""
 
     def __call__(
         self,

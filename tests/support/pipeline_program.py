@@ -14,7 +14,7 @@ from tests.support.waiting import wait_until
 
 
 class Pipeline:
-    """The command in a process group of its own, with what it said."""
+    """The command in its own process group, with its output."""
 
     def __init__(self, data: Path, *arguments: str, url: str = "") -> None:
         self.data = data
@@ -41,8 +41,8 @@ class Pipeline:
         assert self.process.stderr is not None
         self.err = self.process.stderr.read()
 
-    def says(self, begin: str, times: int = 1) -> str:
-        """The line that begins so, when it has come so often."""
+    def wait_for(self, begin: str, times: int = 1) -> str:
+        """Wait until a line with this beginning has been printed `times` times, and return it."""
 
         def found() -> list[str]:
             assert self.process.poll() is None or self.count(begin) >= times, (self.lines, self.err)
@@ -64,13 +64,13 @@ class Pipeline:
         return code
 
     def engine(self) -> int:
-        """The JVM."""
+        """Return the process id of the JVM."""
         below = descendants(self.process.pid, "org.apache.spark.deploy.SparkSubmit")
         (found,) = [pid for pid in below if _program(pid).endswith("java")]
         return found
 
     def kill(self) -> None:
-        """kill -9 of the whole: the program, its JVM, and what else is in its group."""
+        """Kill the process group with SIGKILL: the program, its JVM, and other children."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.ends()

@@ -1,4 +1,4 @@
-"""Events that dispatch fails on, whatever they hold: its Spark jobs fail, or do not end, when they meet one."""
+"""Make Spark jobs of the dispatcher fail, or not end, at chosen events."""
 
 import os
 import signal
@@ -16,20 +16,20 @@ from purveyor.pipeline.dispatch.batch_plan import PlannedTarget
 from purveyor.spark.pyspark_internals import map_in_arrow
 
 KILLED = "killed"
-"""Instead of an expression: the Python worker is killed."""
+"""Kill the Python worker instead of failing in an expression."""
 
 
 class Poison:
-    """Makes the jobs of dispatch fail, or never end, when a position goes to a subscription."""
+    """Makes the jobs of the dispatcher fail, or never end, when a position is written to a subscription."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._deliver = BatchJob.run
         self.positions: dict[int, frozenset[str] | None] = {}
-        """To each position the subscriptions that fail on it, all of them together; None stands for any."""
+        """For each position the subscriptions that fail together; None stands for any."""
         self.job = "raise_error('poison')"
         self.after_writing = False
         self.left: int | None = None
-        """How many attempts fail; None stands for all."""
+        """The number of attempts that fail; None stands for all."""
         self.attempts = 0
         monkeypatch.setattr(BatchJob, "run", self._patching())
 

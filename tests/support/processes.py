@@ -1,4 +1,4 @@
-"""Spark programs of their own: their environment, and finding their processes in order to kill them."""
+"""Processes of Spark programs: their environment, and how a test finds and kills them."""
 
 import os
 import signal
@@ -8,14 +8,14 @@ JVM_OPTIONS = "SPARK_SUBMIT_OPTS"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """As in a fresh shell: a session in this process has set variables for itself. A JVM is quick there too."""
+    """Return the environment of a new shell, without the variables that a Spark session sets in this process."""
     ours = ("SPARK_", "PYSPARK_", "JAVA_HOME")
     theirs = {name: value for name, value in os.environ.items() if not name.startswith(ours) or name == JVM_OPTIONS}
     return theirs | more
 
 
 def descendants(root: int, word: str) -> list[int]:
-    """All processes below `root` whose command line has the word."""
+    """Return all processes below `root` whose command line contains the word."""
     parents, commands = _table()
     found = []
     for pid in commands:
@@ -28,7 +28,7 @@ def descendants(root: int, word: str) -> list[int]:
 
 
 def python_workers(root: int) -> list[int]:
-    """The Python workers below `root` that run tasks (a worker is a fork of its daemon).
+    """Return the Python workers below `root` that run tasks (a worker is a fork of its daemon).
 
     Spark plans a batch with Python workers too, `pyspark.sql.worker.*`. It repeats a task whose worker is killed, and
     fails the query if a worker that plans is.
@@ -39,7 +39,7 @@ def python_workers(root: int) -> list[int]:
 
 
 def kill(pid: int) -> bool:
-    """kill -9; whether it was still there."""
+    """Kill a process with SIGKILL; return whether it existed."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

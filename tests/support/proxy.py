@@ -1,4 +1,4 @@
-"""A loopback TCP proxy whose connections can be cut, frozen or refused for a while: how tests pull a server away.
+"""A loopback TCP proxy whose connections a test can cut, freeze or refuse.
 
     with TcpProxy(*address.hosts()[0]) as proxy:
         connect(proxy.address(address))
@@ -26,7 +26,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close sends RST, as 
 
 
 class _Way:
-    """One direction of one connection: what was read from one side and not yet written to the other."""
+    """One direction of a connection, with the bytes read from one side and not yet written to the other."""
 
     def __init__(self, source: socket.socket, target: socket.socket) -> None:
         self.source = source
@@ -37,7 +37,7 @@ class _Way:
 
 
 class TcpProxy:
-    """Forwards connections from a port of its own to one server."""
+    """Forwards connections from its port to one server."""
 
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
@@ -52,23 +52,23 @@ class TcpProxy:
         self._door = _bound(0)
         self.port: int = self._door.getsockname()[1]
         self.accepted = 0
-        """How many connections were taken so far."""
+        """Return the number of connections accepted so far."""
         self._listening = False
         self._open_door()
         self._thread = threading.Thread(target=self._serve, name="tcp-proxy", daemon=True)
         self._thread.start()
 
     def address(self, original: Address) -> Address:
-        """The same server and credentials by way of this proxy."""
+        """Return the address of the server through this proxy, with the same credentials."""
         return replace(original, urls=(f"nats://127.0.0.1:{self.port}",))
 
     @property
     def open(self) -> int:
-        """How many connections are open now."""
+        """Return the number of open connections."""
         return len(self._back) // 2
 
     def cut(self) -> None:
-        """Reset every open connection; new ones are taken as before."""
+        """Reset every open connection; accept new ones as before."""
         self._do(self._cut)
 
     def refuse(self) -> None:
@@ -76,15 +76,15 @@ class TcpProxy:
         self._do(self._close_door)
 
     def freeze(self) -> None:
-        """Keep connections open (and take new ones) but move no byte until `restore`: a cable pulled."""
+        """Keep connections open and accept new ones, but forward no bytes until `restore`."""
         self._do(lambda: self._set_frozen(frozen=True))
 
     def restore(self) -> None:
-        """Take connections again on the same port, and move bytes again."""
+        """Accept connections on the same port and forward bytes again."""
         self._do(self._restore)
 
     def close(self) -> None:
-        """End the proxy and everything open."""
+        """Close the proxy and all connections."""
         if self._thread.is_alive():
             self._commands.put(None)
             self._bell.send(b"!")
@@ -110,7 +110,7 @@ class TcpProxy:
         if not done.wait(60):
             raise RuntimeError("the proxy does not answer")
 
-    # Below: in the proxy's own thread.
+    # The methods below run in the thread of the proxy.
 
     def _serve(self) -> None:
         running = True
@@ -157,7 +157,7 @@ class TcpProxy:
             self._watch(each)
 
     def _watch(self, each: socket.socket) -> None:
-        """Ask the selector for just what can be done: read where there is room, write where something waits."""
+        """Register for reads where the buffer has room, and for writes where it has bytes."""
         reading, writing = self._ways[each], self._ways[self._back[each]]
         events = 0
         if not self._frozen:
@@ -229,7 +229,7 @@ class TcpProxy:
         if self._listening:
             self._selector.unregister(self._door)
             self._door.close()
-            # Bound but not listening: connections are refused, and nobody else gets the port meanwhile.
+            # Bound but not listening: connections are refused, and no other program can take the port.
             self._door = _bound(self.port)
             self._listening = False
 

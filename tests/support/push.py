@@ -1,4 +1,4 @@
-"""An HTTP endpoint in a process of its own, and a subscription that pushes to it."""
+"""An HTTP endpoint in its own process, and a subscription that pushes to it."""
 
 import contextlib
 import dataclasses
@@ -47,14 +47,14 @@ class Site:
         return f"http://127.0.0.1:{self.port}{path}"
 
     def seen(self, name: str) -> list[dict[str, Any]]:
-        """What came for a subscription, in the order in which it was answered."""
+        """Return the requests for a subscription, in the order of the responses."""
         found = self._client.get("/seen").json()["seen"]
         return [each for each in found if each["path"].endswith(f"for={name}") or f"for={name}&" in each["path"]]
 
     def most_connections(self) -> int:
         return int(self._client.get("/seen").json()["most"])
 
-    def mood(self, status: int) -> None:
+    def set_status(self, status: int) -> None:
         self._client.post(f"/set/{status}")
 
     def stop(self) -> None:
@@ -72,8 +72,8 @@ def site() -> Iterator[Site]:
     found.stop()
 
 
-class Desk:
-    """A subscription that is pushed, as a test needs it."""
+class PushSubscription:
+    """A push subscription to the test endpoint."""
 
     def __init__(self, queues: Queues, subscriptions: Subscriptions, site: Site, name: str) -> None:
         self.queues = queues
@@ -90,7 +90,7 @@ class Desk:
         urls: tuple[str, ...] = (),
         **push: Any,
     ) -> None:
-        """Pushed to these paths of the endpoint."""
+        """Add the subscription, with these paths of the endpoint."""
         mark = f"for={self.name}"
         endpoints = urls or tuple(self.site.url(f"{path}{'&' if '?' in path else '?'}{mark}") for path in paths)
         await self.subscriptions.add(
@@ -105,7 +105,7 @@ class Desk:
         )
 
     async def change(self, **push: Any) -> None:
-        """Other push settings."""
+        """Change push settings."""
 
         def changed(now: Subscription) -> Subscription:
             assert now.push is not None
@@ -114,7 +114,7 @@ class Desk:
         await self.subscriptions.redefine(self.name, changed)
 
     async def write(self, *events: dict[str, Any]) -> None:
-        """Messages as the dispatcher writes them."""
+        """Write messages as the dispatcher does."""
         for new in events:
             self._position += 1
             event = {"publisher_name": "t", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "users/user"}
@@ -132,7 +132,7 @@ class Desk:
         return await self.waiting() == 0
 
     async def letters(self) -> list[DeadLetter]:
-        """Its dead letters."""
+        """Return its dead letters."""
         return [DeadLetter.from_message(each.headers, each.data) for each in await self._parked()]
 
     async def letter_sequences(self) -> list[int]:
@@ -151,8 +151,8 @@ class Desk:
         return self.site.seen(self.name)
 
     def acked(self) -> list[int]:
-        """The numbers of what was acknowledged, in their order."""
+        """Return the numbers of the acknowledged messages, in order."""
         return [each["n"] for each in self.seen() if each["status"] in (102, 200, 201, 202, 204)]
 
 
-Told = list[tuple[str, str, str]]
+Events = list[tuple[str, str, str]]

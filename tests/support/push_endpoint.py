@@ -1,22 +1,22 @@
-"""An endpoint in a process of its own, good and bad: what it does is told by the path, or by the message itself.
+"""An HTTP endpoint in its own process. The path, or the message itself, decides how it answers.
 
-    /ok            204, and remembers what came
+    /ok            204, and records the request
     /status/NNN    that status (with ?retry-after=s a Retry-After)
     /slow/S        204 after S seconds
-    /hang          says that 10 bytes follow, and sends 3
-    /close         closes the connection without a word
-    /drop          answers 204 and closes the connection, without having said so
-    /short         says 100 bytes, sends 5, and closes
-    /long          says 2 bytes, and sends 100
+    /hang          announces 10 bytes and sends 3
+    /close         closes the connection without a response
+    /drop          answers 204 and closes the connection without `connection: close`
+    /short         announces 100 bytes, sends 5, and closes
+    /long          announces 2 bytes and sends 100
     /endless       200, and a body without end
     /redirect      302 to /ok
     /stream        200, chunked, in two pieces
     /until-close   200 without a length, ended by closing
     /notice        103 first, 204 then
     /garbage       not HTTP
-    /script        what the message asks for: `new.script` is a list of statuses, one for each attempt, then 204
+    /script        the status that the message asks for: `new.script` lists one for each attempt, then 204
 
-`GET /seen` gives what was acknowledged and refused, as JSON lines; `POST /mood {"status": n}` changes what /mood does.
+`GET /seen` returns all requests with their status as JSON; `POST /set/NNN` sets the status of /configured.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ import uvloop
 
 SEEN: list[dict[str, Any]] = []
 ATTEMPTS: Counter[str] = Counter()
-MOOD = {"status": 204, "open": 0, "most": 0}
+STATE = {"status": 204, "open": 0, "most": 0}
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    MOOD["open"] += 1
-    MOOD["most"] = max(MOOD["most"], MOOD["open"])
+    STATE["open"] += 1
+    STATE["most"] = max(STATE["most"], STATE["open"])
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -51,25 +51,25 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     except (asyncio.IncompleteReadError, ConnectionError):
         pass
     finally:
-        MOOD["open"] -= 1
+        STATE["open"] -= 1
         writer.close()
 
 
 async def answer(writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str], body: bytes) -> bool:
-    """Whether the connection goes on."""
+    """Return whether the connection stays open."""
     url = urlsplit(target)
     word, _, rest = url.path.strip("/").partition("/")
     if method == "GET":
-        return await plain(writer, 200, json.dumps({"seen": SEEN, "most": MOOD["most"]}).encode())
+        return await plain(writer, 200, json.dumps({"seen": SEEN, "most": STATE["most"]}).encode())
     if word == "set":
-        MOOD["status"] = int(rest)
+        STATE["status"] = int(rest)
         return await plain(writer, 200)
-    about = told(headers, body)
+    about = parse_message(headers, body)
     status = 204
     if word == "status":
         status = int(rest)
-    elif word == "mood":
-        status = MOOD["status"]
+    elif word == "configured":
+        status = STATE["status"]
     elif word == "script":
         script = about["script"]
         count = ATTEMPTS[about["id"]]
@@ -78,13 +78,13 @@ async def answer(writer: asyncio.StreamWriter, method: str, target: str, headers
     elif word == "slow":
         await asyncio.sleep(float(rest))
     SEEN.append({**about, "path": target, "status": status, "headers": headers, "body": body.decode("latin-1")})
-    if word in RUDE:
-        return await RUDE[word](writer)
+    if word in SPECIAL_RESPONSES:
+        return await SPECIAL_RESPONSES[word](writer)
     after = parse_qs(url.query).get("retry-after", [""])[0] or None
     return await plain(writer, status, b"" if status in (204, 102, 304) else b"said " + word.encode(), after)
 
 
-def told(headers: dict[str, str], body: bytes) -> dict[str, Any]:
+def parse_message(headers: dict[str, str], body: bytes) -> dict[str, Any]:
     try:
         given = json.loads(body)
         wrapped = given.get("message")
@@ -173,7 +173,7 @@ async def garbage(writer: asyncio.StreamWriter) -> bool:
     return True
 
 
-RUDE = {
+SPECIAL_RESPONSES = {
     "hang": hang,
     "close": close,
     "drop": drop,

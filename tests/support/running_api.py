@@ -36,7 +36,7 @@ PASSWORD = "the consumer's secret"
 
 
 class RunningApi:
-    """The API in a thread with an event loop of its own."""
+    """The API in a thread with its own event loop."""
 
     def __init__(self, find_address: Callable[[], Address], *, patience_seconds: float = 60.0, **server: Any) -> None:
         self._given = server
@@ -68,13 +68,13 @@ class RunningApi:
         return self
 
     def when_ready(self) -> Self:
-        """When it has reached the server."""
+        """Wait until the API has reached the NATS server."""
         wait_until(lambda: self.anybody.get("/readyz").status_code == 200)
         return self
 
     @property
     def under_way(self) -> int:
-        """How many requests the server has begun and not answered."""
+        """Return the number of requests that the server has not answered yet."""
         return len(self._server.server_state.tasks)
 
     def __exit__(self, *_: object) -> None:
@@ -90,12 +90,12 @@ class RunningApi:
         self._listener.close()
 
     def change_password(self, user: str, password: str) -> None:
-        """Start with another password of a login in the settings."""
+        """Change the password of a login in the settings before the start."""
         logins = [replace(login, password=password) if login.username == user else login for login in LOGINS]
         self._options = replace(self._options, logins=logins)
 
     def forget_logins(self) -> None:
-        """Have all logins checked again, as it is done when the NATS server was away."""
+        """Drop the cached logins, as the API does when the NATS server was away."""
 
         async def forget() -> None:
             self._api.authenticator.invalidate(None)
@@ -104,14 +104,14 @@ class RunningApi:
 
     def client(self, user: str = "", password: str = "", **more: Any) -> httpx.Client:
         auth = (user, password) if user else None
-        # Without TLS there is nothing to verify, and to load all authorities takes longer than a request.
+        # Without TLS there is nothing to verify, and loading all authorities takes longer than a request.
         new = httpx.Client(base_url=self.url, auth=auth, timeout=60, trust_env=False, verify=False, **more)
         self._clients.append(new)
         return self._clients[-1]
 
 
 def wanted(name: str, **more: Any) -> dict[str, Any]:
-    """A subscription as a client asks for it."""
+    """Return the request body of a subscription."""
     return {
         "name": name,
         "realms_topics": [{"realm": "udm", "topic": "users/user"}],
@@ -133,7 +133,7 @@ def event(number: int = 1, **more: Any) -> dict[str, Any]:
 
 
 class Consumer:
-    """A subscription that is logged in; paths are below it."""
+    """A client that is logged in as a subscription; paths are relative to it."""
 
     def __init__(self, client: httpx.Client, name: str) -> None:
         self.client = client
@@ -152,13 +152,13 @@ class Consumer:
         return self.call("PATCH", path, **more)
 
     def next(self, instance: str | None = None, **params: Any) -> Any:
-        """What the next message is; at once unless a timeout is given."""
+        """Return the next message; do not wait unless a timeout is given."""
         headers = {} if instance is None else {"X-Consumer-Instance": instance}
         answer = self.get("messages/next", params={"timeout": 0, **params}, headers=headers)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def tell(self, sequence: int, instance: str | None = None, **body: Any) -> httpx.Response:
+    def set_status(self, sequence: int, instance: str | None = None, **body: Any) -> httpx.Response:
         headers = {} if instance is None else {"X-Consumer-Instance": instance}
         return self.patch(f"messages/{sequence}/status", json=body, headers=headers)
 
@@ -169,7 +169,7 @@ def subscribe(api: RunningApi, admin: httpx.Client, name: str, **more: Any) -> C
 
 
 def fill(address: Address, name: str, numbers: Iterable[int], kind: str = "main", **more: Any) -> None:
-    """What the pipeline would write to a queue: one message for each number."""
+    """Write messages to a queue as the pipeline does, one for each number."""
     messages: list[bulk.Outgoing] = [
         (
             f"{name}.{kind}",
@@ -183,7 +183,7 @@ def fill(address: Address, name: str, numbers: Iterable[int], kind: str = "main"
 
 
 def on_server(address: Address, work: Callable[[Queues], Awaitable[T]]) -> T:
-    """Do something on the server that the API knows nothing of."""
+    """Run a coroutine with a connection to the NATS server, without the API."""
 
     async def connected() -> T:
         async with connect(address, name="tests", patience_seconds=60) as queues:
@@ -193,7 +193,7 @@ def on_server(address: Address, work: Callable[[Queues], Awaitable[T]]) -> T:
 
 
 def begin_replay(address: Address, name: str, job: str) -> None:
-    """Do what a prefill worker does when it begins a replay: from then on another one may wait."""
+    """Begin a replay as a prefill worker does: from then on another one may be requested."""
 
     async def forget(queues: Queues) -> None:
         await (await Registry.open(queues)).waiting_replays.forget(name, job)
@@ -202,7 +202,7 @@ def begin_replay(address: Address, name: str, job: str) -> None:
 
 
 def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
-    """An error as every error is: JSON that says what happened and what to do."""
+    """Assert that a response is an error as application/problem+json, and return its body."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = answer.json()
@@ -212,12 +212,12 @@ def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     return body
 
 
-def incoming_rows(address: Address, first: int, last: int) -> list[dict[str, Any]]:
+def read_incoming_rows(address: Address, first: int, last: int) -> list[dict[str, Any]]:
     return [row for batch in bulk.read_range(address, "stream:incoming", first, last) for row in batch.to_pylist()]
 
 
-def in_the_log(address: Address, position: int) -> dict[str, Any]:
-    return incoming_rows(address, position, position)[0]
+def read_incoming(address: Address, position: int) -> dict[str, Any]:
+    return read_incoming_rows(address, position, position)[0]
 
 
 def count(address: Address) -> int:

@@ -1,4 +1,4 @@
-"""A small file system of its own, for tests that fill a disk: tmpfs, mounted where the system allows it."""
+"""A small file system for tests that fill a disk: a tmpfs, where the system allows to mount one."""
 
 import subprocess
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class SmallDisk:
         return self.path / "filler"
 
     def fill(self) -> None:
-        """Fill it to the last byte with one file."""
+        """Fill the file system to the last byte with one file."""
         with self._filler.open("wb", buffering=0) as file:
             try:
                 while file.write(b"x" * 4096):
@@ -29,17 +29,17 @@ class SmallDisk:
                 return
 
     def clear(self) -> None:
-        """Remove the file that fills it."""
+        """Remove the file that fills the file system."""
         self._filler.unlink()
 
     def grow(self, size: str = "2g") -> None:
-        """Make it large."""
+        """Enlarge the file system."""
         _run("mount", "-o", f"remount,size={size}", str(self.path))
 
 
 @contextmanager
 def small_file_system(path: Path, size: str) -> Iterator[SmallDisk]:
-    """Mount a tmpfs of this size; the test is skipped, with the reason, where mounting is not allowed."""
+    """Mount a tmpfs of this size; skip the test where mounting is not allowed."""
     path.mkdir(parents=True, exist_ok=True)
     try:
         _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path))

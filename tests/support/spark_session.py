@@ -56,7 +56,7 @@ def broker(address: Address) -> Broker:
 
 @pytest.fixture
 def read(spark: SparkSession, broker: Broker) -> Read:
-    """`read(stream, option=value, ...)`: a batch read."""
+    """Return `read(stream, option=value, ...)`, a batch read."""
 
     def reading(stream: str, **options: Any) -> DataFrame:
         given = {"servers": broker.url, **options}
@@ -67,7 +67,7 @@ def read(spark: SparkSession, broker: Broker) -> Read:
 
 @pytest.fixture
 def follow(spark: SparkSession, broker: Broker) -> Read:
-    """`follow(stream, option=value, ...)`: a streaming read."""
+    """Return `follow(stream, option=value, ...)`, a streaming read."""
 
     def following(stream: str, **options: Any) -> DataFrame:
         given = {"servers": broker.url, **options}
@@ -77,13 +77,13 @@ def follow(spark: SparkSession, broker: Broker) -> Read:
 
 
 class Collector:
-    """What the micro-batches of queries held, in a directory: one file of JSON lines for each batch."""
+    """Collects the rows of micro-batches in a directory, one JSON file for each batch."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def start(self, frame: DataFrame, *, checkpoint: str = "checkpoint", available_now: bool = True) -> StreamingQuery:
-        """A query that keeps sequences and payloads of each batch, replaced whole when a batch is run again."""
+        """Start a query that stores sequences and payloads of each batch; a repeated batch replaces its file."""
         target = self.directory / f"rows-{checkpoint}"
         target.mkdir(exist_ok=True)
 
@@ -97,14 +97,14 @@ class Collector:
         return (writing.trigger(availableNow=True) if available_now else writing).start()
 
     def finish(self, frame: DataFrame, *, checkpoint: str = "checkpoint") -> StreamingQuery:
-        """All that is there, then the end."""
+        """Run a query on all present messages to its end."""
         query = self.start(frame, checkpoint=checkpoint)
         query.awaitTermination(120)
         assert not query.isActive
         return query
 
     def batches(self, checkpoint: str = "checkpoint") -> list[list[int]]:
-        """The sequences of each batch."""
+        """Return the sequences of each batch."""
         return [[sequence for sequence, _ in rows] for rows in self._rows(checkpoint)]
 
     def texts(self, checkpoint: str = "checkpoint") -> list[str]:
@@ -126,14 +126,14 @@ def collector(tmp_path: Path, spark: SparkSession) -> Iterator[Collector]:
 
 
 def said(action: Callable[[], object]) -> str:
-    """What a call fails with."""
+    """Return the message with which a call fails."""
     with pytest.raises(PySparkException) as caught:
         action()
     return str(caught.value)
 
 
 def failure(query: StreamingQuery) -> str:
-    """What a query ends with."""
+    """Return the message with which a query fails."""
     with pytest.raises(StreamingQueryException) as caught:
         query.awaitTermination(120)
     return str(caught.value)

@@ -21,11 +21,11 @@ from purveyor.stages.stage_options import Timing
 from purveyor.stages.testing import stage_kit  # noqa: F401 - a fixture
 
 QUICK = Timing(ack_wait=timedelta(seconds=2), grace=timedelta(milliseconds=100))
-"""For tests that crash, and cannot wait half a minute for what comes again."""
+"""Short times for tests that crash and wait for redelivery."""
 
 
 def make_database(kind: str, request: pytest.FixtureRequest, directory: Path) -> str:
-    """A fresh database of one kind."""
+    """Create a database of one kind."""
     if kind == "postgresql":
         return fresh_database(request.getfixturevalue("postgres"), "prepared")
     url = f"sqlite:///{directory / f'{uuid.uuid4().hex[:8]}.db'}"
@@ -34,7 +34,7 @@ def make_database(kind: str, request: pytest.FixtureRequest, directory: Path) ->
 
 
 def run_in_thread(work: Coroutine[Any, Any, None]) -> None:
-    """Where no event loop runs yet."""
+    """Run a coroutine in a new thread, where no event loop runs."""
     with ThreadPoolExecutor() as pool:
         pool.submit(asyncio.run, work).result()
 
@@ -47,7 +47,7 @@ def fresh_database(postgres: str, template: str) -> str:
 
 
 async def make_effects(url: str) -> None:
-    """The tables of stages, and one of the user's own."""
+    """Create the tables of stages, and the table `effects` of the application."""
     store = SqlStore(url, create_tables=True)
     await store.open()
     async with store.engine.begin() as connection:
@@ -57,7 +57,7 @@ async def make_effects(url: str) -> None:
 
 
 async def rows(url: str, statement: str) -> list[tuple[Any, ...]]:
-    """What a database answers."""
+    """Run a query on a database."""
     store = SqlStore(url)
     async with store.engine.connect() as connection:
         found = [tuple(row) for row in (await connection.exec_driver_sql(statement)).all()]
@@ -66,7 +66,7 @@ async def rows(url: str, statement: str) -> list[tuple[Any, ...]]:
 
 
 class MakeStages(Protocol):
-    """Makes applications on one database; those still running are stopped after the test."""
+    """Makes applications on one database."""
 
     def __call__(self, timing: Timing = ...) -> Stages: ...
 
@@ -104,13 +104,13 @@ async def letters(queues: Queues, endpoint: str) -> list[DeadLetter]:
 
 
 async def sink(queues: Queues, stages: Stages, name: str) -> Target[Order, None]:
-    """Somewhere to send to, where messages stay."""
+    """Return a target whose messages stay in its queue."""
     await queues.ensure(endpoint_queue(f"{name}-sink", 1))
     return stages.remote(f"{name}-sink", request=Order, reply=type(None))
 
 
 async def stored(queues: Queues, stream: str, subject: str) -> list[dict[str, Any]]:
-    """All messages of a subject, in order."""
+    """Return all messages of a subject, in order."""
     found: list[dict[str, Any]] = []
     async for batch in queues.read_range(stream, 1, (await queues.streams.info(stream)).state.last_seq):
         found.extend(row for row in batch.to_pylist() if row["subject"] == subject)

@@ -14,7 +14,7 @@ from tests.support.waiting import wait_until
 
 
 class Up:
-    """The command, with what it said as JSON."""
+    """The process of the command, with the events that it has printed."""
 
     def __init__(self, data: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
@@ -24,29 +24,29 @@ class Up:
             text=True,
             env={**os.environ, **(environment or {})},
         )
-        self.news: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.news.append(json.loads(line))
+            self.events.append(json.loads(line))
 
-    def says(self, event: str, part: str, times: int = 1) -> dict[str, Any]:
-        """The piece of news, when it has come so often."""
+    def wait_for(self, event: str, part: str, times: int = 1) -> dict[str, Any]:
+        """Wait until the event of a part has been printed `times` times, and return it."""
 
         def found() -> dict[str, Any] | None:
-            heard = [each for each in self.news if (each["event"], each["part"]) == (event, part)]
-            assert len(heard) >= times or self.process.poll() is None, self.news
-            return heard[times - 1] if len(heard) >= times else None
+            found_events = [each for each in self.events if (each["event"], each["part"]) == (event, part)]
+            assert len(found_events) >= times or self.process.poll() is None, self.events
+            return found_events[times - 1] if len(found_events) >= times else None
 
-        told: dict[str, Any] = wait_until(found, seconds=240)
-        return told
+        printed: dict[str, Any] = wait_until(found, seconds=240)
+        return printed
 
-    def told(self, event: str) -> list[str]:
-        """The parts of which an event was told, in order."""
-        return [each["part"] for each in self.news if each["event"] == event]
+    def parts_with(self, event: str) -> list[str]:
+        """Return the parts that have printed an event, in order."""
+        return [each["part"] for each in self.events if each["event"] == event]
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)

@@ -1,4 +1,4 @@
-"""The one way in which tests wait: until a condition holds, with a deadline that a slow machine does not miss."""
+"""The one way in which tests wait: for a condition, with a deadline that a slow machine does not miss."""
 
 import asyncio
 import inspect
@@ -11,7 +11,7 @@ from tests.support.scale import pick
 T = TypeVar("T")
 
 PATIENCE_SECONDS = pick(120.0, 1200.0)
-"""How long a test waits for something that takes a second on an idle machine; in `make chaos`, minutes."""
+"""The deadline for a step that takes a second on an idle machine; longer in `make chaos`."""
 
 _PAUSE_SECONDS = 0.02
 
@@ -94,7 +94,7 @@ def wait_until(
 
 
 class _Seen:
-    """What a wait is for, and the last value or exception that its condition gave."""
+    """Describe the condition of a wait, and its last value or exception."""
 
     def __init__(self, condition: Callable[[], object], what: str, seconds: float) -> None:
         self.last: object = "nothing: the condition has not returned"
@@ -110,7 +110,7 @@ class _Seen:
 
 
 def _place(condition: Callable[[], object]) -> str:
-    """Where the condition stands in the source."""
+    """Return the file and line of the condition."""
     code = getattr(inspect.unwrap(condition), "__code__", None)
     if code is None:
         return repr(condition)

@@ -11,8 +11,7 @@ from typing import Final
 
 from purveyor.app.settings import Settings
 from purveyor.delivery.push.egress_policy import Network, check_endpoint, parse_ranges
-from purveyor.delivery.push.secret_encryption import SecretCipher
-from purveyor.delivery.push.signing import parse_signing_key
+from purveyor.delivery.push.push_secrets import SecretCipher, parse_signing_key
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json
 from purveyor.model.push_config import (

@@ -170,7 +170,8 @@ class SubscriptionSource:
             former_id=None if message.stored is None else origin_id,
             subject=f"{self._name}.{message.kind.value}",
             data=message.data,
-            headers={name: (value,) for name, value in carrier_from_headers(message.headers).items()} | _position_header(message),
+            headers={name: (value,) for name, value in carrier_from_headers(message.headers).items()}
+            | _position_header(message),
             sequence=message.sequence,
             deliveries=message.num_delivered,
             stored=stored,

@@ -100,7 +100,7 @@ class Credentials:
         self._replicas = replicas
         self._bucket: Bucket | None = None
 
-    async def set_first(self, name: str, incarnation: str, password: str) -> bool:
+    async def set_first_password(self, name: str, incarnation: str, password: str) -> bool:
         """Set the first password of a subscription; return False if it has this password already.
 
         Of many concurrent calls one succeeds. `AlreadyExists` if the subscription has another password.
@@ -148,7 +148,7 @@ class Credentials:
         longer.)
         """
         stored, _ = await self._passwords(name)
-        valid = [each for each in stored.passwords if each.valid] if stored is not None else []
+        valid = [each for each in stored.passwords if each.is_valid] if stored is not None else []
         if stored is None or not valid:
             await self._hasher.verify(None, password)
             return None
@@ -204,7 +204,7 @@ class Credentials:
                 fix="end one with DELETE /v1/tokens/{id}; GET /v1/tokens lists them",
                 code=409,
             )
-        if identity not in found and token.valid:
+        if identity not in found and token.is_valid:
             raise Refused("the password or token of this request is no longer valid", fix="log in again", code=409)
         return token, text
 
@@ -224,7 +224,7 @@ class Credentials:
             token = limit_to_password(token, (await self._passwords(token.login))[0])
         if token is not None and token.parent is not None:
             token = limit_to_parent(token, await self._find_token(token.parent))
-        return token if token is not None and token.valid else None
+        return token if token is not None and token.is_valid else None
 
     async def tokens(self, login: str) -> list[Token]:
         """Return the valid tokens of a login, oldest first."""
@@ -244,7 +244,7 @@ class Credentials:
             await bucket.delete(token_key(each))
         return ended
 
-    async def sweep(self) -> int:
+    async def remove_invalid_tokens(self) -> int:
         """Remove invalid tokens of all logins; return how many. Any number of processes may run it."""
         found = await self._all_tokens(lenient=False)
         valid = {token.id for token in await self._valid_tokens(found)}

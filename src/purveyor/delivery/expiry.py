@@ -23,11 +23,11 @@ class Expiry:
     """Expires old messages of all subscriptions. Any number of processes may run it."""
 
     def __init__(
-        self, subscriptions: Subscriptions, pull: PullService, *, every_seconds: float = _INTERVAL_SECONDS
+        self, subscriptions: Subscriptions, pull: PullService, *, interval_seconds: float = _INTERVAL_SECONDS
     ) -> None:
         self._subscriptions = subscriptions
         self._pull = pull
-        self._every_seconds = every_seconds
+        self._interval_seconds = interval_seconds
 
     async def run(self) -> None:
         """Expire messages periodically until cancelled; continue when the server is back."""
@@ -36,7 +36,7 @@ class Expiry:
                 await self.once()
             except PurveyorError as error:
                 _log.warning("expired messages cannot be searched for now, another attempt follows: %s", error)
-            await asyncio.sleep(self._every_seconds)
+            await asyncio.sleep(self._interval_seconds)
 
     async def once(self) -> dict[str, int]:
         """Expire the messages of every subscription with a retention time; return how many, by name."""

@@ -27,7 +27,7 @@ class Password:
     generation: int = 0
 
     @property
-    def valid(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether its time is not over."""
         return self.until is None or datetime.now(UTC) < self.until
 
@@ -65,7 +65,7 @@ class Token:
     """A digest of its text and the password of its login, for a login from the settings."""
 
     @property
-    def valid(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether its time is not over."""
         return self.until is None or datetime.now(UTC) < self.until
 
@@ -100,7 +100,7 @@ def limit_to_password(token: Token, stored: Passwords | None) -> Token | None:
     """Limit a token of a subscription to the end of the password of its generation; None if that has ended."""
     if stored is None or stored.incarnation != token.incarnation:
         return None if token.generation else token
-    ends = [each.until for each in stored.passwords if each.valid and each.generation == token.generation]
+    ends = [each.until for each in stored.passwords if each.is_valid and each.generation == token.generation]
     if not ends:
         return None
     return token if None in ends else token.until_at_most(max(end for end in ends if end is not None))
@@ -108,7 +108,7 @@ def limit_to_password(token: Token, stored: Passwords | None) -> Token | None:
 
 def limit_to_parent(token: Token, parent: Token | None) -> Token | None:
     """Limit a token to the end of its parent; None if that has ended."""
-    return token.until_at_most(parent.until) if parent is not None and parent.valid else None
+    return token.until_at_most(parent.until) if parent is not None and parent.is_valid else None
 
 
 def valid_tokens(found: Sequence[Token], passwords: Mapping[str, Passwords | None]) -> list[Token]:
@@ -123,7 +123,7 @@ def valid_tokens(found: Sequence[Token], passwords: Mapping[str, Passwords | Non
         limit_to_parent(token, left.get(token.parent)) if token is not None and token.parent is not None else token
         for token in left.values()
     )
-    return [token for token in ends if token is not None and token.valid]
+    return [token for token in ends if token is not None and token.is_valid]
 
 
 def read_token(identity: str, value: Json) -> Token:

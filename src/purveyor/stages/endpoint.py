@@ -154,7 +154,7 @@ class Endpoint(Target[Q, R], Generic[Q, R, S]):
         return add if handler is None else add(handler)
 
     def check(self) -> None:
-        """Raise InvalidConfig unless it has a last stage and each stage takes the type that the one before passes on."""
+        """Raise InvalidConfig unless it has a last stage and each stage takes the type that the one before passes."""
         if not self.stages or not self.stages[-1].last:
             raise InvalidConfig(f"endpoint {self.name!r} has no last stage", fix="end it with @endpoint.last_stage")
         for before, after in zip(self.stages, self.stages[1:], strict=False):

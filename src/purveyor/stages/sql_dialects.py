@@ -13,8 +13,7 @@ from psycopg import AsyncConnection as Psycopg
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from purveyor.stages.flow import Outgoing
-from purveyor.stages.sql_statements import ROW_COLUMNS, Claim, DialectSyntax, Row, Statements
-from purveyor.stages.sql_tables import Tables
+from purveyor.stages.sql_statements import ROW_COLUMNS, Claim, DialectSyntax, Row, Statements, Tables
 
 NOTIFY_CHANNEL: Final = "purveyor_outbox"
 _KEY_LOCKS: Final = 1024

@@ -21,8 +21,7 @@ from purveyor.stages.flow import Outgoing
 from purveyor.stages.handler_types import DatabaseKind
 from purveyor.stages.leader_lock import LeaderLock, PostgresLeaderLock, SqliteLeaderLock
 from purveyor.stages.sql_dialects import NOTIFY_CHANNEL, Postgres, Sqlite, driver_connection
-from purveyor.stages.sql_statements import Claim, Failures, Statements
-from purveyor.stages.sql_tables import add_tables
+from purveyor.stages.sql_statements import Claim, Failures, Statements, add_tables
 
 Database: TypeAlias = AsyncSession | AsyncConnection | Psycopg[Any]
 """The database objects that a handler may take, and that `Stages.send` accepts."""

@@ -1,4 +1,4 @@
-"""`purveyor archive`: questions in SQL with and without a server, on an archive of any size; errors without a trace."""
+"""`purveyor archive`: SQL queries with and without a server, on an archive of any size; errors without a traceback."""
 
 import subprocess
 from pathlib import Path
@@ -21,7 +21,7 @@ __all__ = ["spark"]
 
 @pytest.fixture
 def data(tmp_path: Path, spark: SparkSession) -> Path:
-    """A data directory whose archive holds three events, one of them a deletion, and a message that is none."""
+    """A data directory whose archive has three events, one of them a deletion, and a message that is no event."""
     ada = {"id": "ada", "mail": "ada@example.com", "age": 36}
     texts = [
         event("ada", ada, attributes={"site": "north"}),
@@ -56,11 +56,11 @@ def test_events_objects_and_messages_are_tables(data: Path) -> None:
     assert ask("select ts from events where position = 1") == [{"ts": "2026-01-31T12:00:00+00:00"}]
 
 
-def test_an_answer_is_a_table_and_says_when_there_is_more(data: Path) -> None:
+def test_a_result_is_a_table_with_a_note_if_there_are_more_rows(data: Path) -> None:
     asked = ("--data-dir", str(data), "archive", "query", "select position, key from events order by position")
     assert invoke(*asked).ok().out.splitlines() == ["POSITION  KEY", "1         ada", "2         bob", "3         bob"]
     first = invoke(*asked, "--limit", "2")
-    assert (first.code, first.err) == (0, "these are the first 2 rows: --limit shows more\n")
+    assert (first.code, first.err) == (0, "only the first 2 rows are shown: raise --limit for more\n")
     assert first.out.splitlines() == ["POSITION  KEY", "1         ada", "2         bob"]
 
 
@@ -74,7 +74,7 @@ def test_an_answer_is_a_table_and_says_when_there_is_more(data: Path) -> None:
         ("", "Syntax error"),
     ],
 )
-def test_a_wrong_query_is_told_in_one_line(data: Path, sql: str, said: str) -> None:
+def test_an_invalid_query_fails_with_one_line(data: Path, sql: str, said: str) -> None:
     invoke("--data-dir", str(data), "archive", "query", sql).refused(said)
 
 
@@ -86,7 +86,7 @@ def test_an_archive_that_is_empty_or_not_there_has_empty_tables(tmp_path: Path, 
     assert invoke(*where, "archive", "compact").ok().out == "Nothing to merge: 0 ranges\n"
 
 
-def test_what_is_not_archived_yet_is_asked_of_the_server(
+def test_messages_not_archived_yet_are_read_from_the_server(
     tmp_path: Path, spark: SparkSession, own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = own_server()
@@ -98,7 +98,7 @@ def test_what_is_not_archived_yet_is_asked_of_the_server(
     server.stop()
     alone = invoke(*count, "--json")
     assert (alone.code, alone.json) == (0, {"n": 0})
-    assert "what is not archived yet is left out" in alone.err
+    assert "messages that are not archived yet are left out" in alone.err
 
 
 def test_a_snapshot_is_made_of_the_archive(data: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_snapshot_is_made_of_the_archive(data: Path) -> None:
     assert made["bytes"] > 0
 
 
-def test_the_program_says_nothing_but_the_answer(data: Path) -> None:
+def test_the_program_prints_only_the_result(data: Path) -> None:
     done = subprocess.run(
         [*PROGRAM, "--data-dir", str(data), "archive", "query", "select count(*) as n from events", "--json"],
         env=environment(),
@@ -120,7 +120,7 @@ def test_the_program_says_nothing_but_the_answer(data: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, '{"n": 3}\n', "")
 
 
-def test_the_reason_is_what_spark_says_without_its_code() -> None:
+def test_the_error_is_the_message_of_spark_without_its_code() -> None:
     assert error_sentence("[A_B.C] Wrong. SQLSTATE: 42 ; line 1 pos 14;\n'Project [*]\n") == "Wrong (line 1, column 15)"
     assert error_sentence("something else\nat java") == "something else"
     assert to_json_value(bytearray(b"\xff")) == "/w=="

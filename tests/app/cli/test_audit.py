@@ -1,4 +1,4 @@
-"""`purveyor archive audit`: a table, JSON, and an exit code that a script can go by."""
+"""`purveyor archive audit`: a table, JSON, and an exit code for scripts."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ async def dispatched(address: Address, *written: int) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_audit_tells_what_is_missing_and_ends_with_1(
+def test_the_audit_reports_missing_messages_with_exit_code_1(
     own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = own_server().address

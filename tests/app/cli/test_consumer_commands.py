@@ -65,7 +65,7 @@ def test_the_numbers_of_an_acknowledgement(cli: Cli, orders: str) -> None:
     assert "Unprocessed Messages: 3\n" in text
 
 
-def test_an_unanswered_message_comes_again(cli: Cli, stream: str) -> None:
+def test_an_unanswered_message_is_redelivered(cli: Cli, stream: str) -> None:
     cli("pub", f"{stream}.new", "order 1").ok()
     cli("consumer", "add", stream, "D", "--wait", "200ms").ok()
     cli("consumer", "next", stream, "D", "--no-ack").ok()
@@ -75,7 +75,7 @@ def test_an_unanswered_message_comes_again(cli: Cli, stream: str) -> None:
     assert state(cli, stream, "D") == [3, 1, 3, 1, 0, 0]
 
 
-def test_ack_all_answers_for_those_before(cli: Cli, orders: str) -> None:
+def test_ack_all_acknowledges_earlier_messages(cli: Cli, orders: str) -> None:
     cli("consumer", "add", orders, "A", "--ack", "all").ok()
     cli("consumer", "next", orders, "A", "--count", "4", "--no-ack").ok()
     assert state(cli, orders, "A")[4] == 4
@@ -83,14 +83,14 @@ def test_ack_all_answers_for_those_before(cli: Cli, orders: str) -> None:
     assert state(cli, orders, "A") == [5, 5, 5, 5, 0, 0]
 
 
-def test_ack_none_takes_no_answers(cli: Cli, orders: str) -> None:
+def test_ack_none_needs_no_answers(cli: Cli, orders: str) -> None:
     cli("consumer", "add", orders, "N", "--ack", "none").ok()
     assert cli("consumer", "next", orders, "N").ok().out == f"--- received on {orders}.new\norder 1\n"
     cli("consumer", "next", orders, "N", "--confirm").refused("needs no answers")
     cli("consumer", "next", orders, "N", "--answer", "term").refused("needs no answers")
 
 
-def test_nak_brings_it_again_and_term_never(cli: Cli, orders: str) -> None:
+def test_nak_redelivers_and_term_does_not(cli: Cli, orders: str) -> None:
     cli("consumer", "add", orders, "C").ok()
     out = cli("consumer", "next", orders, "C", "--answer", "nak", "--delay", "50ms", "--confirm").ok().out
     assert "redelivery after 50ms, confirmed" in out
@@ -101,7 +101,7 @@ def test_nak_brings_it_again_and_term_never(cli: Cli, orders: str) -> None:
     cli("consumer", "next", orders, "C", "--wait", "100ms").refused("no message", "100ms")
 
 
-def test_progress_keeps_it_and_next_brings_the_one_after(cli: Cli, orders: str) -> None:
+def test_progress_extends_the_deadline_and_next_pulls_another_message(cli: Cli, orders: str) -> None:
     cli("consumer", "add", orders, "C").ok()
     extended = cli("consumer", "next", orders, "C", "--answer", "progress", "--confirm").ok().out
     assert "Extended the ack deadline" in extended
@@ -124,12 +124,12 @@ def test_answers_that_make_no_sense_are_refused(cli: Cli, orders: str, arguments
     [("all", "order 1"), ("last", "order 5"), ("3", "order 3"), ("1h", "order 1"), ("subject", "order 5"),
      ("2020-01-01T00:00:00Z", "order 1")],
 )  # fmt: skip
-def test_where_a_consumer_begins(cli: Cli, orders: str, deliver: str, first: str) -> None:
+def test_the_start_of_a_consumer(cli: Cli, orders: str, deliver: str, first: str) -> None:
     cli("consumer", "add", orders, "C", "--deliver", deliver, "--ack", "none").ok()
     assert cli("consumer", "next", orders, "C", "--json").ok().json["data"] == first
 
 
-def test_new_begins_with_what_comes(cli: Cli, orders: str) -> None:
+def test_new_begins_with_later_messages(cli: Cli, orders: str) -> None:
     cli("consumer", "add", orders, "C", "--deliver", "new").ok()
     cli("pub", f"{orders}.new", "order 6").ok()
     assert cli("consumer", "next", orders, "C", "--json").ok().json["data"] == "order 6"

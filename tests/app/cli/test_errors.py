@@ -1,4 +1,4 @@
-"""Every mistake: one clear line, a remedy where there is one, exit code 1 and no trace."""
+"""Errors of commands: one clear line, a fix where there is one, exit code 1 and no traceback."""
 
 import contextlib
 import json
@@ -80,7 +80,7 @@ def test_no_server_set(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def speaking_server(version: str) -> Iterator[str]:
-    """Something that introduces itself as a NATS server of a version, and knows PING."""
+    """Start a server that introduces itself as a NATS server of some version and answers PING."""
     info = {"server_id": "X", "version": version, "max_payload": 1048576, "headers": True, "proto": 1}
 
     def serve(listening: socket.socket) -> None:
@@ -144,10 +144,10 @@ def test_wrong_usage_is_one_line_and_exit_code_2(argv: tuple[str, ...]) -> None:
     assert "--help" in outcome.err
 
 
-def test_an_option_in_the_wrong_place_is_told_where_it_belongs() -> None:
+def test_an_option_in_the_wrong_place_gets_a_fix() -> None:
     outcome = invoke("stream", "ls", "--nats-url", "nats://h")
     assert outcome.code == 2
-    assert "--nats-url stands before the command" in outcome.err
+    assert "write --nats-url before the command" in outcome.err
 
 
 def break_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`purveyor import`: what people see, exit codes, and an import that is killed, interrupted or followed."""
+"""`purveyor import`: output, exit codes, and imports that are killed, interrupted or follow a file."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ from tests.support.scale import chance, pick
 from tests.support.waiting import until, wait_until
 
 
-def test_an_import_tells_what_it_did(cli: Cli, unique: str) -> None:
+def test_an_import_prints_a_summary(cli: Cli, unique: str) -> None:
     Path("people.ldif").write_bytes(people(3, unique))
     out = cli("import", "people.ldif", "--source", unique).ok().out
     counts = "3 added, 0 skipped, 0 dead letters"
@@ -40,7 +40,7 @@ def test_the_source_is_the_name_of_the_file(cli: Cli, address: Address, unique: 
     assert names(address, unique) == expected(1, unique)
 
 
-def test_broken_records_are_told_with_their_line_and_exit_code_3(cli: Cli, address: Address, unique: str) -> None:
+def test_invalid_records_are_reported_with_their_line_and_exit_code_3(cli: Cli, address: Address, unique: str) -> None:
     Path("people.ldif").write_bytes(person(1, unique) + b"dn: cn=x\n\x1b[31mred\n\n" + person(2, unique))
     done = cli("import", "people.ldif", "--source", unique)
     assert done.code == 3
@@ -70,13 +70,13 @@ def test_a_dry_run_needs_no_server(unique: str) -> None:
     assert invoke("import", "empty.ldif", "--dry-run", "--json").ok().json["records"] == 0
 
 
-def test_what_cannot_be_imported_is_refused(cli: Cli) -> None:
+def test_invalid_arguments_are_refused(cli: Cli) -> None:
     Path("a.ldif").write_bytes(person(1))
     Path("empty").mkdir()
     cli("import", "nowhere.ldif").refused("nowhere.ldif cannot be read")
     cli("import", "empty").refused("no .ldif file")
     cli("import", "a.ldif", "--source", "a.b").refused("invalid source name")
-    cli("import", "-", "--follow").refused("--follow is for one file")
+    cli("import", "-", "--follow").refused("--follow needs one file")
     cli("import", "a.ldif", "--follow", "--dry-run").refused("--dry-run")
     Path("photo.ldif").write_bytes(b"".join(b"x%d\n\n" % number for number in range(200)))
     cli("import", "photo.ldif").refused("does not look like LDIF")
@@ -109,7 +109,7 @@ def wait_on_server(address: Address, condition: Callable[[Queues], Awaitable[boo
 
 
 def wait_stored(address: Address, source: str, count: int, process: "subprocess.Popen[str]") -> None:
-    """Until an import under way has stored so many."""
+    """Wait until a running import has stored this number of records."""
     subject = f"ldif.{source}"
 
     async def enough(queues: Queues) -> bool:
@@ -123,7 +123,7 @@ def wait_stored(address: Address, source: str, count: int, process: "subprocess.
 
 
 def wait_noted(address: Address, text: bytes) -> None:
-    """Until a file of one block is known to the ledger."""
+    """Wait until the ledger has a file of one block."""
     chain = RecordIdChain()
     block = Block([chain.append(item).id for item in parse_ldif([text])])
 
@@ -134,7 +134,7 @@ def wait_noted(address: Address, text: bytes) -> None:
 
 
 def wait_read(pid: int, file: Path) -> None:
-    """Until a process has read a file to its end."""
+    """Wait until a process has read a file to its end."""
 
     def position() -> int:
         for number in Path(f"/proc/{pid}/fd").iterdir():

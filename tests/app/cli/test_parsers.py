@@ -13,7 +13,7 @@ from purveyor.app.cli.parsers import (
     parse_start,
     parse_time,
 )
-from purveyor.app.cli.render import show_duration
+from purveyor.app.cli.render import format_duration
 from purveyor.jetstream.config import Deliver
 from purveyor.model.errors import InvalidHeader, InvalidInput
 
@@ -38,14 +38,14 @@ def test_durations(text: str, duration: timedelta) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "-5s", "5 s", "5sx", "1e3s", "five", "9999999999w", "2m-1s"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="duration"):
         parse_duration(text)
 
 
 @given(st.timedeltas(min_value=timedelta(seconds=1), max_value=timedelta(days=1000)))
 def test_a_duration_that_is_shown_can_be_typed(duration: timedelta) -> None:
-    assert abs(parse_duration(show_duration(duration)) - duration) <= timedelta(milliseconds=1)
+    assert abs(parse_duration(format_duration(duration)) - duration) <= timedelta(milliseconds=1)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "1XB", "-2", "1ib", "9999999999TiB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="size"):
         parse_size(text)
 
 
-def test_starting_positions() -> None:
+def test_starts_of_consumers() -> None:
     assert parse_start("all", NOW).policy is Deliver.ALL
     assert parse_start("last", NOW).policy is Deliver.LAST
     assert parse_start("new", NOW).policy is Deliver.NEW
@@ -74,7 +74,7 @@ def test_starting_positions() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "first", "2026-13-45T00:00:00Z", "2026-11-15T12:00:00", "-3"])
-def test_what_is_no_starting_position_is_refused(text: str) -> None:
+def test_an_invalid_start_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_start(text, NOW)
 
@@ -95,6 +95,6 @@ def test_a_header_keeps_all_its_values_and_colons() -> None:
         parse_headers(["no colon"])
 
 
-def test_lists_are_repeated_or_parted_by_commas() -> None:
+def test_lists_are_repeated_or_separated_by_commas() -> None:
     assert parse_list(["a,b.*", " c ", ""]) == ("a", "b.*", "c")
     assert parse_list(None) == ()

@@ -18,7 +18,7 @@ def stored(cli: Cli, stream: str) -> list[str]:
     return [item["data"] for item in outcome.objects]
 
 
-def test_pub_says_where_a_message_is_stored(cli: Cli, stream: str) -> None:
+def test_pub_prints_where_a_message_is_stored(cli: Cli, stream: str) -> None:
     out = cli("pub", f"{stream}.x", "hello").ok().out
     assert out == f"Published 5 bytes to {stream}.x: stream {stream}, sequence 1\n"
     assert cli("pub", f"{stream}.x", "again", "--json").ok().json == {
@@ -64,7 +64,7 @@ def test_many_messages_are_stored_once_and_in_order(cli: Cli, stream: str) -> No
     assert cli("stream", "get", stream, "3000", "--json").ok().json["headers"]["Tag"] == ["a", "b"]
 
 
-def test_without_an_acknowledgement_nothing_is_asked(cli: Cli, stream: str) -> None:
+def test_no_ack_does_not_wait_for_the_server(cli: Cli, stream: str) -> None:
     sent = cli("pub", f"{stream}.x", "hello", "--no-ack", "--msg-id", "1", "--count", "2").ok().out
     assert "without acknowledgement" in sent
     assert cli("pub", "nobody.listens", "x", "--no-ack", "--json").ok().json["acknowledged"] is False
@@ -99,12 +99,12 @@ def test_sub_replays_at_the_original_pace(cli: Cli, stream: str) -> None:
     assert [line.split("[#")[1][0] for line in out.splitlines()] == ["1", "2"]
 
 
-def test_sub_does_not_take_from_a_work_queue(cli: Cli, unique: str) -> None:
+def test_sub_refuses_a_work_queue(cli: Cli, unique: str) -> None:
     cli("stream", "add", unique, "--retention", "work").ok()
     cli("sub", "--stream", unique).refused("work queue", "stream get")
 
 
-def test_what_the_terminal_cannot_show_is_escaped(cli: Cli, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprintable_characters_are_escaped(cli: Cli, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("pub", f"{stream}.x", "größer").ok()
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     done = subprocess.run([*PROGRAM, "stream", "get", stream, "1"], capture_output=True, text=True, check=True)
@@ -141,7 +141,7 @@ def test_ctrl_c_ends_a_long_publish(cli: Cli, stream: str) -> None:
         assert (publisher.returncode, out, err) == (130, b"", b"")
 
 
-def test_a_reader_that_has_seen_enough_ends_it_quietly(cli: Cli, stream: str) -> None:
+def test_a_closed_pipe_ends_the_command_without_an_error(cli: Cli, stream: str) -> None:
     cli("pub", f"{stream}.x", "x" * 1000, "--count", "2000", "--msg-id", "{{Count}}").ok()
     with subprocess.Popen(
         [*PROGRAM, "sub", "--stream", stream], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

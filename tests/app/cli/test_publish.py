@@ -1,4 +1,4 @@
-"""Events from the command line are checked, kept, and told with their position."""
+"""`purveyor publish` checks and stores events, and prints their positions."""
 
 import asyncio
 import json
@@ -56,11 +56,11 @@ def test_an_event_from_options_is_stored_at_a_position(cli: Cli, address: Addres
         (("missing.jsonl",), "missing.jsonl cannot be read"),
     ],
 )
-def test_what_cannot_be_published_is_refused(cli: Cli, argv: tuple[str, ...], words: str) -> None:
+def test_an_invalid_event_is_refused(cli: Cli, argv: tuple[str, ...], words: str) -> None:
     cli("publish", *argv).refused(words)
 
 
-def test_lines_go_in_in_their_order_and_a_broken_one_is_told(cli: Cli, address: Address, unique: str) -> None:
+def test_lines_are_stored_in_order_and_an_invalid_line_is_reported(cli: Cli, address: Address, unique: str) -> None:
     lines = [
         json.dumps(EVENT | {"id": f"{unique}-1"}),
         "",

@@ -45,7 +45,7 @@ def test_the_catalogue_is_shown_before_and_after_it_is_made(own: Cli) -> None:
     assert "dispatcher (lag 1, unanswered 0)" in lines[2]
 
 
-def test_what_ensure_would_change_is_told(own: Cli) -> None:
+def test_list_shows_what_ensure_would_change(own: Cli) -> None:
     own("queues", "ensure", "ldif").ok()
     own("consumer", "rm", "stream:ldif", "transformer", "--yes").ok()
     own("stream", "add", "stream:prefill", "--subjects", "prefill").ok()
@@ -77,7 +77,7 @@ def test_the_status_of_a_queue() -> None:
     assert status_of(sealed, (hard,), (here,)) == "sealed for migration"
 
 
-def test_the_replicas_of_the_settings_count(own: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_have_the_replicas_of_the_settings(own: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PURVEYOR_REPLICAS", "3")
     own("queues", "ensure", "ldif").refused("stream:ldif", "10074")
 
@@ -103,7 +103,7 @@ def old_incoming(own: Cli, *messages: str) -> None:
         own("pub", "incoming", message).ok()
 
 
-def test_the_plan_tells_what_applying_would_do_and_changes_nothing(own: Cli) -> None:
+def test_the_plan_shows_the_changes_of_apply_and_changes_nothing(own: Cli) -> None:
     old_incoming(own, "event")
     own("stream", "add", "stream:ldif", "--subjects", "ldif.>").ok()
     own("stream", "add", "stream:prefill-failures", "--subjects", "prefill-failures").ok()
@@ -147,9 +147,10 @@ def test_an_empty_queue_is_migrated_by_drain_at_once(own: Cli) -> None:
     assert own("queues", "plan", "incoming", "--json").ok().json[0]["change"] == "nothing"
 
 
-def test_a_way_that_is_not_open_is_refused_before_anything_is_touched(own: Cli) -> None:
+def test_an_impossible_strategy_is_refused_before_any_change(own: Cli) -> None:
     own("stream", "add", "stream:prefill-failures", "--subjects", "prefill-failures").ok()
-    own("queues", "apply", "prefill-failures", "--strategy", "drain", "--yes").refused("nobody reads it", "snapshot")
+    apply = ("queues", "apply", "prefill-failures", "--yes")
+    own(*apply, "--strategy", "drain").refused("no durable reads it", "snapshot")
     assert not own("stream", "info", "stream:prefill-failures", "--json").ok().json["config"]["sealed"]
     own("queues", "plan", "nope").refused("'nope'")
 

@@ -2,19 +2,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from purveyor.app.cli import render
-from purveyor.app.cli.output import jsonable, safe
+from purveyor.app.cli.output import escape, to_jsonable
 from purveyor.jetstream.config import Retention
 
 
 def test_text_cannot_play_with_the_terminal() -> None:
-    assert safe("a\x1b]0;title\x07b\r\n") == r"a\x1b]0;title\x07b\r\n"
-    assert "\x1b" not in render.show_payload(b"red \x1b[31m")
-    assert "\udcff" not in safe("bad \udcff header")
+    assert escape("a\x1b]0;title\x07b\r\n") == r"a\x1b]0;title\x07b\r\n"
+    assert "\x1b" not in render.format_payload(b"red \x1b[31m")
+    assert "\udcff" not in escape("bad \udcff header")
 
 
 def test_payloads_are_text_or_a_dump() -> None:
-    assert render.show_payload("größer\n\tals".encode()) == "größer\n\tals"
-    dump = render.show_payload(bytes(range(256)) + b"more")
+    assert render.format_payload("größer\n\tals".encode()) == "größer\n\tals"
+    dump = render.format_payload(bytes(range(256)) + b"more")
     assert dump.startswith("(260 bytes that are not text)")
     assert "000010  10 11 12" in dump
     assert dump.endswith("... and 4 more")
@@ -30,7 +30,7 @@ def test_json_has_seconds_times_and_words() -> None:
         "many": ("a", timedelta(seconds=1)),
         "bad": "\udcff",
     }
-    assert jsonable(value) == {
+    assert to_jsonable(value) == {
         "max_age_seconds": 120.0,
         "at": "2026-01-01T00:00:00+00:00",
         "kind": "workqueue",
@@ -47,7 +47,7 @@ def test_a_payload_in_json_is_text_or_base64() -> None:
 
 def test_a_table_for_a_pipe_neither_wraps_nor_pads() -> None:
     long = "x" * 500
-    lines = render.table(("NAME", "TEXT"), [("a", long), ("[bold]b", "short")]).splitlines()
+    lines = render.format_table(("NAME", "TEXT"), [("a", long), ("[bold]b", "short")]).splitlines()
     assert len(lines) == 3
     assert long in lines[1]
     assert "[bold]b" in lines[2]
@@ -55,8 +55,8 @@ def test_a_table_for_a_pipe_neither_wraps_nor_pads() -> None:
 
 
 def test_sizes_and_durations() -> None:
-    assert render.show_size(1024**2 * 3) == "3.0 MiB (3145728 B)"
-    assert render.show_size(1024**5) == "1024.0 TiB (1125899906842624 B)"
-    assert render.show_duration(timedelta(0)) == "0s"
-    assert render.show_duration(timedelta(days=1, seconds=1)) == "1d1s"
-    assert render.show_duration(timedelta(microseconds=1500)) == "1.5ms"
+    assert render.format_size(1024**2 * 3) == "3.0 MiB (3145728 B)"
+    assert render.format_size(1024**5) == "1024.0 TiB (1125899906842624 B)"
+    assert render.format_duration(timedelta(0)) == "0s"
+    assert render.format_duration(timedelta(days=1, seconds=1)) == "1d1s"
+    assert render.format_duration(timedelta(microseconds=1500)) == "1.5ms"

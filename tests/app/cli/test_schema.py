@@ -82,13 +82,13 @@ def test_a_strict_realm_takes_declared_topics_alone(cli: Cli, unique: str) -> No
         (("schema", "add", "none", "missing.json"), "cannot be read"),
         (("schema", "add", "none", "list.json", "--topic", "a:b"), "is a list"),
         (("schema", "add", "none", "order.json", "--topic", "a:b", "--type", "avro"), "the Avro schema"),
-        (("schema", "check", "none"), "neither a definition nor an object"),
+        (("schema", "check", "none"), "exactly one of a definition and an object"),
         (("schema", "delete", "none", "--yes"), "no schema 'none'"),
         (("topic", "add", "shop"), "invalid topic"),
         (("topic", "delete", "a:b", "--yes"), "no topic a:b"),
     ],
 )
-def test_what_cannot_be_is_told(cli: Cli, argv: tuple[str, ...], words: str) -> None:
+def test_invalid_arguments_are_refused(cli: Cli, argv: tuple[str, ...], words: str) -> None:
     write("order.json", ORDER)
     write("list.json", [])
     cli(*argv).refused(words)

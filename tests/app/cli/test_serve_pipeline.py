@@ -1,4 +1,4 @@
-"""`purveyor serve pipeline` as its user and its supervisor see it: its lines, its files, its exit codes."""
+"""`purveyor serve pipeline`: its output, its files and its exit codes."""
 
 import json
 import signal
@@ -42,15 +42,15 @@ def start(server: EmbeddedServer, tmp_path: Path) -> Iterator[Start]:
         pipeline.close()
 
 
-def test_without_a_server_it_says_how_to_start_one() -> None:
+def test_without_a_server_the_error_says_how_to_start_one() -> None:
     invoke("--data-dir", "data", "serve", "pipeline").refused("no NATS server", "purveyor serve nats")
 
 
-def test_mistakes_are_told_before_anything_starts(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_are_refused_before_the_start(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(server.address))
     invoke("serve", "pipeline", "--parts", "dispatch,dispense").refused("'dispense'", "transform,dispatch,archive")
     invoke("serve", "pipeline", "--group", "a b").refused("dispatcher_group", "'a b'", "--group")
-    invoke("serve", "pipeline", "--group", "archive").refused("--group", "the archive's own")
+    invoke("serve", "pipeline", "--group", "archive").refused("--group", "the archive uses this durable")
     Path("mapping.toml").write_text("realm = 7\n")
     invoke("serve", "pipeline", "--mapping", "mapping.toml").refused("mapping.toml", "realm")
     invoke("serve", "pipeline", "--mapping", "nowhere.toml").refused("nowhere.toml")
@@ -60,12 +60,12 @@ def test_mistakes_are_told_before_anything_starts(server: EmbeddedServer, monkey
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.chaos
-def test_it_runs_says_so_and_hands_over_when_its_engine_dies(start: Start, server: EmbeddedServer) -> None:
-    """One story, because every start of Spark costs seconds."""
+def test_the_pipeline_runs_and_restarts_when_its_engine_dies(start: Start, server: EmbeddedServer) -> None:
+    """Test several steps in one run, because every start of Spark takes seconds."""
     broker = Broker(server.address)
     port = free_port("127.0.0.1")
     first = start("--parts", "archive,prefill", "--metrics-port", str(port))
-    assert first.says("ready: ") == "ready: archive, prefill"
+    assert first.wait_for("ready: ") == "ready: archive, prefill"
     assert first.count("starting: Spark on local[2]") == 1
     broker.add("incoming", [EVENT] * 3)
     wait_until(lambda: first.status()["archive"].get("position") == 3)
@@ -80,11 +80,11 @@ def test_it_runs_says_so_and_hands_over_when_its_engine_dies(start: Start, serve
     assert f"process {first.process.pid}" in refused.err
 
     standby = start("--parts", "archive,prefill", "--json")
-    assert f"process {first.process.pid}" in standby.says('{"event": "standby"')
+    assert f"process {first.process.pid}" in standby.wait_for('{"event": "standby"')
     kill(first.engine())
-    first.says("restarting: the Spark engine has ended")
-    standby.says('{"event": "ready"')
-    assert f"process {standby.process.pid}" in first.says("standby: ")  # the same process, begun anew
+    first.wait_for("restarting: the Spark engine has ended")
+    standby.wait_for('{"event": "ready"')
+    assert f"process {standby.process.pid}" in first.wait_for("standby: ")  # the same process, begun anew
     first.process.send_signal(signal.SIGTERM)
     assert (first.ends(), first.err) == (0, "")
 

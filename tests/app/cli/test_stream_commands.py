@@ -22,7 +22,7 @@ def test_a_stream_has_every_setting_it_was_given(cli: Cli, unique: str) -> None:
     assert {key: config[key] for key in wanted} == wanted
 
 
-def test_the_same_stream_again_is_fine_and_another_is_not(cli: Cli, stream: str) -> None:
+def test_adding_the_same_stream_again_works_and_other_settings_fail(cli: Cli, stream: str) -> None:
     cli("stream", "add", stream, "--subjects", f"{stream}.>").ok()
     cli("stream", "add", stream, "--subjects", f"{stream}.>", "--max-msgs", "7").refused(stream, "fix:")
 
@@ -94,7 +94,7 @@ def test_a_message_is_named_by_sequence_or_subject(cli: Cli, stream: str, argume
     cli("stream", "get", stream, *arguments).refused()
 
 
-def test_messages_are_purged_only_with_a_yes(cli: Cli, stream: str) -> None:
+def test_messages_are_purged_only_after_confirmation(cli: Cli, stream: str) -> None:
     cli("pub", f"{stream}.a", "x", "--count", "10").ok()
     cli("pub", f"{stream}.b", "x", "--count", "5").ok()
     cli("stream", "purge", stream).refused("--yes")
@@ -104,7 +104,7 @@ def test_messages_are_purged_only_with_a_yes(cli: Cli, stream: str) -> None:
     cli("stream", "purge", stream, "--keep", "1", "--before", "2", "--yes").refused("not both")
 
 
-def test_a_sealed_stream_takes_nothing(cli: Cli, stream: str) -> None:
+def test_a_sealed_stream_stores_no_messages(cli: Cli, stream: str) -> None:
     cli("stream", "seal", stream).refused("--yes")
     assert cli("stream", "seal", stream, "--yes").ok().out == f"Sealed {stream}\n"
     cli("pub", f"{stream}.x", "hello").refused("sealed", "10109")

@@ -1,4 +1,4 @@
-"""Subscriptions from the command line, from their beginning to their end."""
+"""Subscriptions from the command line, from add to delete."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def add(cli: Cli, name: str, *more: str) -> Any:
 def test_a_subscription_is_added_once(cli: Cli, name: str) -> None:
     argv = ("subscription", "add", name, "-t", "udm:users/user", "-t", "udm:groups/.*", "--prefill")
     begun = cli(*argv).ok().out
-    assert begun.startswith(f"Added subscription {name}, from position ")
+    assert begun.startswith(f"Added subscription {name}, events after position ")
     assert cli(*argv).ok().out == begun.replace("Added", "Unchanged:")
     cli(*argv[:-1]).refused("other parameters", "fix: choose another name")
     shown = cli("subscription", "show", name, "--json").ok().json
@@ -86,11 +86,11 @@ def test_filters_are_read_from_the_options(cli: Cli, name: str) -> None:
         (("replay", "ox", "--from", "monday"), "invalid position or time 'monday'"),
     ],
 )
-def test_a_mistake_is_told_with_its_remedy(cli: Cli, argv: tuple[str, ...], words: str) -> None:
+def test_an_error_has_a_fix(cli: Cli, argv: tuple[str, ...], words: str) -> None:
     assert "fix: " in cli("subscription", *argv).refused(words).err
 
 
-def test_show_tells_position_backlog_prefill_and_suspension(cli: Cli, address: Address, name: str) -> None:
+def test_show_prints_position_backlog_prefill_and_suspension(cli: Cli, address: Address, name: str) -> None:
     record = add(cli, name, "--prefill")
 
     async def fill(queues: Queues) -> None:
@@ -170,7 +170,7 @@ def test_pause_resume_replay_delete(cli: Cli, address: Address, name: str) -> No
     cli("subscription", "show", name).refused(f"no subscription {name!r}")
 
 
-def test_one_broken_entry_does_not_hide_the_others(cli: Cli, address: Address, name: str) -> None:
+def test_one_damaged_record_does_not_hide_the_others(cli: Cli, address: Address, name: str) -> None:
     add(cli, name)
 
     async def break_one(queues: Queues) -> None:
@@ -182,12 +182,12 @@ def test_one_broken_entry_does_not_hide_the_others(cli: Cli, address: Address, n
     on_server(address, break_one)
     listed = cli("subscription", "list")
     assert listed.code == 0
-    assert f"subscription {name}x is not understood" in listed.err
+    assert f"subscription {name}x is unreadable" in listed.err
     assert name in listed.out
     on_server(address, mend)
 
 
-def test_one_that_is_not_understood_is_listed_and_shown_and_deleted_by_force(
+def test_an_unreadable_subscription_is_listed_and_shown_and_deleted_by_force(
     cli: Cli, address: Address, name: str
 ) -> None:
     begin = add(cli, name)["begin"]
@@ -202,7 +202,7 @@ def test_one_that_is_not_understood_is_listed_and_shown_and_deleted_by_force(
 
     on_server(address, upgrade)
     listed = cli("subscription", "list")
-    assert f"subscription {name} is not understood: the subscription record has version 2" in listed.err
+    assert f"subscription {name} is unreadable: the subscription record has version 2" in listed.err
     row = next(line for line in listed.out.splitlines() if line.startswith(name))
     assert row.split()[1:4] == ["-", "unreadable", str(begin)]
     told = next(item for item in cli("subscription", "list", "--json").json if item["name"] == name)
@@ -220,7 +220,7 @@ def test_one_that_is_not_understood_is_listed_and_shown_and_deleted_by_force(
     cli("subscription", "show", name).refused(f"no subscription {name!r}")
 
 
-def test_a_place_is_a_position_a_time_or_a_while_ago() -> None:
+def test_parse_place_accepts_a_position_a_time_or_a_duration_ago() -> None:
     assert parse_place("12") == 12
     assert parse_place("2026-11-15T12:00:00Z") == datetime(2026, 11, 15, 12, tzinfo=UTC)
     ago = parse_place("2h")

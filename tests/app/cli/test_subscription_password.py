@@ -1,4 +1,4 @@
-"""A subscription that is made on the command line can be consumed over HTTP: it gets its password there too."""
+"""The command line sets the password with which a subscription pulls messages over HTTP."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ TOPIC = ("--topic", "udm:users/user")
 
 
 def opens(address: Address, name: str, *passwords: str) -> list[bool]:
-    """Which of the passwords the API would take."""
+    """Return the passwords that the API accepts."""
 
     async def check() -> list[bool]:
         hasher = PasswordHasher()
@@ -81,14 +81,16 @@ def test_tokens_end_with_the_last_password_unless_they_are_kept(cli: Cli, addres
     assert call(token) is None
 
 
-def test_one_without_a_password_is_given_one_later(cli: Cli, address: Address, unique: str) -> None:
+def test_a_password_can_be_set_later(cli: Cli, address: Address, unique: str) -> None:
     cli("subscription", "add", unique, *TOPIC).ok()
     assert opens(address, unique, "") == [False]
     cli("subscription", "add", unique, *TOPIC, "--password-file", "-", stdin=b"pw").ok()
     assert opens(address, unique, "pw") == [True]
 
 
-def test_mistakes_are_told_before_anything_is_made(cli: Cli, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused_before_any_change(
+    cli: Cli, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add = ("subscription", "add", unique, *TOPIC)
     cli(*add, "--password-file", "none").refused("none", "--password-file")
     cli(*add, "--password-file", "-").refused("empty")
@@ -97,6 +99,6 @@ def test_mistakes_are_told_before_anything_is_made(cli: Cli, unique: str, monkey
     cli("subscription", "password", unique).refused("no password")
     cli("subscription", "show", unique).refused("no subscription")
     cli("subscription", "password", unique, "--generate-password").refused("no subscription")
-    cli("subscription", "add", "admin", *TOPIC).refused("that of a login")
+    cli("subscription", "add", "admin", *TOPIC).refused("belongs to a login")
     monkeypatch.setenv("PURVEYOR_EVENTS_USERNAME", unique)
-    cli(*add, "--generate-password").refused("that of a login")
+    cli(*add, "--generate-password").refused("belongs to a login")

@@ -16,9 +16,8 @@ from purveyor.app.http.application import ApiOptions
 from purveyor.app.push_input import PushInput
 from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.delivery.push.push_problems import PushProblems
+from purveyor.delivery.push.push_secrets import KEY_FILE_NAME, SecretCipher, generate_secret
 from purveyor.delivery.push.push_worker import PushOptions, PushWorker
-from purveyor.delivery.push.secret_encryption import KEY_FILE_NAME, SecretCipher
-from purveyor.delivery.push.signing import generate_secret
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.headers import POSITION
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions, find_running_server
@@ -78,7 +77,7 @@ def test_a_push_subscription_is_added_once_and_its_secret_is_shown_once(cli: Cli
     )
 
 
-def test_a_push_subscription_is_edited_while_it_goes_on(cli: Cli, unique: str, data_dir: Path, tmp_path: Path) -> None:
+def test_a_push_subscription_is_edited_while_it_runs(cli: Cli, unique: str, data_dir: Path, tmp_path: Path) -> None:
     add(cli, unique, "--push", URL, "--secret")
     secret = tmp_path / "secret"
     secret.write_text(generate_secret() + "\n")
@@ -94,7 +93,7 @@ def test_a_push_subscription_is_edited_while_it_goes_on(cli: Cli, unique: str, d
     assert "Old secret until" in cli("subscription", "show", unique).ok().out
     made = cli("subscription", "edit", unique, "--secret").ok().out
     assert "which is not shown again: whsec_" in made
-    cli("subscription", "edit", unique).refused("nothing to change")
+    cli("subscription", "edit", unique).refused("no change of subscription")
 
 
 def test_a_secret_does_not_follow_an_endpoint_to_another_host(cli: Cli, unique: str, data_dir: Path) -> None:
@@ -129,7 +128,7 @@ def test_a_pulled_subscription_is_pushed_when_it_gets_an_endpoint(cli: Cli, uniq
         (("--push", URL, "--ack-deadline", "1h"), "deadline of 3600"),
     ],
 )
-def test_what_cannot_be_pushed_is_refused(
+def test_invalid_push_settings_are_refused(
     cli: Cli, unique: str, data_dir: Path, flags: tuple[str, ...], words: str
 ) -> None:
     cli("subscription", "add", unique, "--topic", "shop:.*", *flags).refused(words)
@@ -149,7 +148,7 @@ def test_a_pause_with_a_reason_is_shown(cli: Cli, unique: str, data_dir: Path, n
     assert "pause_reason" not in cli("subscription", "show", unique, "--json").ok().json
 
 
-def test_why_it_is_not_pushed_is_shown_on_every_surface(
+def test_a_push_problem_is_shown_on_every_surface(
     cli: Cli, unique: str, data_dir: Path, nats_server: EmbeddedServer, api: RunningApi
 ) -> None:
     add(cli, unique, "--push", URL)
@@ -286,7 +285,7 @@ async def test_its_own_nats_user_is_enough_to_push_to_park_and_to_pause(
             assert [event for _, event, _ in told] == ["disabled"]
 
 
-def test_serve_push_says_that_it_is_ready_and_stops_on_a_signal(nats_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_serve_push_prints_that_it_is_ready_and_stops_on_a_signal(nats_server: EmbeddedServer, tmp_path: Path) -> None:
     address = nats_server.address
     host, port = address.hosts()[0]
     settings = {
@@ -309,5 +308,5 @@ def test_serve_push_says_that_it_is_ready_and_stops_on_a_signal(nats_server: Emb
             program.kill()
 
 
-def test_a_range_that_is_none_is_told_before_anything_is_sent(cli: Cli) -> None:
+def test_an_invalid_range_is_refused_before_any_request(cli: Cli) -> None:
     cli("serve", "push", "--allow", "10.0.0.0/99").refused("--allow", "10.0.0.0/8")

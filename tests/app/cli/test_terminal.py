@@ -1,4 +1,4 @@
-"""What only a terminal shows: questions, a progress bar, bold headings."""
+"""Output that only a terminal gets: questions, a progress bar, bold headings."""
 
 import pytest
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from purveyor.app.console.time_series import KEPT_SECONDS, History, Series, rates
+from purveyor.app.console.time_series import RETENTION_SECONDS, History, Series, rates
 
 
 def test_a_rate_is_what_was_added_in_the_last_seconds() -> None:
@@ -40,16 +40,16 @@ def test_an_idle_series_costs_two_points_and_a_busy_one_an_hour() -> None:
         idle.add(look * 2, 3)
         busy.add(look * 2, look)
     assert len(idle.points()) == 2
-    assert len(busy.points()) <= KEPT_SECONDS / 8 + 3
+    assert len(busy.points()) <= RETENTION_SECONDS / 8 + 3
 
 
 def test_the_moment_when_a_sequence_came_is_known() -> None:
     series = Series()
     for second in range(0, 100, 10):
         series.add(second, second // 10)
-    assert series.reached(5) == pytest.approx(50, abs=10)
-    assert series.reached(0) is None  # it was there before we looked
-    assert series.reached(50) is None
+    assert series.first_reached(5) == pytest.approx(50, abs=10)
+    assert series.first_reached(0) is None  # it was there before we looked
+    assert series.first_reached(50) is None
 
 
 def test_what_is_gone_is_forgotten() -> None:

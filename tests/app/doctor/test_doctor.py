@@ -135,7 +135,7 @@ def test_a_port_of_somebody_else_is_wrong_and_our_own_is_not(tmp_path: Path, mon
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         settings = Settings(data_dir=tmp_path, api_port=taken.getsockname()[1])
-        (finding,) = machine_checks.ports(settings)
+        (finding,) = machine_checks.check_ports(settings)
     assert finding.weight is Weight.WRONG
 
 
@@ -154,18 +154,18 @@ def test_a_port_of_somebody_else_is_wrong_and_our_own_is_not(tmp_path: Path, mon
     ],
 )
 def test_a_spark_master_has_a_form(master: str, weight: Weight) -> None:
-    assert machine_checks.spark_master(master).weight is weight
+    assert machine_checks.check_spark_master(master).weight is weight
 
 
 def test_a_data_directory_of_others_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert next(machine_checks.data_directory(tmp_path)).weight is Weight.WRONG
+    assert next(machine_checks.check_data_directory(tmp_path)).weight is Weight.WRONG
     file = tmp_path / "file"
     file.touch()
-    assert [each.weight for each in machine_checks.data_directory(file)] == [Weight.WRONG]
+    assert [each.weight for each in machine_checks.check_data_directory(file)] == [Weight.WRONG]
     if os.geteuid() == 0:
         os.chown(tmp_path, 12345, -1)
-        assert any("belongs to user 12345" in each.text for each in machine_checks.data_directory(tmp_path))
+        assert any("belongs to user 12345" in each.text for each in machine_checks.check_data_directory(tmp_path))
 
 
 def checkpoint(data: Path, sequence: int, created: str = "then") -> Settings:

@@ -20,7 +20,7 @@ def ids(consumer: Consumer, address: Address) -> list[int]:
     for number in range(3):
         message = consumer.next()
         reason = "quota" if number else "no such mailbox"
-        assert consumer.tell(message["sequence_number"], status="reject", reason=reason).status_code == 200
+        assert consumer.set_status(message["sequence_number"], status="reject", reason=reason).status_code == 200
     found = consumer.get("dead-letters").json()
     assert found["next"] is None
     return [each["id"] for each in found["dead_letters"]]

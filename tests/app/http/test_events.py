@@ -7,7 +7,7 @@ import pytest
 
 from purveyor.jetstream.address import Address
 from tests.support.nats_servers import OwnServer
-from tests.support.running_api import RunningApi, count, event, in_the_log, incoming_rows, problem
+from tests.support.running_api import RunningApi, count, event, problem, read_incoming, read_incoming_rows
 
 LINES = {"Content-Type": "application/x-ndjson"}
 
@@ -18,7 +18,7 @@ def test_202_means_stored_with_the_login_that_sent_it(events: httpx.Client, addr
     assert answer.status_code == 202
     told = answer.json()
     assert told["duplicate"] is False
-    found = in_the_log(address, told["position"])
+    found = read_incoming(address, told["position"])
     assert json.loads(found["data"]) == sent
     headers = dict(found["headers"])
     assert headers | {"Purveyor-Login": ["events"], "Purveyor-Id": [told["id"]]} == headers
@@ -31,7 +31,7 @@ def test_an_event_is_kept_before_any_dispatcher_has_run(own_server: OwnServer) -
         api.when_ready()
         assert events.post("/v1/messages", json=event()).status_code == 202
     assert count(address) == 1
-    assert json.loads(in_the_log(address, 1)["data"]) == event()
+    assert json.loads(read_incoming(address, 1)["data"]) == event()
 
 
 def test_a_repetition_is_known_by_its_id_or_by_the_key_of_the_request(events: httpx.Client, unique: str) -> None:
@@ -56,7 +56,7 @@ def test_many_are_stored_in_their_order(events: httpx.Client, address: Address, 
     assert answer.status_code == 202
     last = answer.json()["position"]
     assert answer.json() == {"position": last, "stored": size, "duplicates": 0}
-    stored = incoming_rows(address, last - size + 1, last)
+    stored = read_incoming_rows(address, last - size + 1, last)
     assert [json.loads(row["data"]) for row in stored] == sent
 
 
@@ -65,7 +65,7 @@ def test_lines_of_json_are_taken_too(events: httpx.Client, address: Address) -> 
     answer = events.post("/v1/messages", content=text, headers=LINES)
     assert answer.json() | {"stored": 3, "duplicates": 0} == answer.json()
     last = answer.json()["position"]
-    assert json.loads(in_the_log(address, last)["data"]) == event(2)
+    assert json.loads(read_incoming(address, last)["data"]) == event(2)
 
 
 @pytest.mark.parametrize(

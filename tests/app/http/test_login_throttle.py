@@ -115,7 +115,9 @@ def test_networks_of_ipv6_count_as_one_address(own_api: RunningApi) -> None:
 
 def test_a_burst_from_one_address_does_not_exceed_the_limit(own_api: RunningApi) -> None:
     with ThreadPoolExecutor(30) as threads:
-        found = [*threads.map(lambda number: status(own_api, bearer(number), "192.0.2.1"), range(150))]
+        found = [
+            *threads.map(lambda number: status(own_api, basic(f"user-{number}", "guess"), "192.0.2.1"), range(150))
+        ]
     assert found.count(401) == MAX_FAILURES_PER_ADDRESS
     assert found.count(429) == 50
 

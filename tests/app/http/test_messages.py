@@ -35,12 +35,12 @@ def test_a_message_is_the_event_with_its_sequence_and_count(consumer: Consumer, 
 def test_the_oldest_comes_again_until_it_is_acknowledged(consumer: Consumer, address: Address, name: str) -> None:
     fill(address, name, range(1, 3))
     assert [consumer.next()["num_delivered"] for _ in range(3)] == [1, 2, 3]
-    done = consumer.tell(1, status="ok")
+    done = consumer.set_status(1, status="ok")
     assert (done.status_code, done.json()) == (200, None)
     assert consumer.next()["sequence_number"] == 2
-    problem(consumer.tell(1, status="ok"), 404)
-    problem(consumer.tell(99, status="ok"), 404)
-    problem(consumer.tell(2, status="done"), 422)
+    problem(consumer.set_status(1, status="ok"), 404)
+    problem(consumer.set_status(99, status="ok"), 404)
+    problem(consumer.set_status(2, status="done"), 422)
     for strange in ("-1", "x", "9" * 30):
         problem(consumer.patch(f"messages/{strange}/status", json={"status": "ok"}), 422)
 
@@ -50,7 +50,7 @@ def test_pop_takes_the_message_out(consumer: Consumer, address: Address, name: s
     assert consumer.next(pop=True)["sequence_number"] == 1
     assert consumer.next(pop=True)["sequence_number"] == 2
     assert consumer.next(pop=True) is None
-    problem(consumer.tell(1, status="ok"), 404)
+    problem(consumer.set_status(1, status="ok"), 404)
     wait_until(lambda: not waiting(address, name))
 
 
@@ -113,20 +113,20 @@ def test_another_instance_waits_and_takes_over_what_is_given_back(
     fill(address, name, range(1, 2))
     assert consumer.next("a")["num_delivered"] == 1
     assert consumer.next("b") is None
-    problem(consumer.tell(1, "b", status="retry"), 409)
-    problem(consumer.tell(1, "b", status="extend"), 409)
-    extended = consumer.tell(1, "a", status="extend", lease_seconds=60)
+    problem(consumer.set_status(1, "b", status="retry"), 409)
+    problem(consumer.set_status(1, "b", status="extend"), 409)
+    extended = consumer.set_status(1, "a", status="extend", lease_seconds=60)
     assert extended.status_code == 200
     assert extended.json()["lease_until"]
-    assert consumer.tell(1, "a", status="retry", delay=0).json() is None
+    assert consumer.set_status(1, "a", status="retry", delay=0).json() is None
     assert consumer.next("b")["num_delivered"] == 2
-    problem(consumer.tell(1, "b", status="retry", delay=-1), 422)
+    problem(consumer.set_status(1, "b", status="retry", delay=-1), 422)
 
 
 def test_what_is_rejected_becomes_a_dead_letter(consumer: Consumer, address: Address, name: str) -> None:
     fill(address, name, range(1, 3))
     consumer.next()
-    assert consumer.tell(1, status="reject", reason="no such mailbox").status_code == 200
+    assert consumer.set_status(1, status="reject", reason="no such mailbox").status_code == 200
     assert consumer.next()["sequence_number"] == 2
     letters = request_api(address, "STREAM.INFO.stream:dead-letters", {"subjects_filter": ">"})["state"]["subjects"]
     assert any(name in subject for subject in letters)
@@ -186,7 +186,7 @@ def test_twenty_consumers_at_once_get_each_message_once(
                 strange.extend([answer] if answer.status_code != 200 else [])
                 return
             seen.append(answer.json()["sequence_number"])
-            consumer.tell(answer.json()["sequence_number"], instance, status="ok")
+            consumer.set_status(answer.json()["sequence_number"], instance, status="ok")
 
     with ThreadPoolExecutor(20) as threads:
         list(threads.map(work, [f"instance-{number}" for number in range(20)]))
@@ -210,9 +210,9 @@ def test_at_the_in_flight_limit_the_reason_is_reported(
     ):
         assert "3 messages are leased or delayed" in problem(answer, 429)["detail"]
         assert answer.headers["retry-after"] == "1"
-    assert consumer.tell(1, status="retry", delay=600).status_code == 200
+    assert consumer.set_status(1, status="retry", delay=600).status_code == 200
     problem(consumer.post("messages/lease", json={"timeout": 0}), 429)
-    assert consumer.tell(2, status="ok").status_code == 200
+    assert consumer.set_status(2, status="ok").status_code == 200
     assert consumer.next()["sequence_number"] == 4
 
 

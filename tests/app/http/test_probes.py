@@ -36,11 +36,11 @@ def test_the_life_of_messages_is_counted(
     fill(address, name, range(1, 5))
     first = consumer.next()["sequence_number"]
     assert consumer.next()["sequence_number"] == first
-    assert consumer.tell(first, status="ok").status_code == 200
+    assert consumer.set_status(first, status="ok").status_code == 200
     second = consumer.next()["sequence_number"]
-    assert consumer.tell(second, status="reject", reason="not ours").status_code == 200
+    assert consumer.set_status(second, status="reject", reason="not ours").status_code == 200
     third = consumer.next()["sequence_number"]
-    assert consumer.tell(third, status="retry", delay=0).status_code == 200
+    assert consumer.set_status(third, status="retry", delay=0).status_code == 200
     after = page(api.anybody)
     told = {
         figure: after.since(before, f"messages_{figure}_total", subscription=name)
@@ -77,7 +77,7 @@ def test_a_dead_letter_that_was_settled_is_counted_no_more(
     fill(address, name, range(1, 4))
     for _ in range(3):
         sequence = consumer.next()["sequence_number"]
-        assert consumer.tell(sequence, status="reject", reason="not ours").status_code == 200
+        assert consumer.set_status(sequence, status="reject", reason="not ours").status_code == 200
     wait_until(lambda: page(api.anybody).get("dead_letters", origin=f"subscription-{name}") == 3)
     letters = admin.get(f"/v1/subscriptions/{name}/dead-letters").json()["dead_letters"]
     discarded = admin.request("DELETE", f"/v1/subscriptions/{name}/dead-letters", params={"ids": letters[0]["id"]})
@@ -150,7 +150,7 @@ def test_publishers_that_wait_for_a_migration_are_seen(own_server: OwnServer, ma
 
 
 def test_an_unreachable_server_is_a_metric(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_metrics, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(queue_metrics, "_TIMEOUT_SECONDS", 0.3)
     server = own_server()
     with RunningApi(lambda: server.address, patience_seconds=1.0) as api:
         api.when_ready()

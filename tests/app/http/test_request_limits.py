@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from purveyor.jetstream.address import Address
-from tests.support.running_api import RunningApi, count, event, in_the_log, problem
+from tests.support.running_api import RunningApi, count, event, problem, read_incoming
 
 HALF = "\ud800"
 JSON = {"Content-Type": "application/json"}
@@ -101,7 +101,7 @@ def test_what_is_at_the_limit_is_stored(events: httpx.Client, address: Address) 
     )
     answer = events.post("/v1/messages", json=sent)
     assert answer.status_code == 202, answer.text
-    found = in_the_log(address, answer.json()["position"])
+    found = read_incoming(address, answer.json()["position"])
     assert json.loads(found["data"]) == {name: value for name, value in sent.items() if name != "id"}
     assert dict(found["headers"])["Purveyor-Id"] == [sent["id"]]
 
@@ -118,7 +118,7 @@ def test_an_id_is_that_of_its_login(events: httpx.Client, api: RunningApi, addre
         assert client.post("/v1/messages", json=sent).json() == {**told, "duplicate": True}
         again = client.post("/v1/messages", json=[sent, event(realm="shop")]).json()
         assert (again["stored"], again["duplicates"]) == (1, 1)
-        assert dict(in_the_log(address, told["position"])["headers"])["Purveyor-Id"] == [unique]
+        assert dict(read_incoming(address, told["position"])["headers"])["Purveyor-Id"] == [unique]
 
 
 def unfit_requests(name: str) -> list[tuple[str, str, Any]]:

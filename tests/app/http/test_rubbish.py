@@ -35,7 +35,7 @@ def test_rubbish_is_handed_out_in_order(consumer: Consumer, address: Address) ->
         found = json.loads(answer.content.decode("utf-8"))
         assert found["sequence_number"] == number + 1
         assert not [name for name in answer.headers if "evil" in name]
-        assert consumer.tell(found["sequence_number"], status="ok").status_code == 200
+        assert consumer.set_status(found["sequence_number"], status="ok").status_code == 200
     assert consumer.next() is None
     assert consumer.get().status_code == 200  # what it tells of its queue can be told
 
@@ -53,13 +53,13 @@ def test_rubbish_is_leased(
         assert found
         got |= {each["sequence_number"] for each in found}
         for each in found:
-            assert consumer.tell(each["sequence_number"], status="ok").status_code == 200
+            assert consumer.set_status(each["sequence_number"], status="ok").status_code == 200
 
 
 def test_rubbish_can_be_rejected_listed_and_put_back(consumer: Consumer, address: Address) -> None:
     total = put(address, consumer.name)
     while (found := consumer.next()) is not None:
-        assert consumer.tell(found["sequence_number"], status="reject", reason="rubbish").status_code == 200
+        assert consumer.set_status(found["sequence_number"], status="reject", reason="rubbish").status_code == 200
     letters = consumer.get("dead-letters", params={"limit": 1000}).json()["dead_letters"]
     assert len(letters) == total
     for each in letters:
@@ -69,7 +69,7 @@ def test_rubbish_can_be_rejected_listed_and_put_back(consumer: Consumer, address
     sequences = set()
     while (found := consumer.next()) is not None:
         sequences.add(found["sequence_number"])
-        assert consumer.tell(found["sequence_number"], status="ok").status_code == 200
+        assert consumer.set_status(found["sequence_number"], status="ok").status_code == 200
     assert len(sequences) == total
 
 
@@ -96,5 +96,5 @@ def test_a_message_of_which_no_answer_can_be_made_is_a_dead_letter(
     letters = consumer.get("dead-letters").json()["dead_letters"]
     assert [each["reason"] for each in letters] == ["the API cannot encode it: RuntimeError: no such letter"] * 2
     if how != "pop":
-        assert consumer.tell(3, status="ok").status_code == 200
+        assert consumer.set_status(3, status="ok").status_code == 200
     assert consumer.next() is None

@@ -13,7 +13,7 @@ import pytest
 from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect
 from purveyor.sources.schemas.registry import SchemaRegistry
-from tests.support.running_api import RunningApi, count, event, in_the_log, problem
+from tests.support.running_api import RunningApi, count, event, problem, read_incoming
 from tests.support.waiting import wait_until
 
 ORDER: dict[str, Any] = {
@@ -141,7 +141,7 @@ def test_binary_avro_is_stored_as_the_object_that_it_means(
     sent = order(name, binary(AVRO, {"id": "1", "note": "x"}))
     answer = events.post("/v1/messages", json=sent)
     assert answer.status_code == 202
-    stored = httpx.Response(200, content=in_the_log(address, answer.json()["position"])["data"]).json()
+    stored = httpx.Response(200, content=read_incoming(address, answer.json()["position"])["data"]).json()
     assert stored["body"] == {"old": {}, "new": {"id": "1", "note": {"string": "x"}}}
     for wrong in ("", "!", base64.b64encode(b"\xff" * 20).decode(), sent["body"]["new"] + "AAAA", {"id": "1"}):
         told = problem(events.post("/v1/messages", json=order(name, wrong)), 422)

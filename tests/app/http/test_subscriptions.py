@@ -300,7 +300,7 @@ def test_one_that_this_api_does_not_understand_is_503_with_the_reason_and_all_ot
     numbers = []
     while (message := one.next()) is not None:
         numbers.append(message["body"]["new"]["number"])
-        assert one.tell(message["sequence_number"], status="ok").status_code == 200
+        assert one.set_status(message["sequence_number"], status="ok").status_code == 200
     assert numbers == [1, 2]
 
 
@@ -323,9 +323,9 @@ def test_a_delivery_state_that_is_not_understood_is_503_and_left_as_it_is(
     fill(address, name, [1, 2])
     first = consumer.next()
     understood = make_newer(address, ACKNOWLEDGED, name, version=2)
-    assert "version 2" in problem(consumer.tell(first["sequence_number"], status="ok"), 503)["detail"]
+    assert "version 2" in problem(consumer.set_status(first["sequence_number"], status="ok"), 503)["detail"]
     problem(consumer.get("messages/next", params={"timeout": 0}), 503)
     assert "version 2" in consumer.get().json()["unreadable"]
     put(address, ACKNOWLEDGED, name, understood)
-    assert consumer.tell(first["sequence_number"], status="ok").status_code == 200
+    assert consumer.set_status(first["sequence_number"], status="ok").status_code == 200
     assert consumer.next()["body"]["new"]["number"] == 2

@@ -1,11 +1,13 @@
 """Publishers see the topics and schemas of their realms, in a list with a limit."""
 
+import asyncio
 import logging
 from typing import Any
 
 import httpx
 import pytest
 
+from purveyor.app.views import schema_view
 from purveyor.sources.schemas import cache
 from tests.support.nats_servers import OwnServer
 from tests.support.running_api import RunningApi, event, problem
@@ -75,3 +77,25 @@ def test_events_flow_when_the_list_of_topics_is_full_and_it_says_so(
         assert caplog.text.count("the list of known topics is full") == 1
         assert admin.delete(f"/v1/topics/udm/{listed()[0]}").status_code == 200
         wait_until(lambda: events.post("/v1/messages", json=event(topic="new")).is_success and "new" in listed())
+
+
+def test_expressions_do_not_run_in_the_event_loop(
+    admin: httpx.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert admin.post("/v1/topics", json={"realm": "shop", "topic": f"t-{name}"}).status_code == 201
+    in_event_loop: list[bool] = []
+    to_view = schema_view._to_view
+
+    def watched(*given: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            in_event_loop.append(False)
+        else:
+            in_event_loop.append(True)
+        return to_view(*given)
+
+    monkeypatch.setattr(schema_view, "_to_view", watched)
+    assert admin.get("/v1/topics").status_code == 200
+    assert in_event_loop
+    assert not any(in_event_loop)

@@ -82,13 +82,15 @@ def test_libraries_say_no_more_at_our_debug_level() -> None:
     assert "chatter" not in said(LogFormat.TEXT, LogLevel.DEBUG)
 
 
-def test_logging_is_afterwards_as_it_was() -> None:
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in (logging.getLogger(), LOG.parent)]  # type: ignore[union-attr]
+def test_logging_is_restored_afterwards() -> None:
+    loggers = logging.getLogger(), logging.getLogger("purveyor")
+
+    def configuration() -> list[tuple[list[logging.Handler], int, bool]]:
+        return [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+
+    before = configuration()
     said(LogFormat.JSON)
-    assert before == [
-        (logger.handlers[:], logger.level, logger.propagate)  # type: ignore[union-attr]
-        for logger in (logging.getLogger(), LOG.parent)
-    ]
+    assert configuration() == before
 
 
 def test_an_invalid_format_or_level_is_an_error(cli: Cli, monkeypatch: Any) -> None:

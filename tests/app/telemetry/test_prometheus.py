@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from purveyor.app.telemetry import prometheus
 from purveyor.app.telemetry.pipeline_metrics import PipelineMetrics
 from purveyor.app.telemetry.prometheus import serve_metrics
 from purveyor.jetstream.server.readiness import free_port
@@ -61,6 +62,27 @@ def test_there_is_one_page_and_no_other() -> None:
             rude.recv(100)
         assert "purveyor_build_info" in fetch(port)
     assert not answers(port)
+
+
+def test_a_client_that_sends_byte_by_byte_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "_REQUEST_TIMEOUT_SECONDS", 1.0)
+    port = free_port(HOST)
+    with serve_metrics(port):
+        wait_until(lambda: answers(port))
+        with socket.create_connection((HOST, port), timeout=120) as slow:
+
+            def is_disconnected() -> bool:
+                try:
+                    slow.sendall(b"G")
+                    slow.settimeout(0.05)
+                    return slow.recv(1) == b""
+                except TimeoutError:
+                    return False
+                except OSError:
+                    return True
+
+            wait_until(is_disconnected)
+            assert "purveyor_build_info" in fetch(port)
 
 
 def test_a_standby_gets_the_port_when_it_is_free() -> None:

@@ -16,7 +16,7 @@ from tests.support.nats_servers import OwnServer
 LONG = "k" * 5000
 
 
-async def test_whole_keys_of_an_older_version_are_found_and_long_keys_take_no_room(own_server: OwnServer) -> None:
+async def test_full_keys_of_an_older_version_are_found_and_long_keys_take_little_space(own_server: OwnServer) -> None:
     async with connect(own_server().address) as queues:
         bucket = await queues.bucket(attempts_bucket(1))
         old = {"incarnation": "i", "keys": {LONG: [3], "short": [4]}}
@@ -29,7 +29,7 @@ async def test_whole_keys_of_an_older_version_are_found_and_long_keys_take_no_ro
         assert not await keys.read("ox", "another")
 
 
-async def test_when_no_more_keys_can_be_noted_those_that_are_free_are_forgotten_or_it_is_refused(
+async def test_without_space_for_another_key_resolved_keys_are_unblocked_or_the_key_is_refused(
     own_server: OwnServer,
 ) -> None:
     server = own_server(ServerOptions(max_payload=8 << 10, sync="2m"))

@@ -20,7 +20,7 @@ from purveyor.queues.client import Queues, connect
 from purveyor.queues.registry import ACKNOWLEDGED
 from tests.support.killing import kill_server
 from tests.support.nats_servers import OwnServer
-from tests.support.push import Desk, Site
+from tests.support.push import PushSubscription, Site
 from tests.support.scale import chance, pick
 from tests.support.waiting import until
 
@@ -75,8 +75,8 @@ async def test_killed_workers_and_a_server_that_restarts_lose_nothing_and_keep_t
     count, keys = pick(240, 3000), 12
     server = own_server()
     async with connect(server.address, name="tests", patience_seconds=30) as queues:
-        desk = Desk(queues, Subscriptions(queues), site, f"crash-{random.randrange(10**9)}")
-        await desk.add(
+        pushed = PushSubscription(queues, Subscriptions(queues), site, f"crash-{random.randrange(10**9)}")
+        await pushed.add(
             "/script",
             order_by=OrderBy.KEY,
             ack_deadline_seconds=2,
@@ -86,7 +86,7 @@ async def test_killed_workers_and_a_server_that_restarts_lose_nothing_and_keep_t
         scripts = [
             [500] * 99 if number in poison else [500] * random.choice((0, 0, 0, 1)) for number in range(1, count + 1)
         ]
-        await desk.write(*({"uuid": f"k{random.randrange(keys)}", "script": script} for script in scripts))
+        await pushed.write(*({"uuid": f"k{random.randrange(keys)}", "script": script} for script in scripts))
         programs = [Program(server.address, tmp_path) for _ in range(2)]
         try:
             for program in programs:
@@ -95,19 +95,19 @@ async def test_killed_workers_and_a_server_that_restarts_lose_nothing_and_keep_t
             async with asyncio.timeout(pick(240, 1200)):
                 for number in range(kills):
                     share = count * (number + 1) // (kills + 3)
-                    await until(lambda share=share: len(set(desk.acked())) >= share)  # type: ignore[misc]
+                    await until(lambda share=share: len(set(pushed.acked())) >= share)  # type: ignore[misc]
                     at = random.randrange(2)
                     programs[at].kill()
                     if number % 3 == 0:
                         await asyncio.to_thread(kill_server, server)  # and it is started again
                     programs[at] = Program(server.address, tmp_path)
-                await desk.drained()
-            letters = await desk.letters()
+                await pushed.drained()
+            letters = await pushed.letters()
         finally:
             codes = [program.stop() for program in programs]
     assert set(codes) <= {0, -signal.SIGTERM}  # one that was just started may not know yet how to stop
     parked = [json.loads(letter.data)["body"]["new"]["n"] for letter in letters]
-    delivered = desk.acked()
+    delivered = pushed.acked()
     assert set(parked) == poison
     assert len(parked) == len(poison)
     assert set(delivered) | set(parked) == set(range(1, count + 1))
@@ -116,7 +116,7 @@ async def test_killed_workers_and_a_server_that_restarts_lose_nothing_and_keep_t
         assert letter.attempts >= 6
         assert len(json.loads(str(letter.details["attempts_log"]))) >= 1
     by_key: dict[str, list[int]] = defaultdict(list)
-    for each in desk.seen():
+    for each in pushed.seen():
         if each["status"] == 204 and each["n"] not in by_key[each["key"]]:
             by_key[each["key"]].append(each["n"])
     for numbers in by_key.values():
@@ -128,21 +128,21 @@ async def test_a_standby_takes_over_what_a_killed_worker_had_in_strict_order(
 ) -> None:
     server = own_server()
     async with connect(server.address, name="tests", patience_seconds=30) as queues:
-        desk = Desk(queues, Subscriptions(queues), site, f"standby-{os.getpid()}")
-        await desk.add("/slow/0.1", order_by=OrderBy.POSITION, ack_deadline_seconds=2)
-        await desk.write(*({} for _ in range(40)))
+        pushed = PushSubscription(queues, Subscriptions(queues), site, f"standby-{os.getpid()}")
+        await pushed.add("/slow/0.1", order_by=OrderBy.POSITION, ack_deadline_seconds=2)
+        await pushed.write(*({} for _ in range(40)))
         programs = [Program(server.address, tmp_path) for _ in range(2)]
         try:
             for program in programs:
                 await program.ready()
             async with asyncio.timeout(240):
-                await until(lambda: len(desk.acked()) >= 10)
-                leases = await until(lambda: _leases(queues, desk.name))
+                await until(lambda: len(pushed.acked()) >= 10)
+                leases = await until(lambda: _leases(queues, pushed.name))
                 killed = next(each for each in programs if f"-{each.pid}-" in leases[0].instance)
                 killed.kill()
                 programs.remove(killed)
-                await desk.drained()
+                await pushed.drained()
         finally:
             for program in programs:
                 program.stop()
-    assert list(dict.fromkeys(desk.acked())) == list(range(1, 41))
+    assert list(dict.fromkeys(pushed.acked())) == list(range(1, 41))

@@ -1,4 +1,4 @@
-"""Connections: encrypted and verified, made to the address that was judged, used again, and never in excess."""
+"""Connections are verified, go to the checked address, are reused, and stay within the limit."""
 
 import asyncio
 import ssl
@@ -70,10 +70,32 @@ async def test_a_request_that_found_no_room_was_not_sent(site: Site) -> None:
     pool.close()
 
 
-async def test_nobody_there_is_told_in_words() -> None:
+async def test_a_host_that_does_not_answer_is_described_in_the_outcome() -> None:
     pool = HttpPool(LOCAL)
     for url, word in (("http://127.0.0.1:9/", "no connection"), ("http://no-such-name.invalid/", "cannot be resolved")):
         outcome = await post(pool, Endpoint.parse(url))
         assert word in (outcome.error or "")
         assert outcome.sent
+    pool.close()
+
+
+async def test_each_request_of_a_reused_connection_has_its_own_deadline(site: Site) -> None:
+    """One timer serves all requests of a connection."""
+    pool = HttpPool(LOCAL, per_host=1)
+    fast, slow = (Endpoint.parse(site.url(f"{path}?for=deadline")) for path in ("/ok", "/slow/0.6"))
+    assert (await post(pool, fast, 0.3)).status == 204
+    assert (await post(pool, slow, 30)).status == 204  # the timer of the first request fires during the second
+    assert len(pool.host(fast)._connections) == 1
+    late = await post(pool, slow, 0.3)  # earlier than the timer that is set
+    assert late.error == "no answer within 0.3 s"
+    assert late.sent
+    pool.close()
+
+
+async def test_a_cancelled_request_closes_its_connection_and_frees_its_place(site: Site) -> None:
+    pool = HttpPool(LOCAL, per_host=1)
+    slow, fast = (Endpoint.parse(site.url(f"{path}?for=cancelled")) for path in ("/slow/30", "/ok"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(post(pool, slow, 60), 0.3)
+    assert (await post(pool, fast, 30)).status == 204
     pool.close()

@@ -1,4 +1,4 @@
-"""What an endpoint gets can be read and verified by the libraries of those who own the forms."""
+"""The reference libraries of each format can read and verify the requests of push."""
 
 import base64
 import ipaddress
@@ -21,8 +21,13 @@ from purveyor.delivery.push.egress_policy import check_endpoint, is_public, pars
 from purveyor.delivery.push.endpoint_health import EndpointHealth
 from purveyor.delivery.push.endpoint_pool import EndpointSender
 from purveyor.delivery.push.http_pool import HostPool
-from purveyor.delivery.push.secret_encryption import KEY_FILE_NAME, SecretCipher
-from purveyor.delivery.push.signing import PushSecrets, generate_secret, parse_signing_key
+from purveyor.delivery.push.push_secrets import (
+    KEY_FILE_NAME,
+    PushSecrets,
+    SecretCipher,
+    generate_secret,
+    parse_signing_key,
+)
 from purveyor.delivery.transitions import DeliveredMessage
 from purveyor.jetstream.headers import EVENT_ID
 from purveyor.model.delivery_policy import Delivery, OrderBy
@@ -74,12 +79,12 @@ def test_the_wrapped_form_is_that_of_pubsub() -> None:
     line, headers, body = request(Push(endpoints=(URL,)), message())
     assert line == "POST /in HTTP/1.1"
     assert headers["host"] == "shop.example"
-    told = json.loads(body)
-    assert json.loads(base64.b64decode(told["message"].pop("data"))) == EVENT
-    assert told == {
+    parsed = json.loads(body)
+    assert json.loads(base64.b64decode(parsed["message"].pop("data"))) == EVENT
+    assert parsed == {
         "message": {
             "attributes": {"realm": "shop", "topic": "orders/order", "tenant": "north", "Odd Name": "a\r\nb: c"},
-            "messageId": "e-1",
+            "messageId": "e-1@7",
             "publishTime": "2026-01-01T00:00:00+00:00",
             "orderingKey": "o-1",
         },
@@ -93,7 +98,7 @@ def test_the_raw_form_is_the_event_and_headers() -> None:
     assert json.loads(body) == EVENT
     about = {name.removeprefix("x-purveyor-"): value for name, value in headers.items() if name.startswith("x-purv")}
     assert about == {
-        "id": "e-1",
+        "id": "e-1@7",
         "subscription": "orders",
         "realm": "shop",
         "topic": "orders/order",
@@ -109,7 +114,7 @@ def test_the_raw_form_is_the_event_and_headers() -> None:
 def test_the_cloud_event_is_read_by_their_library() -> None:
     _, headers, body = request(Push(endpoints=(URL,), format=PushFormat.CLOUDEVENTS), message())
     event = from_http(HTTPMessage(headers=headers, body=body), JSONFormat(), CloudEvent)
-    assert event.get_id() == "e-1"
+    assert event.get_id() == "e-1@7"
     assert event.get_type() == "shop.orders.order"
     assert event.get_source() == "/shop/orders/order"
     assert event.get_subject() == "o-1"
@@ -119,12 +124,23 @@ def test_the_cloud_event_is_read_by_their_library() -> None:
     assert event.get_extension("position") == "7"
 
 
+@pytest.mark.parametrize("form", list(PushFormat))
+def test_events_of_two_logins_with_the_same_id_have_different_ids_at_the_endpoint(form: PushFormat) -> None:
+    def identity(position: int) -> str:
+        _, headers, body = request(Push(endpoints=(URL,), format=form), message(position=position))
+        if form is PushFormat.PUBSUB:
+            return str(json.loads(body)["message"]["messageId"])
+        return headers["x-purveyor-id" if form is PushFormat.RAW else "ce-id"]
+
+    assert identity(7) == identity(7) != identity(8)
+
+
 @pytest.mark.parametrize("form", [PushFormat.RAW, PushFormat.CLOUDEVENTS])
 def test_an_id_is_encoded_once_in_every_header(form: PushFormat) -> None:
     given = "100% ä"
     _, headers, _ = request(Push(endpoints=(URL,), format=form), message(headers={EVENT_ID: (given,)}))
     encoded = {headers[name] for name in ("webhook-id", "x-purveyor-id", "ce-id") if name in headers}
-    assert {unquote(each) for each in encoded} == {given}
+    assert {unquote(each) for each in encoded} == {f"{given}@7"}
     assert len(encoded) == 1
 
 
@@ -132,7 +148,7 @@ def test_an_id_is_encoded_once_in_every_header(form: PushFormat) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xff\xfe", b"[]", b'{"body": 3, "attributes": [], "key": 7}', b'{"realm": "\\n"}']
 )
-def test_what_is_no_event_is_sent_all_the_same(form: PushFormat, data: bytes) -> None:
+def test_a_body_that_is_not_an_event_is_sent_too(form: PushFormat, data: bytes) -> None:
     _, _, body = request(Push(endpoints=(URL,), format=form), message(data, headers={}))
     assert data in (body, base64.b64decode(json.loads(body)["message"]["data"]) if body[:10] == b'{"message"' else body)
 
@@ -259,7 +275,7 @@ def test_without_tls_only_listed_addresses_are_reached() -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.1", "0x7f000001", "2130706433"])
-async def test_a_name_is_judged_by_where_it_leads(host: str) -> None:
+async def test_a_host_name_is_checked_by_its_addresses(host: str) -> None:
     with pytest.raises(Refused):
         await resolve(Endpoint.parse(f"https://{host}/"), ())
     with pytest.raises(Unavailable):

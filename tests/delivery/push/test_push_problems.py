@@ -1,4 +1,4 @@
-"""What a worker tells of why it cannot push: it is known as soon as there is a server to tell it to."""
+"""A worker stores why it cannot push as soon as the server is available."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 2.0
 """Of the worker's connection; enough for a busy machine to open it."""
 
 
-async def test_what_is_told_and_taken_back_while_the_server_is_away_counts_when_it_is_there(
+async def test_a_problem_set_or_removed_during_an_outage_is_stored_afterwards(
     address: Address, tcp_proxy: TcpProxy, unique: str
 ) -> None:
     async with (
@@ -31,16 +31,16 @@ async def test_what_is_told_and_taken_back_while_the_server_is_away_counts_when_
         found = await subscriptions.get(unique)
         problems = PushProblems(of_worker)
 
-        async def told(expected: list[str]) -> bool:
+        async def is_stored(expected: list[str]) -> bool:
             return [each.reason for each in (await read_problems(queues, [found])).values()] == expected
 
         problems.set(unique, found.incarnation, "no secret")
-        await until(lambda: told(["no secret"]))
+        await until(lambda: is_stored(["no secret"]))
         for reason, expected in (("another reason", ["another reason"]), ("", [])):
             tcp_proxy.refuse()
             problems.set(unique, found.incarnation, reason)
             await asyncio.sleep(1.5 * PATIENCE_SECONDS)  # the outage lasts longer than the worker's patience
-            assert not await told(expected)
+            assert not await is_stored(expected)
             tcp_proxy.restore()
-            await until(lambda expected=expected: told(expected))  # type: ignore[misc]
+            await until(lambda expected=expected: is_stored(expected))  # type: ignore[misc]
         await problems.close()

@@ -1,4 +1,4 @@
-"""The window, the breaker, the backoff and what an answer means: rules that need no endpoint."""
+"""Pure rules of push: window, circuit breaker, backoff, decision."""
 
 from datetime import UTC, datetime
 
@@ -199,7 +199,7 @@ Endpoint.TestCase.settings = settings(max_examples=pick(40, 1000), stateful_step
 TestEndpoint = Endpoint.TestCase
 
 
-def test_what_succeeds_in_between_keeps_it_closed_and_a_probe_that_nobody_uses_is_given_up() -> None:
+def test_a_success_in_between_keeps_the_breaker_closed_and_an_unused_probe_is_cancelled() -> None:
     breaker = CircuitBreaker()
     for _ in range(3):
         for _ in range(FAILURES_TO_OPEN - 1):

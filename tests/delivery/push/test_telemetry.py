@@ -1,4 +1,4 @@
-"""What push tells those who watch: attempts, times, windows, and the trace that an event belongs to."""
+"""Metrics and traces of push: attempts, durations, windows, and the trace of the event."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -8,28 +8,31 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from purveyor.app.telemetry.traces import export_traces
 from purveyor.delivery.push.push_worker import PushWorker
 from purveyor.model import metrics
-from tests.support.push import Desk
+from tests.support.push import PushSubscription
 
 Work = Callable[..., Awaitable[PushWorker]]
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
-async def test_attempts_are_counted_and_carry_the_trace_of_their_event(desk: Desk, work: Work) -> None:
+async def test_attempts_are_counted_and_carry_the_trace_of_their_event(pushed: PushSubscription, work: Work) -> None:
     exporter = InMemorySpanExporter()
     body = {"realm": "udm", "topic": "t", "body": {"old": {}, "new": {"script": [500]}}}
     with export_traces(None, "push", exporter):
-        await desk.add("/script")
+        await pushed.add("/script")
         headers = {"Purveyor-Position": "1", "traceparent": PARENT}
-        await desk.queues.publish(f"{desk.name}.main", json.dumps(body).encode(), headers=headers)
+        await pushed.queues.publish(f"{pushed.name}.main", json.dumps(body).encode(), headers=headers)
         await work()
-        await desk.drained()
-        assert metrics.PUSH_WINDOW.values()[desk.name,] >= 1
+        await pushed.drained()
+        assert metrics.PUSH_WINDOW.values()[pushed.name,] >= 1
     attempts = metrics.PUSH_ATTEMPTS.values()
-    assert (attempts[desk.name, "retry"], attempts[desk.name, "acknowledge"]) == (1, 1)
-    assert sum(metrics.PUSH_SECONDS.values()[desk.name,].counts) == 2
-    assert [request["headers"]["traceparent"] for request in desk.seen()] == [PARENT, PARENT]
+    assert (attempts[pushed.name, "retry"], attempts[pushed.name, "acknowledge"]) == (1, 1)
+    assert sum(metrics.PUSH_SECONDS.values()[pushed.name,].counts) == 2
+    assert [request["headers"]["traceparent"] for request in pushed.seen()] == [PARENT, PARENT]
     spans = [span for span in exporter.get_finished_spans() if span.name == "push"]
-    told = [dict(span.attributes or {}) for span in spans]
-    assert [(each["purveyor.attempt"], each["purveyor.outcome"]) for each in told] == [(1, "retry"), (2, "acknowledge")]
+    found = [dict(span.attributes or {}) for span in spans]
+    assert [(each["purveyor.attempt"], each["purveyor.outcome"]) for each in found] == [
+        (1, "retry"),
+        (2, "acknowledge"),
+    ]
     assert {f"{span.context.trace_id:032x}" for span in spans if span.context is not None} == {TRACE}

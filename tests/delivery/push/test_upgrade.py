@@ -1,4 +1,4 @@
-"""A push worker that is older than the program that wrote a record stops one subscription, and says so."""
+"""A push worker that does not understand a record of a newer program stops one subscription and shows it."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -13,15 +13,15 @@ from purveyor.jetstream.key_value import Bucket
 from purveyor.model.delivery_policy import OrderBy
 from purveyor.model.push_config import AfterDeadLetter
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS
-from tests.support.push import Desk, Told
+from tests.support.push import Events, PushSubscription
 from tests.support.waiting import until
 
 Work = Callable[..., Awaitable[PushWorker]]
 UNKNOWN = pytest.mark.parametrize("unknown", [{"version": 2}, {"zone": "eu"}], ids=["version", "field"])
 
 
-async def attempts(desk: Desk) -> Bucket:
-    return await desk.queues.bucket(attempts_bucket(1))
+async def attempts(pushed: PushSubscription) -> Bucket:
+    return await pushed.queues.bucket(attempts_bucket(1))
 
 
 async def make_newer(bucket: Bucket, key: str, unknown: dict[str, Any]) -> bytes:
@@ -31,111 +31,115 @@ async def make_newer(bucket: Bucket, key: str, unknown: dict[str, Any]) -> bytes
     return before
 
 
-async def trouble(desk: Desk) -> str:
+async def trouble(pushed: PushSubscription) -> str:
     """Why it is not pushed, as a program tells that understands its record."""
-    found = await desk.subscriptions.get(desk.name)
-    told = await read_problems(desk.queues, [found])
-    return told[desk.name].reason if desk.name in told else ""
+    found = await pushed.subscriptions.get(pushed.name)
+    stored = await read_problems(pushed.queues, [found])
+    return stored[pushed.name].reason if pushed.name in stored else ""
 
 
 @UNKNOWN
 async def test_a_subscription_that_is_not_understood_is_not_pushed_until_it_is(
-    desk: Desk, work: Work, told: Told, unknown: dict[str, Any]
+    pushed: PushSubscription, work: Work, events: Events, unknown: dict[str, Any]
 ) -> None:
-    await desk.add("/ok", order_by=OrderBy.POSITION)
-    await desk.write({}, {})
+    await pushed.add("/ok", order_by=OrderBy.POSITION)
+    await pushed.write({}, {})
     await work()
-    await desk.drained()
-    bucket = await desk.queues.bucket(SUBSCRIPTIONS)
-    understood = await make_newer(bucket, f"{desk.name}.definition", unknown)
-    await until(lambda: any(event == "unreadable" for _, event, _ in told))
-    await desk.write({}, {})
-    kept = await attempts(desk)
+    await pushed.drained()
+    bucket = await pushed.queues.bucket(SUBSCRIPTIONS)
+    understood = await make_newer(bucket, f"{pushed.name}.definition", unknown)
+    await until(lambda: any(event == "unreadable" for _, event, _ in events))
+    await pushed.write({}, {})
+    kept = await attempts(pushed)
 
     async def noted() -> bool:
-        entry = await kept.newest(f"{desk.name}.trouble")
+        entry = await kept.newest(f"{pushed.name}.trouble")
         return entry is not None and not entry.deleted and next(iter(unknown)).encode() in entry.value
 
     await until(noted)
-    assert desk.acked() == [1, 2]
-    await bucket.put(f"{desk.name}.definition", understood)
-    await desk.drained()
-    assert desk.acked() == [1, 2, 3, 4]
-    assert await trouble(desk) == ""
+    assert pushed.acked() == [1, 2]
+    await bucket.put(f"{pushed.name}.definition", understood)
+    await pushed.drained()
+    assert pushed.acked() == [1, 2, 3, 4]
+    assert await trouble(pushed) == ""
 
 
 @UNKNOWN
 async def test_a_delivery_state_that_is_not_understood_stops_the_push_and_says_so(
-    desk: Desk, work: Work, unknown: dict[str, Any]
+    pushed: PushSubscription, work: Work, unknown: dict[str, Any]
 ) -> None:
-    await desk.add("/ok", order_by=OrderBy.POSITION)
-    await desk.write({}, {})
+    await pushed.add("/ok", order_by=OrderBy.POSITION)
+    await pushed.write({}, {})
     await work()
-    await desk.drained()
-    books = await desk.queues.bucket(ACKNOWLEDGED)
-    understood = await make_newer(books, desk.name, unknown)
-    newer = await books.get(desk.name)
-    await desk.write({}, {})
+    await pushed.drained()
+    books = await pushed.queues.bucket(ACKNOWLEDGED)
+    understood = await make_newer(books, pushed.name, unknown)
+    newer = await books.get(pushed.name)
+    await pushed.write({}, {})
 
     async def says_so() -> bool:
-        return next(iter(unknown)) in await trouble(desk)
+        return next(iter(unknown)) in await trouble(pushed)
 
     await until(says_so)
-    assert desk.acked() == [1, 2]
-    assert (await books.get(desk.name)).revision == newer.revision
-    await books.put(desk.name, understood)
-    await desk.drained()
-    assert desk.acked() == [1, 2, 3, 4]
+    assert pushed.acked() == [1, 2]
+    assert (await books.get(pushed.name)).revision == newer.revision
+    await books.put(pushed.name, understood)
+    await pushed.drained()
+    assert pushed.acked() == [1, 2, 3, 4]
 
 
 @UNKNOWN
 async def test_blocked_keys_that_are_not_understood_stop_the_push_and_stay(
-    desk: Desk, work: Work, unknown: dict[str, Any]
+    pushed: PushSubscription, work: Work, unknown: dict[str, Any]
 ) -> None:
-    await desk.add("/ok", order_by=OrderBy.KEY, after_dead_letter=AfterDeadLetter.PARK_KEY)
-    incarnation = (await desk.subscriptions.get(desk.name)).incarnation
-    kept, key = await attempts(desk), f"{desk.name}.parked"
+    await pushed.add("/ok", order_by=OrderBy.KEY, after_dead_letter=AfterDeadLetter.PARK_KEY)
+    incarnation = (await pushed.subscriptions.get(pushed.name)).incarnation
+    kept, key = await attempts(pushed), f"{pushed.name}.parked"
     parked = {"incarnation": incarnation, "keys": {"a": [10**9]}}  # a dead letter that is not there any more
     newer = json.dumps({**parked, **unknown}).encode()
     await kept.put(key, newer)
-    await desk.write({"uuid": "a"}, {"uuid": "b"})
+    await pushed.write({"uuid": "a"}, {"uuid": "b"})
     await work()
 
     async def says_so() -> bool:
-        return next(iter(unknown)) in await trouble(desk)
+        return next(iter(unknown)) in await trouble(pushed)
 
     await until(says_so)
-    assert desk.acked() == []
+    assert pushed.acked() == []
     assert (await kept.get(key)).value == newer
     await kept.put(key, json.dumps(parked).encode())
-    await desk.drained()
-    assert sorted(desk.acked()) == [1, 2]
+    await pushed.drained()
+    assert sorted(pushed.acked()) == [1, 2]
 
 
 @UNKNOWN
-async def test_attempts_that_are_not_understood_stop_nothing_and_stay(desk: Desk, unknown: dict[str, Any]) -> None:
+async def test_attempts_that_are_not_understood_stop_nothing_and_stay(
+    pushed: PushSubscription, unknown: dict[str, Any]
+) -> None:
     """They are notes for people."""
-    await desk.add("/ok")
-    incarnation = (await desk.subscriptions.get(desk.name)).incarnation
-    await AttemptLog(desk.queues).append(desk.name, incarnation, 7, 1, {"error": "first"})
-    kept, key = await attempts(desk), f"{desk.name}.7"
+    await pushed.add("/ok")
+    incarnation = (await pushed.subscriptions.get(pushed.name)).incarnation
+    await AttemptLog(pushed.queues).append(pushed.name, incarnation, 7, 1, {"error": "first"})
+    kept, key = await attempts(pushed), f"{pushed.name}.7"
     understood = await make_newer(kept, key, unknown)
     newer = await kept.get(key)
-    older = AttemptLog(desk.queues)
-    await older.append(desk.name, incarnation, 7, 2, {"error": "second"})
-    assert await older.read(desk.name, incarnation, 7) == []
+    older = AttemptLog(pushed.queues)
+    await older.append(pushed.name, incarnation, 7, 2, {"error": "second"})
+    assert await older.read(pushed.name, incarnation, 7) == []
     assert (await kept.get(key)).revision == newer.revision
     await kept.put(key, understood)
-    await older.append(desk.name, incarnation, 7, 3, {"error": "third"})
-    assert [each["error"] for each in await older.read(desk.name, incarnation, 7)] == ["first", "third"]
+    await older.append(pushed.name, incarnation, 7, 3, {"error": "third"})
+    assert [each["error"] for each in await older.read(pushed.name, incarnation, 7)] == ["first", "third"]
 
 
 @UNKNOWN
-async def test_a_problem_that_is_not_understood_is_told_as_one(desk: Desk, unknown: dict[str, Any]) -> None:
-    await desk.add("/ok")
-    incarnation = (await desk.subscriptions.get(desk.name)).incarnation
-    told = {"incarnation": incarnation, "reason": "no secret", "since": "2026-01-01T00:00:00Z"}
-    await (await attempts(desk)).put(f"{desk.name}.trouble", json.dumps({**told, **unknown}).encode())
-    assert next(iter(unknown)) in await trouble(desk)
-    await (await attempts(desk)).put(f"{desk.name}.trouble", json.dumps(told).encode())
-    assert await trouble(desk) == "no secret"
+async def test_a_problem_that_is_not_understood_is_shown_as_one(
+    pushed: PushSubscription, unknown: dict[str, Any]
+) -> None:
+    await pushed.add("/ok")
+    incarnation = (await pushed.subscriptions.get(pushed.name)).incarnation
+    stored = {"incarnation": incarnation, "reason": "no secret", "since": "2026-01-01T00:00:00Z"}
+    await (await attempts(pushed)).put(f"{pushed.name}.trouble", json.dumps({**stored, **unknown}).encode())
+    assert next(iter(unknown)) in await trouble(pushed)
+    await (await attempts(pushed)).put(f"{pushed.name}.trouble", json.dumps(stored).encode())
+    assert await trouble(pushed) == "no secret"

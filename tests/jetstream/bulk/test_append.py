@@ -24,7 +24,7 @@ from purveyor.jetstream.bulk import (
 from purveyor.jetstream.bulk.append.replies import RefusalAction, decide_action
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidConfig, InvalidInput, ServerUnavailable, UnknownStream
-from tests.support.append import BATCHED, CHAINED, make, one, portion_by_portion, stored, table, write_in
+from tests.support.append import BATCHED, CHAINED, choose_write_mode, limit_batch_rows, make, one, stored, table
 from tests.support.bulk_messages import rows
 from tests.support.bulk_servers import Server, forget_ids, make_stream, request_api, serving, state
 
@@ -34,7 +34,7 @@ HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
 @pytest.fixture(params=[CHAINED, BATCHED], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     chosen: str = request.param
-    write_in(chosen, monkeypatch)
+    choose_write_mode(chosen, monkeypatch)
     return chosen
 
 
@@ -266,7 +266,7 @@ def test_messages_of_another_writer_do_not_hide_the_last_position(address: Addre
 def test_a_message_in_between_makes_the_writer_read_again(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    portion_by_portion(monkeypatch, 999)
+    limit_batch_rows(monkeypatch, 999)
     target = make(address, name)
 
     def disturb(done: int) -> None:
@@ -352,7 +352,7 @@ def test_a_target_that_is_denied_does_not_stop_the_others(tmp_path: Path) -> Non
         address = Address(server.address.urls, user="u", password="p")
         denied = [Target(subject=f"S.denied.{number}", stream="S") for number in range(5)]
         good, unseen = Target(subject="S.good", stream="S"), Target(subject="T.a", stream="T")
-        for _ in range(2):  # the link that heard of the denials is not used again
+        for _ in range(2):  # the connection with the denials is not used again
             outcomes = append_once(
                 address, [(target, table(range(1, 501), ids=False)) for target in (*denied, good, unseen)]
             )

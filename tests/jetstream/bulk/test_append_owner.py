@@ -18,13 +18,13 @@ from purveyor.jetstream.bulk import (
 from purveyor.jetstream.bulk.append.target_state import TargetState
 from purveyor.jetstream.bulk.append.writer import Appender
 from purveyor.jetstream.config import INCARNATION
-from tests.support.append import BATCHED, CHAINED, one, stored, table, write_in
+from tests.support.append import BATCHED, CHAINED, choose_write_mode, one, stored, table
 from tests.support.bulk_servers import make_stream, request_api, state
 
 
 @pytest.fixture(params=[CHAINED, BATCHED], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_in(request.param, monkeypatch)
+    choose_write_mode(request.param, monkeypatch)
 
 
 def make(address: Address, name: str, owner: str, **config: Any) -> Target:

@@ -212,7 +212,7 @@ def test_a_request_returns_a_reply_or_a_reason(server: Server) -> None:
     with connected(server.address) as connection:
         with pytest.raises(UnknownStream, match="nothing-here"):
             connection.request_api("STREAM.INFO.nothing-here")
-        assert connection.request("nobody.listens").status == 503
+        assert connection.request("without.subscriber").status == 503
         connection.subscribe("silence")
         with pytest.raises(NoAnswer, match="silence"):
             connection.request("silence", timeout=0.1)

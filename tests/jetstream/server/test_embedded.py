@@ -84,7 +84,7 @@ def test_it_gives_up_after_repeated_deaths_and_can_be_started_again(own_server: 
     assert "failed" not in repr(server)
 
 
-def test_a_server_that_cannot_come_back_is_told_with_its_log(own_server: OwnServer) -> None:
+def test_a_server_that_cannot_restart_fails_with_its_log(own_server: OwnServer) -> None:
     events = Events()
     server = own_server(TWO_DEATHS, on_event=events)
     events.next(EventKind.STARTED)
@@ -131,17 +131,17 @@ def test_stop_during_the_pause_before_a_restart(own_server: OwnServer) -> None:
 
 
 def test_a_listener_may_stop_the_server(own_server: OwnServer, tmp_path: Path) -> None:
-    heard: list[ServerEvent] = []
+    events: list[ServerEvent] = []
 
     def listen(event: ServerEvent) -> None:
-        heard.append(event)
+        events.append(event)
         if event.kind is EventKind.DIED:
             server.stop()
 
     server = own_server(on_event=listen)
     kill(server.pid)
-    wait_until(lambda: len(heard) == 3)
-    assert [event.kind for event in heard] == [EventKind.STARTED, EventKind.DIED, EventKind.STOPPED]
+    wait_until(lambda: len(events) == 3)
+    assert [event.kind for event in events] == [EventKind.STARTED, EventKind.DIED, EventKind.STOPPED]
 
 
 def test_a_listener_that_fails_is_logged_and_harms_nothing(
@@ -204,14 +204,14 @@ def test_a_port_taken_just_before_the_server_listens_gives_way_to_another(
     assert find_running_server(server.directory) == server.address
 
 
-def test_a_wanted_port_that_is_taken_is_told(own_server: OwnServer) -> None:
+def test_a_requested_port_that_is_taken_is_an_error(own_server: OwnServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServerFailed, match=f"port {port} on 127.0.0.1 is taken"):
             own_server(ServerOptions(port=port))
 
 
-def test_a_host_that_is_not_ours_is_told(own_server: OwnServer) -> None:
+def test_a_host_of_another_machine_is_an_error(own_server: OwnServer) -> None:
     with pytest.raises(SetupError, match=r"no server can listen on 192\.0\.2\.1"):
         own_server(ServerOptions(host="192.0.2.1"))
 
@@ -223,7 +223,7 @@ def test_odd_directory_names_work(own_server: OwnServer, tmp_path: Path, name: s
     assert find_running_server(tmp_path / name) == server.address
 
 
-def test_places_that_cannot_be_a_store_are_told(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_a_store_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / "nats.lock").mkdir()
@@ -233,7 +233,7 @@ def test_places_that_cannot_be_a_store_are_told(tmp_path: Path) -> None:
         assert caught.value.fix
 
 
-def test_a_directory_without_write_permission_is_told(tmp_path: Path) -> None:
+def test_a_directory_without_write_permission_is_an_error(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     if os.access(closed, os.W_OK):

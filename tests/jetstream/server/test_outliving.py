@@ -82,7 +82,7 @@ def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(supervise: Supervise, t
     assert os.getpgid(server) != os.getpgid(other.pid)
 
 
-def test_another_process_is_refused_and_told_who_owns_the_store(
+def test_another_process_is_refused_and_the_error_names_the_owner(
     supervise: Supervise, own_server: OwnServer, tmp_path: Path
 ) -> None:
     server = own_server(directory=tmp_path / "nats")

@@ -15,24 +15,24 @@ from purveyor.model.errors import SetupError
 ADA = Identity("purveyor-1", "ada", "s3cret")
 
 
-def ask_a_stranger(greeting: bytes) -> tuple[str | None, bytes]:
-    """Ask a listener that greets like this; the verdict, and all that the listener was sent."""
-    heard = bytearray()
+def probe_fake_server(greeting: bytes) -> tuple[str | None, bytes]:
+    """Ask a listener that greets like this; the missing, and all that the listener was sent."""
+    received = bytearray()
 
     def listen(server: socket.socket) -> None:
         connection, _ = server.accept()
-        with connection, suppress(OSError):  # it may turn away before it has heard all
+        with connection, suppress(OSError):  # it may turn away before it has received all
             connection.sendall(greeting)
             connection.shutdown(socket.SHUT_WR)
             while chunk := connection.recv(4096):
-                heard.extend(chunk)
+                received.extend(chunk)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=listen, args=(server,))
         thread.start()
-        verdict = why_not_ready("127.0.0.1", server.getsockname()[1], ADA)
+        missing = why_not_ready("127.0.0.1", server.getsockname()[1], ADA)
         thread.join()
-    return verdict, bytes(heard)
+    return missing, bytes(received)
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,17 @@ def ask_a_stranger(greeting: bytes) -> tuple[str | None, bytes]:
         b"",
     ],
 )
-def test_a_stranger_is_not_ready_and_is_told_nothing(greeting: bytes) -> None:
-    verdict, heard = ask_a_stranger(greeting)
-    assert verdict is not None
-    assert heard == b""
+def test_another_server_is_not_ready_and_receives_no_password(greeting: bytes) -> None:
+    missing, received = probe_fake_server(greeting)
+    assert missing is not None
+    assert received == b""
 
 
 @pytest.mark.parametrize("answer", [b"", b"-ERR 'Authorization Violation'\r\n", b'MSG i 1 13\r\n{"error": {}}\r\n'])
 def test_ready_means_that_jetstream_answers(answer: bytes) -> None:
-    verdict, heard = ask_a_stranger(b'INFO {"server_name": "purveyor-1", "jetstream": true}\r\n' + answer)
-    assert verdict is not None
-    assert heard.startswith(b"CONNECT ")
+    missing, received = probe_fake_server(b'INFO {"server_name": "purveyor-1", "jetstream": true}\r\n' + answer)
+    assert missing is not None
+    assert received.startswith(b"CONNECT ")
 
 
 def test_the_server_itself_is_ready_for_the_right_password_only(nats_server: EmbeddedServer) -> None:
@@ -89,6 +89,6 @@ def test_a_connection_with_itself_is_let_go_at_once(monkeypatch: pytest.MonkeyPa
     assert itself.fileno() == -1
 
 
-def test_a_host_that_does_not_exist_is_told() -> None:
+def test_a_host_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(SetupError, match=r"no server can listen on 192\.0\.2\.1"):
         free_port("192.0.2.1")

@@ -45,7 +45,7 @@ def test_a_released_store_is_free_at_once(files: Files) -> None:
         lock_store(files, wait_seconds=0).release()
 
 
-def test_a_released_store_names_nobody(files: Files) -> None:
+def test_a_released_store_has_no_owner_note(files: Files) -> None:
     held = lock_store(files)
     assert str(os.getpid()) in files.lock.read_text()
     held.release()
@@ -75,7 +75,7 @@ def test_a_store_whose_owner_is_gone_but_not_its_server_is_explained(files: File
     held.release()
 
 
-def test_an_owner_that_has_not_said_its_name_yet_is_no_error_of_ours(files: Files) -> None:
+def test_an_owner_without_a_note_yet_is_reported_as_unknown(files: Files) -> None:
     held = lock_store(files)
     os.ftruncate(held.fd, 0)
     with pytest.raises(StoreInUse, match="left no note"):
@@ -132,7 +132,7 @@ def test_running_on_a_place_that_is_no_store_is_none(tmp_path: Path, where: str)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"url": 1}', "\udcff", '"x"'])
-def test_a_damaged_port_file_is_told_to_readers_and_ignored_by_the_next_start(files: Files, text: str) -> None:
+def test_a_damaged_port_file_is_an_error_for_readers_and_ignored_by_the_next_start(files: Files, text: str) -> None:
     held = lock_store(files)
     files.port.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(SetupError, match=r"nats\.json is damaged"):
@@ -142,7 +142,7 @@ def test_a_damaged_port_file_is_told_to_readers_and_ignored_by_the_next_start(fi
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"\xff\xfe", b"a\x00b"])
-def test_a_damaged_password_file_is_told(files: Files, text: bytes) -> None:
+def test_a_damaged_password_file_is_an_error(files: Files, text: bytes) -> None:
     files.password.write_bytes(text)
     with pytest.raises(SetupError, match="password"):
         files.ensure_password()
@@ -181,7 +181,7 @@ def test_a_directory_that_everybody_may_write_to_is_refused(tmp_path: Path) -> N
         Files(common).prepare()
 
 
-def test_a_large_log_is_put_aside_while_somebody_writes_to_it(files: Files) -> None:
+def test_a_large_log_is_rotated_while_the_server_writes_to_it(files: Files) -> None:
     log = files.open_log()
     os.write(log, b"x" * (LOG_LIMIT_BYTES + 1))
     files.trim_log()

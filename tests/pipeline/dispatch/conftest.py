@@ -1,5 +1,5 @@
 """The fixture of a server with the queues of the pipeline."""
 
-from tests.support.dispatch_world import world
+from tests.support.dispatch_harness import harness
 
-__all__ = ["world"]
+__all__ = ["harness"]

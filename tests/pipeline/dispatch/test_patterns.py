@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.dispatch_world import World
+from tests.support.dispatch_harness import DispatchHarness
 from tests.support.running_api import Consumer, RunningApi, event, subscribe
 
 PUBLISHERS = 8
@@ -20,8 +20,8 @@ TOPICS = [{"realm": "shop", "topic": "orders/.*"}]
 
 
 @pytest.fixture
-def api(world: World) -> Iterator[RunningApi]:
-    with RunningApi(lambda: world.address) as running:
+def api(harness: DispatchHarness) -> Iterator[RunningApi]:
+    with RunningApi(lambda: harness.address) as running:
         yield running.when_ready()
 
 
@@ -69,12 +69,12 @@ def work(client: httpx.Client, name: str, instance: str) -> list[tuple[str, int]
     return done
 
 
-def test_fan_in_fan_out_and_load_balanced(world: World, api: RunningApi) -> None:
+def test_fan_in_fan_out_and_load_balanced(harness: DispatchHarness, api: RunningApi) -> None:
     admin = api.client("admin", "admin-secret")
     first, second = (subscribe(api, admin, name, realms_topics=TOPICS) for name in ("first", "second"))
     shared = subscribe(api, admin, "shared", realms_topics=TOPICS, delivery="parallel", lease_seconds=LEASE_SECONDS)
     publishers = [api.client("events", "events-secret") for _ in range(PUBLISHERS)]
-    world.start()
+    harness.start()
     with ThreadPoolExecutor(PUBLISHERS) as threads:
         list(threads.map(publish, publishers, range(PUBLISHERS)))
 

@@ -13,7 +13,7 @@ from purveyor.pipeline.dispatch import isolation
 from purveyor.pipeline.job_failures import data_fault, is_data_at_fault, is_message_at_fault, park_once
 from purveyor.queues.dead_letters.letter import DeadLetter
 from purveyor.queues.dead_letters.store import DeadLetterStore, Resolution
-from tests.support.dispatch_world import World, event
+from tests.support.dispatch_harness import DispatchHarness, event
 from tests.support.poison import KILLED, Poison
 from tests.support.waiting import wait_until
 
@@ -21,50 +21,50 @@ LONG = "a/" * 2048 + "user"
 """Java tries a repeated group on it by recursion, until its stack is used up."""
 
 
-def test_a_long_topic_and_a_repeated_group_end_nothing(world: World) -> None:
-    world.add("groups", "([a-z]+/)*user")
-    world.add("ox")
-    world.publish([event(1), event(2, LONG), event(3)])
-    world.dispatch()
-    assert world.numbers("groups") == [1, 2, 3]
-    assert world.numbers("ox") == [1, 3]
+def test_a_long_topic_and_a_repeated_group_end_nothing(harness: DispatchHarness) -> None:
+    harness.add("groups", "([a-z]+/)*user")
+    harness.add("ox")
+    harness.publish([event(1), event(2, LONG), event(3)])
+    harness.dispatch()
+    assert harness.numbers("groups") == [1, 2, 3]
+    assert harness.numbers("ox") == [1, 3]
 
 
-def test_an_expression_that_never_ends_suspends_its_subscription_at_the_event(world: World) -> None:
+def test_an_expression_that_never_ends_suspends_its_subscription_at_the_event(harness: DispatchHarness) -> None:
     """Here and wherever else expressions are tried: others, and what was before, are delivered."""
-    world.add("slow", "(a+)+b|users/user|x")
-    world.add("both", "(a+)+b", "a{64}", "users/user")
-    world.add("all", ".*")
-    world.add("ox")
-    world.start()
-    world.events(1, 2)
-    world.wait()
-    world.publish([event(3), event(4, "a" * 64), event(5), event(6, "x")])
-    world.wait()
-    position = world.last() - 2
-    suspended = world.found("slow").suspended
+    harness.add("slow", "(a+)+b|users/user|x")
+    harness.add("both", "(a+)+b", "a{64}", "users/user")
+    harness.add("all", ".*")
+    harness.add("ox")
+    harness.start()
+    harness.events(1, 2)
+    harness.wait()
+    harness.publish([event(3), event(4, "a" * 64), event(5), event(6, "x")])
+    harness.wait()
+    position = harness.last() - 2
+    suspended = harness.found("slow").suspended
     assert suspended is not None
     assert suspended.position == position
     assert suspended.reason.startswith("the expression '(a+)+b|users/user|x' takes more than 1 s on the topic 'aaaa")
-    assert world.numbers("slow") == [1, 2, 3]
-    assert world.numbers("both") == [1, 2, 3, 4, 5], "another of its topics matches: nothing is in doubt"
-    assert world.numbers("all") == [1, 2, 3, 4, 5, 6]
-    assert world.numbers("ox") == [1, 2, 3, 5]
-    world.events(7, 8)
-    world.wait()
-    assert world.numbers("ox") == [1, 2, 3, 5, 7, 8]
-    assert world.numbers("slow") == [1, 2, 3], "nothing passes a suspended subscription"
-    assert not world.letters()
+    assert harness.numbers("slow") == [1, 2, 3]
+    assert harness.numbers("both") == [1, 2, 3, 4, 5], "another of its topics matches: nothing is in doubt"
+    assert harness.numbers("all") == [1, 2, 3, 4, 5, 6]
+    assert harness.numbers("ox") == [1, 2, 3, 5]
+    harness.events(7, 8)
+    harness.wait()
+    assert harness.numbers("ox") == [1, 2, 3, 5, 7, 8]
+    assert harness.numbers("slow") == [1, 2, 3], "nothing passes a suspended subscription"
+    assert not harness.letters()
 
 
-def test_control_events_before_its_beginning_do_not_suspend_a_subscription(world: World) -> None:
-    world.add("ox")
-    world.publish([event(1), event(2, "a" * 64)])
-    world.add("slow", "(a+)+b|users/user")
-    world.events(3, 4)
-    world.dispatch()
-    assert world.found("slow").suspended is None
-    assert world.numbers("slow") == [3, 4]
+def test_control_events_before_its_beginning_do_not_suspend_a_subscription(harness: DispatchHarness) -> None:
+    harness.add("ox")
+    harness.publish([event(1), event(2, "a" * 64)])
+    harness.add("slow", "(a+)+b|users/user")
+    harness.events(3, 4)
+    harness.dispatch()
+    assert harness.found("slow").suspended is None
+    assert harness.numbers("slow") == [3, 4]
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Poison:
     return Poison(monkeypatch)
 
 
-def parked(world: World) -> list[int]:
+def parked(harness: DispatchHarness) -> list[int]:
     """The positions of the dead letters of `incoming`, in their order."""
     found = []
-    for row in world.letters():
+    for row in harness.letters():
         headers = {name: tuple(values) for name, values in row["headers"]}
         letter = DeadLetter.from_message(headers, row["data"])
         assert letter.origin == "incoming"
@@ -84,28 +84,28 @@ def parked(world: World) -> list[int]:
     return found
 
 
-def forget_ids(world: World) -> None:
+def forget_ids(harness: DispatchHarness) -> None:
     """Make the server forget the message ids of dead letters soon: what is parked twice is there twice."""
-    world.broker.update("stream:dead-letters", duplicate_window=100_000_000)
+    harness.broker.update("stream:dead-letters", duplicate_window=100_000_000)
 
 
-def forgotten(world: World) -> bool:
+def forgotten(harness: DispatchHarness) -> bool:
     """Whether the server takes the message id of a letter for a new one."""
-    row = world.letters()[-1]
+    row = harness.letters()[-1]
     again = ("dead-letters.elsewhere", row["data"], None, dict(row["headers"])["Nats-Msg-Id"][0])
-    report = publish_many(world.address, outgoing([again]))
+    report = publish_many(harness.address, outgoing([again]))
     if report.stored:
-        world.broker.purge("stream:dead-letters", filter="dead-letters.elsewhere")
+        harness.broker.purge("stream:dead-letters", filter="dead-letters.elsewhere")
     return bool(report.stored)
 
 
-def run_again(world: World) -> None:
+def run_again(harness: DispatchHarness) -> None:
     """Run the last batch again, as after a crash before its commit. The durable is past it, so the commit tells."""
-    commits = world.settings().checkpoint / "commits"
+    commits = harness.settings().checkpoint / "commits"
     last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     for path in commits.glob(f"*{last.name}*"):
         path.unlink()
-    query = world.start()
+    query = harness.start()
 
     def done() -> bool:
         assert query.exception() is None, query.exception()
@@ -116,197 +116,203 @@ def run_again(world: World) -> None:
 
 
 def test_an_event_that_fails_for_every_subscription_is_parked_once_and_all_others_are_dispatched(
-    world: World, poison: Poison
+    harness: DispatchHarness, poison: Poison
 ) -> None:
-    world.add("ox")
-    world.add("all", ".*")
-    forget_ids(world)
-    world.events(1, 4)
-    world.publish([b"no event"])
-    world.events(5, 6)
+    harness.add("ox")
+    harness.add("all", ".*")
+    forget_ids(harness)
+    harness.events(1, 4)
+    harness.publish([b"no event"])
+    harness.events(5, 6)
     poison.positions = {5: None}
-    world.dispatch(max_offsets=3)
-    assert world.numbers("ox") == world.numbers("all") == [1, 2, 4, 5, 6]
-    assert world.found("ox").suspended is None
-    assert parked(world) == [5, 7]
-    reason = dict(world.letters()[0]["headers"])["Purveyor-Reason"][0]
+    harness.dispatch(max_offsets=3)
+    assert harness.numbers("ox") == harness.numbers("all") == [1, 2, 4, 5, 6]
+    assert harness.found("ox").suspended is None
+    assert parked(harness) == [5, 7]
+    reason = dict(harness.letters()[0]["headers"])["Purveyor-Reason"][0]
     assert reason.startswith("dispatch fails on this event: [USER_RAISED_EXCEPTION] poison")
-    report = audit(world.spark, world.settings().archive, 1, world.last())
+    report = audit(harness.spark, harness.settings().archive, 1, harness.last())
     assert report.clean
     assert [(each.expected, each.queued, each.dead_lettered) for each in report.accounts] == [(6, 5, 1)] * 2
 
 
-def test_a_batch_that_was_divided_and_is_run_again_parks_nothing_twice(world: World, poison: Poison) -> None:
-    world.add("ox")
-    forget_ids(world)
-    world.events(1, 2)
-    world.publish([b"no event"])
+def test_a_batch_that_was_divided_and_is_run_again_parks_nothing_twice(
+    harness: DispatchHarness, poison: Poison
+) -> None:
+    harness.add("ox")
+    forget_ids(harness)
+    harness.events(1, 2)
+    harness.publish([b"no event"])
     poison.positions = {2: None}
-    world.dispatch()
-    wait_until(lambda: forgotten(world))
+    harness.dispatch()
+    wait_until(lambda: forgotten(harness))
     attempts = poison.attempts
-    run_again(world)
+    run_again(harness)
     assert poison.attempts > attempts
-    assert parked(world) == [2, 4]
-    assert world.numbers("ox") == [2]
+    assert parked(harness) == [2, 4]
+    assert harness.numbers("ox") == [2]
 
 
-def test_what_an_attempt_wrote_before_it_failed_is_not_written_again(world: World, poison: Poison) -> None:
+def test_what_an_attempt_wrote_before_it_failed_is_not_written_again(harness: DispatchHarness, poison: Poison) -> None:
     """Also letters: one of a later position, parked by the attempt that failed, is there once."""
-    world.add("ox")
-    forget_ids(world)
-    world.events(1, 3)
-    world.publish([b"no event"])
+    harness.add("ox")
+    forget_ids(harness)
+    harness.events(1, 3)
+    harness.publish([b"no event"])
     poison.positions = {3: None}
     poison.after_writing = True
-    world.dispatch()
-    assert world.numbers("ox") == [1, 2, 3]
-    assert sorted(parked(world)) == [3, 5]
+    harness.dispatch()
+    assert harness.numbers("ox") == [1, 2, 3]
+    assert sorted(parked(harness)) == [3, 5]
 
 
-def test_a_letter_of_a_later_position_hides_no_earlier_message_that_is_no_event(world: World) -> None:
+def test_a_letter_of_a_later_position_hides_no_earlier_message_that_is_no_event(harness: DispatchHarness) -> None:
     """A catch-up job can be ahead of the dispatcher."""
-    world.add("ox")
-    world.publish([b"no event", event(1)])
+    harness.add("ox")
+    harness.publish([b"no event", event(1)])
     message = {"position": 3, "subject": "incoming", "headers": (), "data": event(1)}
-    assert park_once(world.address, message, "a catch-up fails on it")
-    world.dispatch()
-    assert parked(world) == [3, 2]
+    assert park_once(harness.address, message, "a catch-up fails on it")
+    harness.dispatch()
+    assert parked(harness) == [3, 2]
 
 
-def test_a_position_is_parked_once_also_when_its_letter_was_discarded_since(world: World) -> None:
-    forget_ids(world)
+def test_a_position_is_parked_once_also_when_its_letter_was_discarded_since(harness: DispatchHarness) -> None:
+    forget_ids(harness)
     message = {"position": 3, "subject": "incoming", "headers": [("Nats-Msg-Id", ["id-3"])], "data": event(3)}
-    assert park_once(world.address, message, "it fails")
-    wait_until(lambda: forgotten(world))
-    assert not park_once(world.address, message, "it fails again")
-    assert parked(world) == [3]
+    assert park_once(harness.address, message, "it fails")
+    wait_until(lambda: forgotten(harness))
+    assert not park_once(harness.address, message, "it fails again")
+    assert parked(harness) == [3]
 
     async def discard() -> None:
-        async with world.connected() as queues:
+        async with harness.connected() as queues:
             box = DeadLetterStore(queues)
             async for letter in box.scan():
                 await box.settle(letter, Resolution.DISCARDED)
                 await box.remove(letter.id)
 
     asyncio.run(discard())
-    assert not park_once(world.address, message, "it fails again")
-    assert park_once(world.address, {**message, "position": 33}, "another one fails")
+    assert not park_once(harness.address, message, "it fails again")
+    assert park_once(harness.address, {**message, "position": 33}, "another one fails")
 
 
 def test_a_subscription_that_alone_fails_on_an_event_is_suspended_there_and_no_other(
-    world: World, poison: Poison
+    harness: DispatchHarness, poison: Poison
 ) -> None:
     for name in ("ox", "zoo"):
-        world.add(name)
-    world.add("picky", wanted=Filter(fields={"id": tuple(range(1, 30))}))
-    world.events(1, 6)
+        harness.add(name)
+    harness.add("picky", wanted=Filter(fields={"id": tuple(range(1, 30))}))
+    harness.events(1, 6)
     poison.positions = {8: frozenset({"picky with its filter"})}
-    world.start(max_offsets=3)
-    world.wait()
-    suspended = world.found("picky").suspended
+    harness.start(max_offsets=3)
+    harness.wait()
+    suspended = harness.found("picky").suspended
     assert suspended is not None
     assert suspended.position == 8
     assert suspended.reason.startswith("dispatch fails on the event at position 8 for this subscription: ")
-    assert world.numbers("picky") == list(range(1, 5))
-    assert world.numbers("ox") == world.numbers("zoo") == list(range(1, 7))
-    assert not world.letters()
-    world.events(7, 7)
-    world.wait()
-    assert world.numbers("picky") == list(range(1, 5))
+    assert harness.numbers("picky") == list(range(1, 5))
+    assert harness.numbers("ox") == harness.numbers("zoo") == list(range(1, 7))
+    assert not harness.letters()
+    harness.events(7, 7)
+    harness.wait()
+    assert harness.numbers("picky") == list(range(1, 5))
     poison.positions = {}
-    world.resume("picky")
-    world.events(8, 9)
-    world.wait()
-    assert world.numbers("picky") == list(range(1, 10))
+    harness.resume("picky")
+    harness.events(8, 9)
+    harness.wait()
+    assert harness.numbers("picky") == list(range(1, 10))
 
 
-def test_an_event_before_its_beginning_does_not_suspend_a_subscription(world: World, poison: Poison) -> None:
-    world.add("ox")
-    world.events(1, 2)
-    world.add("picky", wanted=Filter(fields={"id": (1, 2, 3)}))
-    world.events(3, 3)
+def test_an_event_before_its_beginning_does_not_suspend_a_subscription(
+    harness: DispatchHarness, poison: Poison
+) -> None:
+    harness.add("ox")
+    harness.events(1, 2)
+    harness.add("picky", wanted=Filter(fields={"id": (1, 2, 3)}))
+    harness.events(3, 3)
     poison.positions = {2: frozenset({"picky with its filter"})}
-    world.dispatch()
-    assert world.found("picky").suspended is None
-    assert world.numbers("picky") == [3]
-    assert world.numbers("ox") == [1, 2, 3]
+    harness.dispatch()
+    assert harness.found("picky").suspended is None
+    assert harness.numbers("picky") == [3]
+    assert harness.numbers("ox") == [1, 2, 3]
 
 
-def test_subscriptions_that_fail_only_together_are_written_one_after_the_other(world: World, poison: Poison) -> None:
-    world.add("ox")
-    world.add("zoo")
-    world.events(1, 2)
+def test_subscriptions_that_fail_only_together_are_written_one_after_the_other(
+    harness: DispatchHarness, poison: Poison
+) -> None:
+    harness.add("ox")
+    harness.add("zoo")
+    harness.events(1, 2)
     poison.positions = {3: frozenset({"ox", "zoo"})}
-    world.dispatch()
-    assert world.numbers("ox") == world.numbers("zoo") == [1, 2]
-    assert not world.letters()
-    assert world.found("ox").suspended is None
-    assert world.found("zoo").suspended is None
+    harness.dispatch()
+    assert harness.numbers("ox") == harness.numbers("zoo") == [1, 2]
+    assert not harness.letters()
+    assert harness.found("ox").suspended is None
+    assert harness.found("zoo").suspended is None
 
 
-def test_an_event_that_fails_once_is_delivered(world: World, poison: Poison) -> None:
-    world.add("ox")
-    world.events(1, 1)
+def test_an_event_that_fails_once_is_delivered(harness: DispatchHarness, poison: Poison) -> None:
+    harness.add("ox")
+    harness.events(1, 1)
     poison.positions = {2: None}
     poison.left = 2
-    world.dispatch()
+    harness.dispatch()
     assert poison.left == 0
-    assert world.numbers("ox") == [1]
-    assert not world.letters()
+    assert harness.numbers("ox") == [1]
+    assert not harness.letters()
 
 
-def test_a_batch_that_succeeds_is_attempted_once(world: World, poison: Poison) -> None:
-    world.add("ox")
-    world.events(1, 3)
-    world.dispatch()
+def test_a_batch_that_succeeds_is_attempted_once(harness: DispatchHarness, poison: Poison) -> None:
+    harness.add("ox")
+    harness.events(1, 3)
+    harness.dispatch()
     assert poison.attempts == 1
 
 
-def test_a_worker_that_is_killed_blames_no_event(world: World, poison: Poison) -> None:
-    world.add("ox")
-    world.events(1, 2)
+def test_a_worker_that_is_killed_blames_no_event(harness: DispatchHarness, poison: Poison) -> None:
+    harness.add("ox")
+    harness.events(1, 2)
     poison.positions = {3: None}
     poison.job = KILLED
-    query = world.start()
+    query = harness.start()
     ended = wait_until(query.exception)
     assert "Python worker exited unexpectedly" in str(ended)
     assert poison.attempts == 1, "the batch is not divided"
-    assert not world.letters()
-    assert world.found("ox").suspended is None
+    assert not harness.letters()
+    assert harness.found("ox").suspended is None
     poison.positions = {}
-    world.dispatch()
-    assert world.numbers("ox") == [1, 2]
+    harness.dispatch()
+    assert harness.numbers("ox") == [1, 2]
 
 
 def test_a_batch_that_never_ends_is_cancelled_and_divided(
-    world: World, poison: Poison, monkeypatch: pytest.MonkeyPatch
+    harness: DispatchHarness, poison: Poison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "time_limit_seconds", lambda span, _: 1.0 if span.first <= 3 <= span.last else 600.0)
-    world.add("ox")
-    world.events(1, 3)
+    harness.add("ox")
+    harness.events(1, 3)
     poison.positions = {3: None}
     poison.job = "java_method('java.lang.Thread', 'sleep', 3600000L)"
-    world.start(max_offsets=2)
-    world.wait()
-    assert world.numbers("ox") == [1, 3]
-    [row] = world.letters()
+    harness.start(max_offsets=2)
+    harness.wait()
+    assert harness.numbers("ox") == [1, 3]
+    [row] = harness.letters()
     assert dict(row["headers"])["Purveyor-Reason"] == ["dispatch fails on this event: it took more than 1 s"]
 
 
-def test_a_gap_with_such_an_event_is_filled_without_it(world: World, poison: Poison) -> None:
-    world.add("full")
-    world.broker.update("stream:full", max_msgs=1, discard="new")
-    world.events(1, 3)
-    world.start()
-    world.wait()
-    world.broker.update("stream:full", max_msgs=-1, discard="old")
-    world.resume("full")
+def test_a_gap_with_such_an_event_is_filled_without_it(harness: DispatchHarness, poison: Poison) -> None:
+    harness.add("full")
+    harness.broker.update("stream:full", max_msgs=1, discard="new")
+    harness.events(1, 3)
+    harness.start()
+    harness.wait()
+    harness.broker.update("stream:full", max_msgs=-1, discard="old")
+    harness.resume("full")
     poison.positions = {3: None}
-    world.events(4, 5)
-    world.wait()
-    assert world.numbers("full") == [1, 3, 4, 5]
-    assert parked(world) == [3]
+    harness.events(4, 5)
+    harness.wait()
+    assert harness.numbers("full") == [1, 3, 4, 5]
+    assert parked(harness) == [3]
 
 
 @pytest.mark.parametrize(
@@ -337,22 +343,24 @@ def test_a_data_fault_is_reported_in_one_line() -> None:
     assert data_fault(PySparkException("java.lang.StackOverflowError")) == "java.lang.StackOverflowError"
 
 
-def test_a_plan_that_cannot_be_made_blames_a_subscription_and_no_event(world: World, poison: Poison) -> None:
-    world.add("ox")
-    world.add("picky", wanted=Filter(fields={"id": (1, 2)}))
-    world.events(1, 2)
+def test_a_plan_that_cannot_be_made_blames_a_subscription_and_no_event(
+    harness: DispatchHarness, poison: Poison
+) -> None:
+    harness.add("ox")
+    harness.add("picky", wanted=Filter(fields={"id": (1, 2)}))
+    harness.events(1, 2)
     poison.job = "no_such_column"
     poison.positions = {3: frozenset({"picky with its filter"})}
-    world.dispatch()
-    assert world.numbers("ox") == [1, 2]
-    suspended = world.found("picky").suspended
+    harness.dispatch()
+    assert harness.numbers("ox") == [1, 2]
+    suspended = harness.found("picky").suspended
     assert suspended is not None
     assert suspended.position == 3
     poison.positions = {5: None}
-    world.events(3, 3)
-    ended = wait_until(world.start().exception)
+    harness.events(3, 3)
+    ended = wait_until(harness.start().exception)
     assert "no_such_column" in str(ended)
-    assert not world.letters()
+    assert not harness.letters()
 
 
 @pytest.mark.parametrize("error", ["MemoryError", "java.lang.OutOfMemoryError: Java heap space"])

@@ -7,22 +7,22 @@ import httpx
 import pytest
 
 from purveyor.pipeline.prefill.worker import PrefillWorker
-from tests.support.dispatch_world import World
+from tests.support.dispatch_harness import DispatchHarness
 from tests.support.running_api import Consumer, RunningApi, event, subscribe
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def api(world: World) -> Iterator[RunningApi]:
-    with RunningApi(lambda: world.address) as running:
+def api(harness: DispatchHarness) -> Iterator[RunningApi]:
+    with RunningApi(lambda: harness.address) as running:
         yield running.when_ready()
 
 
 @pytest.fixture
-def prefill(world: World) -> Iterator[None]:
+def prefill(harness: DispatchHarness) -> Iterator[None]:
     """What catches up a queue that was resumed."""
     stopping = threading.Event()
-    worker = PrefillWorker(world.spark, world.address, world.settings().archive)
+    worker = PrefillWorker(harness.spark, harness.address, harness.settings().archive)
     thread = threading.Thread(target=worker.run, args=(stopping,))
     thread.start()
     yield
@@ -52,11 +52,11 @@ def publish(events: httpx.Client, first: int, last: int) -> None:
 
 
 def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_reported_and_caught_up(
-    world: World, api: RunningApi, prefill: None
+    harness: DispatchHarness, api: RunningApi, prefill: None
 ) -> None:
     """Nothing is lost between the 201 and the dispatcher, and a queue has a bound."""
     admin, events = api.client("admin", "admin-secret"), api.client("events", "events-secret")
-    world.start()
+    harness.start()
     consumers = []
     for turn in range(3):
         consumers.append(subscribe(api, admin, f"new-{turn}"))
@@ -66,14 +66,14 @@ def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_reported_a
         assert take(consumer, len(expected)) == expected
 
     full = subscribe(api, admin, "full")
-    world.broker.update("stream:full", max_bytes=4000, discard="new")
+    harness.broker.update("stream:full", max_bytes=4000, discard="new")
     publish(events, 300, 329)
     told = wait_until(lambda: full.get().json().get("suspended"))
     assert "full" in told["reason"]
-    assert int(world.broker.state("stream:full")["bytes"]) <= 4000
+    assert int(harness.broker.state("stream:full")["bytes"]) <= 4000
     assert take(consumers[0], 30) == list(range(300, 330))  # the others are not concerned
 
-    world.broker.update("stream:full", max_bytes=-1, discard="old")
+    harness.broker.update("stream:full", max_bytes=-1, discard="old")
     assert full.patch(json={"paused": False}).status_code == 200
     assert take(full, 30) == list(range(300, 330))
     wait_until(lambda: "suspended" not in full.get().json())

@@ -10,7 +10,7 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer
 from purveyor.queues.client import connect
 from tests.support.nats_servers import FAST
-from tests.support.prefill_bench import Bench
+from tests.support.prefill_harness import PrefillHarness
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,6 @@ def address(prefill_server: EmbeddedServer) -> Address:
 
 
 @pytest.fixture
-async def bench(address: Address, spark: SparkSession, tmp_path: Path, unique: str) -> AsyncIterator[Bench]:
+async def harness(address: Address, spark: SparkSession, tmp_path: Path, unique: str) -> AsyncIterator[PrefillHarness]:
     async with connect(address) as queues:
-        yield await Bench.make(queues, spark, tmp_path / "archive", unique)
+        yield await PrefillHarness.make(queues, spark, tmp_path / "archive", unique)

@@ -9,7 +9,7 @@ from purveyor.pipeline.archive.reader import events
 from purveyor.pipeline.dispatch.batch_job import BatchJob, archived_topic_batches
 from purveyor.pipeline.dispatch.batch_plan import PlannedTarget
 from purveyor.pipeline.message_copies import redact_bodies
-from tests.support.prefill_bench import Bench, Stored, definition
+from tests.support.prefill_harness import PrefillHarness, Stored, definition
 from tests.support.scale import chance
 
 SECRET = "{SSHA}secret"
@@ -32,60 +32,62 @@ def data(messages: list[Stored]) -> list[bytes]:
     return [message.data for message in messages]
 
 
-async def test_prefill_replay_and_live_events_are_without_it(bench: Bench, unique: str) -> None:
-    given = bodies(bench.realm)
-    positions = [await bench.publish_bytes(body) for body in given]
+async def test_prefill_replay_and_live_events_are_without_it(harness: PrefillHarness, unique: str) -> None:
+    given = bodies(harness.realm)
+    positions = [await harness.publish_bytes(body) for body in given]
     expected = [redact(body, DEFAULT_HIDDEN_FIELDS) for body in given]
     assert expected[1] == given[1]
     assert not any(SECRET.encode() in body for body in expected)
-    record, _ = await bench.subscriptions.add(definition(bench, unique, prefill=True))
-    [job] = await bench.jobs()
+    record, _ = await harness.subscriptions.add(definition(harness, unique, prefill=True))
+    [job] = await harness.jobs()
 
-    await bench.run(job)
+    await harness.run(job)
     emptied = expected[2].replace(b'"old": {"id": "c", "salary": 1}', b'"old": {}')
-    assert data(await bench.stored(unique)) == [*expected[:2], emptied]
+    assert data(await harness.stored(unique)) == [*expected[:2], emptied]
 
-    await bench.run(await bench.subscriptions.replay(unique, positions[0], positions[-1]))
-    assert data(await bench.stored(unique))[3:] == expected
+    await harness.run(await harness.subscriptions.replay(unique, positions[0], positions[-1]))
+    assert data(await harness.stored(unique))[3:] == expected
 
-    open_, _ = await bench.subscriptions.add(definition(bench, f"{unique}-open", (), prefill=False))
-    other, _ = await bench.subscriptions.add(definition(bench, f"{unique}-other", ("new.salary", "id"), prefill=False))
-    again = [await bench.publish_bytes(body) for body in given]
-    seats = [PlannedTarget(await bench.registered(each.name), again[0] - 1) for each in (record, open_, other)]
+    open_, _ = await harness.subscriptions.add(definition(harness, f"{unique}-open", (), prefill=False))
+    other, _ = await harness.subscriptions.add(
+        definition(harness, f"{unique}-other", ("new.salary", "id"), prefill=False)
+    )
+    again = [await harness.publish_bytes(body) for body in given]
+    seats = [PlannedTarget(await harness.registered(each.name), again[0] - 1) for each in (record, open_, other)]
 
     def dispatch() -> None:
-        rows = archived_topic_batches(events(bench.context.spark, bench.context.archive, again[0], again[-1]))
-        report = BatchJob(bench.queues.address, AppendOptions()).run(rows, seats, writers=1, in_order=False)
+        rows = archived_topic_batches(events(harness.context.spark, harness.context.archive, again[0], again[-1]))
+        report = BatchJob(harness.queues.address, AppendOptions()).run(rows, seats, writers=1, in_order=False)
         assert not report.refusals
 
-    await bench.context.run_on_spark(dispatch)
-    assert data(await bench.stored(unique, "main")) == expected
-    assert data(await bench.stored(open_.name, "main")) == given
-    cut = data(await bench.stored(other.name, "main"))
+    await harness.context.run_on_spark(dispatch)
+    assert data(await harness.stored(unique, "main")) == expected
+    assert data(await harness.stored(open_.name, "main")) == given
+    cut = data(await harness.stored(other.name, "main"))
     assert cut == [redact(body, ("new.salary", "id")) for body in given]
     assert cut[2].endswith(b'"salary": 1}, "new": {}}}')
 
-    kept = await bench.context.run_on_spark(
-        lambda: events(bench.context.spark, bench.context.archive, 1, again[-1]).collect()
+    kept = await harness.context.run_on_spark(
+        lambda: events(harness.context.spark, harness.context.archive, 1, again[-1]).collect()
     )
     assert {bytes(row.data) for row in kept} >= set(given)  # the archive has them whole
 
 
-async def test_a_message_that_is_too_large_is_parked_without_it(bench: Bench, unique: str) -> None:
-    await bench.subscriptions.add(definition(bench, unique, prefill=False))
-    position = await bench.publish_bytes(bodies(bench.realm)[0])
-    await bench.queues.streams.update(f"stream:{unique}", {"max_msg_size": 64})
-    found = await bench.registered(unique)
+async def test_a_message_that_is_too_large_is_parked_without_it(harness: PrefillHarness, unique: str) -> None:
+    await harness.subscriptions.add(definition(harness, unique, prefill=False))
+    position = await harness.publish_bytes(bodies(harness.realm)[0])
+    await harness.queues.streams.update(f"stream:{unique}", {"max_msg_size": 64})
+    found = await harness.registered(unique)
 
     def dispatch() -> None:
-        rows = archived_topic_batches(events(bench.context.spark, bench.context.archive, position, position))
-        BatchJob(bench.queues.address, AppendOptions()).run(
+        rows = archived_topic_batches(events(harness.context.spark, harness.context.archive, position, position))
+        BatchJob(harness.queues.address, AppendOptions()).run(
             rows, [PlannedTarget(found, position - 1)], writers=1, in_order=False
         )
 
-    await bench.context.run_on_spark(dispatch)
-    [parked] = await bench.messages("stream:dead-letters", f"dead-letters.{unique}")
-    assert parked.data == redact(bodies(bench.realm)[0], DEFAULT_HIDDEN_FIELDS)
+    await harness.context.run_on_spark(dispatch)
+    [parked] = await harness.messages("stream:dead-letters", f"dead-letters.{unique}")
+    assert parked.data == redact(bodies(harness.realm)[0], DEFAULT_HIDDEN_FIELDS)
 
 
 def test_all_rows_at_once_are_censored_as_one_by_one() -> None:

@@ -12,7 +12,7 @@ from purveyor.model import tracing
 from purveyor.model.event import Event
 from purveyor.pipeline.prefill import PrefillWorker, WorkerOptions
 from purveyor.queues.catalogue import PREFILL
-from tests.support.prefill_bench import Bench, definition, suspend
+from tests.support.prefill_harness import PrefillHarness, definition, suspend
 from tests.support.waiting import until
 
 ASKED = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -28,18 +28,18 @@ def spans() -> InMemorySpanExporter:
     return InMemorySpanExporter()
 
 
-async def publish(bench: Bench, topic: str, count: int) -> list[int]:
+async def publish(harness: PrefillHarness, topic: str, count: int) -> list[int]:
     """Objects, each by an event with a trace of its own; the positions."""
-    about = Event(publisher_name="x", ts=datetime.now(UTC), realm=bench.realm, topic=topic)
+    about = Event(publisher_name="x", ts=datetime.now(UTC), realm=harness.realm, topic=topic)
     made = [(replace(about, new={"id": number}), traceparent(number)) for number in range(1, count + 1)]
-    return [await bench.publish_bytes(event.encode(), traceparent=trace) for event, trace in made]
+    return [await harness.publish_bytes(event.encode(), traceparent=trace) for event, trace in made]
 
 
-async def work_off(bench: Bench) -> None:
+async def work_off(harness: PrefillHarness) -> None:
     async def idle() -> bool:
-        return (await bench.queues.streams.info(PREFILL.stream)).state.messages == 0
+        return (await harness.queues.streams.info(PREFILL.stream)).state.messages == 0
 
-    worker = PrefillWorker(bench.context.spark, bench.queues.address, bench.context.archive, QUICK)
+    worker = PrefillWorker(harness.context.spark, harness.queues.address, harness.context.archive, QUICK)
     worker.start()
     try:
         await until(idle)
@@ -52,16 +52,16 @@ def links(span: ReadableSpan) -> set[int]:
 
 
 async def test_jobs_are_spans_of_their_request_and_linked_to_the_traces_of_events(
-    bench: Bench, unique: str, spans: InMemorySpanExporter
+    harness: PrefillHarness, unique: str, spans: InMemorySpanExporter
 ) -> None:
-    positions = await publish(bench, "a/x", 3)
+    positions = await publish(harness, "a/x", 3)
     with tracing.span(
         "ask", {"traceparent": ASKED}
     ):  # no exporter where the request is made, and yet the trace is passed on
-        await bench.subscriptions.add(definition(bench, unique, prefill=True))
-        await bench.subscriptions.replay(unique, positions[1], positions[2])
+        await harness.subscriptions.add(definition(harness, unique, prefill=True))
+        await harness.subscriptions.replay(unique, positions[1], positions[2])
     with export_traces(None, "pipeline", spans):
-        await work_off(bench)
+        await work_off(harness)
     told = {span.name: span for span in spans.get_finished_spans()}
     assert set(told) == {"prefill", "replay"}
     for span in told.values():
@@ -71,22 +71,22 @@ async def test_jobs_are_spans_of_their_request_and_linked_to_the_traces_of_event
     assert links(told["prefill"]) == {1, 2, 3}
     assert links(told["replay"]) == {2, 3}
     assert (told["replay"].attributes or {})["purveyor.last"] == positions[2]
-    kept = [message.headers["traceparent"] for message in await bench.stored(unique)]
+    kept = [message.headers["traceparent"] for message in await harness.stored(unique)]
     assert kept == [traceparent(number) for number in (1, 2, 3, 2, 3)]
 
 
 async def test_a_catch_up_is_a_span_too_and_many_events_are_not_all_linked(
-    bench: Bench, unique: str, spans: InMemorySpanExporter
+    harness: PrefillHarness, unique: str, spans: InMemorySpanExporter
 ) -> None:
-    record, _ = await bench.add(unique, "a/x", prefill=False)
-    first, *_ = await publish(bench, "a/x", tracing.MOST_LINKS + 3)
-    await suspend(bench, record, first)
+    record, _ = await harness.add(unique, "a/x", prefill=False)
+    first, *_ = await publish(harness, "a/x", tracing.MOST_LINKS + 3)
+    await suspend(harness, record, first)
     with tracing.span("ask", {"traceparent": ASKED}):
-        await bench.subscriptions.resume(unique)
+        await harness.subscriptions.resume(unique)
     with export_traces(None, "pipeline", spans):
-        await work_off(bench)
+        await work_off(harness)
     (span,) = spans.get_finished_spans()
     assert (span.name, len(span.links)) == ("catch-up", tracing.MOST_LINKS)
     assert span.parent is not None
     assert f"{span.parent.trace_id:032x}" == "a" * 32
-    assert len(await bench.stored(unique, "main")) == tracing.MOST_LINKS + 3
+    assert len(await harness.stored(unique, "main")) == tracing.MOST_LINKS + 3

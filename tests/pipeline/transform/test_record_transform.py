@@ -19,7 +19,7 @@ ADA = "uid=ada,dc=e"
 MOMENT = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
-class Line:
+class Transformer:
     """Messages one after the other, from sequence 1 on."""
 
     def __init__(self, max_payload: int = 1 << 20) -> None:
@@ -45,63 +45,63 @@ class Line:
 
 
 @pytest.fixture
-def line() -> Line:
-    return Line()
+def transformer() -> Transformer:
+    return Transformer()
 
 
-def test_an_event_has_old_new_key_and_time(line: Line) -> None:
-    (created,) = line.events(body(ADA, "content", attributes=person("ada")))
+def test_an_event_has_old_new_key_and_time(transformer: Transformer) -> None:
+    (created,) = transformer.events(body(ADA, "content", attributes=person("ada")))
     assert (created.publisher_name, created.ts, created.realm, created.topic) == ("ldif", MOMENT, "udm", "users/user")
     assert created.old == {}
     assert created.new == {"dn": ADA, "uuid": created.key, "uid": "ada"}
-    (changed,) = line.events(modify(ADA, ("add", "sn", ["Lovelace"])))
+    (changed,) = transformer.events(modify(ADA, ("add", "sn", ["Lovelace"])))
     assert changed.key == created.key
     assert changed.old == created.new
     assert changed.new == {**created.new, "sn": "Lovelace"}
-    (gone,) = line.events(body(ADA, "delete"))
+    (gone,) = transformer.events(body(ADA, "delete"))
     assert (gone.old, gone.new) == (changed.new, {})
 
 
-def test_a_made_identity_depends_on_the_message_alone(line: Line) -> None:
-    (one,) = line.events(body(ADA, "content", attributes=person("ada")))
-    (same,) = Line().events(body(ADA, "content", attributes=person("ada")))
-    (other,) = line.events(body("uid=bob,dc=e", "content", attributes=person("bob")))
+def test_a_made_identity_depends_on_the_message_alone(transformer: Transformer) -> None:
+    (one,) = transformer.events(body(ADA, "content", attributes=person("ada")))
+    (same,) = Transformer().events(body(ADA, "content", attributes=person("ada")))
+    (other,) = transformer.events(body("uid=bob,dc=e", "content", attributes=person("bob")))
     assert one.key == same.key != other.key
 
 
-def test_what_subscribers_cannot_see_is_no_event(line: Line) -> None:
-    line.events(body(ADA, "content", attributes=person("ada")))
-    assert line.events(modify(ADA, ("replace", "userPassword", ["new"]), ("add", "modifiersName", ["x"]))) == []
-    assert line.events(body(ADA, "content", attributes=person("ada"))) == []
+def test_what_subscribers_cannot_see_is_no_event(transformer: Transformer) -> None:
+    transformer.events(body(ADA, "content", attributes=person("ada")))
+    assert transformer.events(modify(ADA, ("replace", "userPassword", ["new"]), ("add", "modifiersName", ["x"]))) == []
+    assert transformer.events(body(ADA, "content", attributes=person("ada"))) == []
 
 
-def test_another_topic_is_a_deletion_there_and_a_creation_here(line: Line) -> None:
-    line.events(body(ADA, "content", attributes=person("ada")))
-    gone, created = line.events(modify(ADA, ("replace", "objectClass", ["device"])))
+def test_another_topic_is_a_deletion_there_and_a_creation_here(transformer: Transformer) -> None:
+    transformer.events(body(ADA, "content", attributes=person("ada")))
+    gone, created = transformer.events(modify(ADA, ("replace", "objectClass", ["device"])))
     assert (gone.topic, gone.new, created.topic, created.old) == ("users/user", {}, "computers/device", {})
     assert gone.key == created.key
 
 
-def test_another_entry_uuid_is_a_deletion_and_a_creation(line: Line) -> None:
-    line.events(body(ADA, "content", attributes=person("ada", entryUUID=["u1"])))
-    gone, created = line.events(body(ADA, "content", attributes=person("ada", entryUUID=["u2"])))
+def test_another_entry_uuid_is_a_deletion_and_a_creation(transformer: Transformer) -> None:
+    transformer.events(body(ADA, "content", attributes=person("ada", entryUUID=["u1"])))
+    gone, created = transformer.events(body(ADA, "content", attributes=person("ada", entryUUID=["u2"])))
     assert (gone.key, gone.new, created.key, created.old) == ("u1", {}, "u2", {})
 
 
-def test_an_entry_that_no_rule_matches_is_parked_and_known(line: Line) -> None:
-    reason = line.letter(body(ADA, "content", attributes={"objectClass": ["sudoRole", "top"]}))
+def test_an_entry_that_no_rule_matches_is_parked_and_known(transformer: Transformer) -> None:
+    reason = transformer.letter(body(ADA, "content", attributes={"objectClass": ["sudoRole", "top"]}))
     assert reason == "no rule matches the object classes sudorole, top"
-    (created,) = line.events(modify(ADA, ("add", "objectClass", ["inetOrgPerson"])))
+    (created,) = transformer.events(modify(ADA, ("add", "objectClass", ["inetOrgPerson"])))
     assert created.old == {}
-    event, letter = line.outputs(modify(ADA, ("delete", "objectClass", ["inetOrgPerson"])))
+    event, letter = transformer.outputs(modify(ADA, ("delete", "objectClass", ["inetOrgPerson"])))
     assert Event.decode(event.data).new == {}
     assert letter.parked
     assert letter.position == event.position + 1
-    assert line.events(body(ADA, "delete")) == []
+    assert transformer.events(body(ADA, "delete")) == []
 
 
-def test_a_value_that_does_not_fit_is_parked_and_the_rest_is_an_event(line: Line) -> None:
-    event, letter = line.outputs(body(ADA, "content", attributes=person("ada", uidNumber=["many"])))
+def test_a_value_that_does_not_fit_is_parked_and_the_rest_is_an_event(transformer: Transformer) -> None:
+    event, letter = transformer.outputs(body(ADA, "content", attributes=person("ada", uidNumber=["many"])))
     assert "uidNumber" not in Event.decode(event.data).new
     assert letter.headers["Purveyor-Reason"] == ("a value of uidNumber is no int",)
 
@@ -131,16 +131,16 @@ def test_a_value_that_does_not_fit_is_parked_and_the_rest_is_an_event(line: Line
         b'{"dn": "cn=a", "change": "modrdn", "new_rdn": "cn=b", "delete_old_rdn": true, "new_superior": 7}',
     ],
 )
-def test_what_is_no_record_is_parked_as_it_is(line: Line, data: bytes) -> None:
-    assert line.letter(data)
+def test_what_is_no_record_is_parked_as_it_is(transformer: Transformer, data: bytes) -> None:
+    assert transformer.letter(data)
 
 
 def test_a_message_on_which_the_rules_fail_is_parked_and_later_ones_continue(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    transformer: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.events(body("ou=a,dc=e", "content", attributes={"objectClass": ["organizationalUnit"], "ou": ["a"]}))
-    line.events(body("uid=eve,ou=a,dc=e", "content", attributes=person("eve")))
-    before = dict(line.store.entries)
+    transformer.events(body("ou=a,dc=e", "content", attributes={"objectClass": ["organizationalUnit"], "ou": ["a"]}))
+    transformer.events(body("uid=eve,ou=a,dc=e", "content", attributes=person("eve")))
+    before = dict(transformer.store.entries)
 
     def fails(text: str) -> DistinguishedName:
         if "eve" in text:
@@ -148,20 +148,20 @@ def test_a_message_on_which_the_rules_fail_is_parked_and_later_ones_continue(
         return parse_dn(text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(directory_rules, "name", fails)
+        patch.setattr(directory_rules, "parse_dn", fails)
         renamed = body("ou=a,dc=e", "modrdn", new_rdn="ou=b", delete_old_rdn=True)
-        assert line.letter(renamed) == "the transform fails on it: KeyError: 'not expected'"
-    assert line.store.entries == before, "nothing of it has happened"
-    assert line.events(body(ADA, "content", attributes=person("ada")))
+        assert transformer.letter(renamed) == "the transform fails on it: KeyError: 'not expected'"
+    assert transformer.store.entries == before, "nothing of it has happened"
+    assert transformer.events(body(ADA, "content", attributes=person("ada")))
 
 
 def test_a_message_that_the_mapping_fails_on_leaves_the_directory_as_it_was(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    transformer: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it gives its events when it is put back."""
-    line.events(body("ou=a,dc=e", "content", attributes={"objectClass": ["organizationalUnit"], "ou": ["a"]}))
-    line.events(body("uid=eve,ou=a,dc=e", "content", attributes=person("eve")))
-    before = dict(line.store.entries)
+    transformer.events(body("ou=a,dc=e", "content", attributes={"objectClass": ["organizationalUnit"], "ou": ["a"]}))
+    transformer.events(body("uid=eve,ou=a,dc=e", "content", attributes=person("eve")))
+    before = dict(transformer.store.entries)
     renamed = body("ou=a,dc=e", "modrdn", new_rdn="ou=b", delete_old_rdn=True)
     map_entry = Mapping.map
 
@@ -172,60 +172,62 @@ def test_a_message_that_the_mapping_fails_on_leaves_the_directory_as_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr(Mapping, "map", fails)
-        assert line.letter(renamed) == "the transform fails on it: not expected"
-        assert line.store.entries == before
-        assert line.letter(body("uid=eve,ou=b,dc=e", "content", attributes=person("eve")))
-        assert line.store.entries == before
-    assert len(line.events(renamed)) == 2
+        assert transformer.letter(renamed) == "the transform fails on it: not expected"
+        assert transformer.store.entries == before
+        assert transformer.letter(body("uid=eve,ou=b,dc=e", "content", attributes=person("eve")))
+        assert transformer.store.entries == before
+    assert len(transformer.events(renamed)) == 2
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), DataLost("gone"), MemoryError(), OSError("disk")])
 def test_an_outage_in_the_rules_is_no_fault_of_the_message(
-    line: Line, monkeypatch: pytest.MonkeyPatch, error: Exception
+    transformer: Transformer, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fails(_: Mapping, __: Entry) -> MappedObject:
         raise error
 
     monkeypatch.setattr(Mapping, "map", fails)
     with pytest.raises(type(error)):
-        line.outputs(body(ADA, "content", attributes=person("ada")))
+        transformer.outputs(body(ADA, "content", attributes=person("ada")))
 
 
-def test_an_error_of_the_store_is_no_fault_of_the_message(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_store_is_no_fault_of_the_message(
+    transformer: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(_: str) -> None:
         raise Unavailable("the state cannot be used")
 
-    monkeypatch.setattr(line.store, "get", away)
+    monkeypatch.setattr(transformer.store, "get", away)
     with pytest.raises(Unavailable):
-        line.outputs(body(ADA, "content", attributes=person("ada")))
+        transformer.outputs(body(ADA, "content", attributes=person("ada")))
 
 
-def test_a_dead_letter_carries_its_origin(line: Line) -> None:
-    (output,) = line.outputs(b"x", {"Nats-Msg-Id": ("abc",)})
+def test_a_dead_letter_carries_its_origin(transformer: Transformer) -> None:
+    (output,) = transformer.outputs(b"x", {"Nats-Msg-Id": ("abc",)})
     letter = DeadLetter.from_message(output.headers, output.data)
     assert (letter.origin, letter.subject, letter.position) == ("transform", "ldif.people", 1)
     assert letter.headers == {"Nats-Msg-Id": ("abc",)}
 
 
-def test_positions_and_ids_repeat_with_the_message_and_never_else(line: Line) -> None:
-    first = line.outputs(body("dc=e", "content", attributes={"objectClass": ["domain"], "dc": ["e"]}))
-    more = line.outputs(body(ADA, "content", attributes=person("ada")))
-    both = line.outputs(body("dc=e", "delete"))
+def test_positions_and_ids_repeat_with_the_message_and_never_else(transformer: Transformer) -> None:
+    first = transformer.outputs(body("dc=e", "content", attributes={"objectClass": ["domain"], "dc": ["e"]}))
+    more = transformer.outputs(body(ADA, "content", attributes=person("ada")))
+    both = transformer.outputs(body("dc=e", "delete"))
     outputs = [*first, *more, *both]
     assert [output.position for output in outputs] == [1 << 20, 2 << 20, 3 << 20, (3 << 20) + 1]
     assert len({output.msg_id for output in outputs}) == 4
-    again = Line().outputs(body("dc=e", "content", attributes={"objectClass": ["domain"], "dc": ["e"]}))
+    again = Transformer().outputs(body("dc=e", "content", attributes={"objectClass": ["domain"], "dc": ["e"]}))
     assert again == first
 
 
-def test_an_event_or_a_letter_too_large_for_a_message_is_parked_cut(line: Line) -> None:
-    line = Line(max_payload=4096)
+def test_an_event_or_a_letter_too_large_for_a_message_is_parked_cut(transformer: Transformer) -> None:
+    transformer = Transformer(max_payload=4096)
     big: dict[str, Any] = person("ada", description=["x" * 2000])
-    (created,) = line.events(body(ADA, "content", attributes=big))
+    (created,) = transformer.events(body(ADA, "content", attributes=big))
     assert created.new["description"] == ["x" * 2000]
-    (letter,) = line.outputs(modify(ADA, ("add", "sn", ["y"])))
+    (letter,) = transformer.outputs(modify(ADA, ("add", "sn", ["y"])))
     assert "an event of" in letter.headers["Purveyor-Reason"][0]
-    (cut,) = line.outputs(b"z" * 10_000)
+    (cut,) = transformer.outputs(b"z" * 10_000)
     assert 0 < len(cut.data) < 4096
 
 
@@ -238,11 +240,11 @@ def test_an_event_or_a_letter_too_large_for_a_message_is_parked_cut(line: Line) 
     ],
 )
 def test_an_entry_whose_event_exceeds_the_limits_is_parked_and_others_continue(
-    line: Line, identity: str, reason: str
+    transformer: Transformer, identity: str, reason: str
 ) -> None:
-    assert reason in line.letter(body(ADA, "content", attributes=person("ada", entryUUID=[identity])))
-    assert line.events(body("uid=bob,dc=e", "content", attributes=person("bob")))
-    assert reason in line.letter(body(ADA, "delete"))
+    assert reason in transformer.letter(body(ADA, "content", attributes=person("ada", entryUUID=[identity])))
+    assert transformer.events(body("uid=bob,dc=e", "content", attributes=person("bob")))
+    assert reason in transformer.letter(body(ADA, "delete"))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,9 @@ def test_an_entry_whose_event_exceeds_the_limits_is_parked_and_others_continue(
         ({"sn": ["\udfff"]}, "body.new.sn holds half of a surrogate pair"),
     ],
 )
-def test_a_value_beyond_the_limits_is_parked(line: Line, values: dict[str, list[str]], reason: str) -> None:
-    *_, letter = line.outputs(body(ADA, "content", attributes=person("ada", **values)))
+def test_a_value_beyond_the_limits_is_parked(
+    transformer: Transformer, values: dict[str, list[str]], reason: str
+) -> None:
+    *_, letter = transformer.outputs(body(ADA, "content", attributes=person("ada", **values)))
     assert letter.parked
     assert reason in letter.headers["Purveyor-Reason"][0]

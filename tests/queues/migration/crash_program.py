@@ -1,4 +1,4 @@
-"""An instance in a process of its own: takes part in a migration, and kills itself at a step if it is told to.
+"""An instance in its own process: joins a migration, and kills itself at a given step.
 
 `python -m tests.queues.migration.crash_program URL QUEUE STRATEGY ARCHIVES [STEP]`
 """
@@ -13,7 +13,7 @@ from purveyor.jetstream.config import Retention
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.migration.events import MigrationOptions, Step
 from purveyor.queues.migration.plan import Strategy
-from tests.support.migrations import declared, see_through
+from tests.support.migrations import declare_queue, finish_migration
 
 
 def options(archives: Path, step: str | None = None) -> MigrationOptions:
@@ -35,13 +35,13 @@ async def work(queues: Queues, stream: str, processed: Path) -> None:
 
 
 async def main(url: str, name: str, strategy: Strategy, archives: Path, step: str | None) -> None:
-    queue = declared(name, Retention.INTEREST)
+    queue = declare_queue(name, Retention.INTEREST)
     async with connect(url, patience_seconds=60) as queues:
         migrations = queues.migrations.with_options(options(archives, step))
         working = asyncio.create_task(work(queues, queue.stream, archives / "processed"))
         if (await migrations.plan(queue)).needs_migration:
             await migrations.begin(queue, strategy=strategy)
-        await see_through(migrations, queue)
+        await finish_migration(migrations, queue)
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
 

@@ -16,7 +16,7 @@ from purveyor.queues.migration.events import MigrationOptions, Progress, Step
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import QueueStatus
 from tests.support.cluster import Cluster, cluster
-from tests.support.migrations import Worker, declared, make_old, publish
+from tests.support.migrations import Worker, declare_queue, make_old_stream, publish
 from tests.support.scale import LONG, chance, pick
 from tests.support.waiting import until
 
@@ -52,7 +52,7 @@ def test_a_node_killed_in_mid_migration_costs_no_message(tmp_path: Path) -> None
 
 
 async def _migrate(servers: Cluster, name: str, moment: Moment, archives: Path) -> None:
-    queue = declared(name, Retention.INTEREST)
+    queue = declare_queue(name, Retention.INTEREST)
     async with connect(servers.address, patience_seconds=60) as queues:
         stream = await _make(queues, name)
         for number in range(1, BACKLOG + 1):
@@ -111,7 +111,7 @@ async def _work(worker: Worker, begin: asyncio.Event) -> None:
 
 
 async def _publish(queues: Queues, stream: str, worker: Worker) -> None:
-    """As a careful publisher does: when nobody can tell whether a message is stored, it looks before it goes on."""
+    """Publish, and if it is unknown whether a message is stored, read the stream before the next one."""
     name = stream.partition(":")[2]
     for number in range(BACKLOG + 1, ALL + 1):
         try:
@@ -129,7 +129,7 @@ async def _emptied(queues: Queues, stream: str) -> bool:
 
 async def _make(queues: Queues, name: str) -> str:
     """A new cluster has no leader for some seconds."""
-    return await until(lambda: make_old(queues, name, num_replicas=3), ignoring=(Exception,))
+    return await until(lambda: make_old_stream(queues, name, num_replicas=3), ignoring=(Exception,))
 
 
 async def _see_through(queues: Queues, queue: Queue, options: MigrationOptions, strategy: Strategy) -> None:

@@ -1,4 +1,4 @@
-"""kill -9 of an instance at every step of a migration; whoever comes next ends it, and nothing is lost or doubled."""
+"""kill -9 of an instance at every step of a migration: the next instance completes it; nothing is lost or doubled."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from purveyor.queues.migration.lease import Lease, Leases, create_bucket
 from purveyor.queues.migration.migrator import Migrator
 from purveyor.queues.migration.plan import Strategy
 from tests.queues.migration.crash_program import options, work
-from tests.support.migrations import declared, make_old, publish, see_through
+from tests.support.migrations import declare_queue, finish_migration, make_old_stream, publish
 from tests.support.scale import LONG, chance
 from tests.support.waiting import until
 
@@ -49,7 +49,9 @@ def cases() -> list[tuple[Strategy, Step]]:
 
 
 @pytest.mark.chaos
-def test_whoever_comes_next_ends_what_a_killed_instance_began(address: Address, unique: str, tmp_path: Path) -> None:
+def test_the_next_instance_completes_the_migration_of_a_killed_one(
+    address: Address, unique: str, tmp_path: Path
+) -> None:
     async def play() -> None:
         await asyncio.gather(
             *(
@@ -69,9 +71,9 @@ def fresh(directory: Path) -> Path:
 
 async def _killed_at(address: Address, name: str, directory: Path, strategy: Strategy, step: Step) -> None:
     case = f"{strategy.value}, {step.value}"
-    queue = declared(name, Retention.INTEREST)
+    queue = declare_queue(name, Retention.INTEREST)
     async with connect(address, patience_seconds=30) as queues:
-        await make_old(queues, name)
+        await make_old_stream(queues, name)
         await publish(queues, name, 1, BACKLOG)
         publishing = asyncio.create_task(publish(queues, name, BACKLOG + 1, ALL))
         program = await asyncio.create_subprocess_exec(
@@ -83,7 +85,7 @@ async def _killed_at(address: Address, name: str, directory: Path, strategy: Str
             assert await program.wait() == -signal.SIGKILL, case
             migrations = queues.migrations.with_options(options(directory))
             working = asyncio.create_task(work(queues, queue.stream, directory / "processed"))
-            await see_through(migrations, queue)
+            await finish_migration(migrations, queue)
             await publishing
             await _processed(directory, ALL)
         working.cancel()
@@ -103,7 +105,7 @@ async def _processed(directory: Path, last: int) -> None:
 
 
 def _check_once_in_order(directory: Path, strategy: Strategy, case: str) -> None:
-    """The one that the killed instance had in hand may have been processed and not acknowledged: it comes once more."""
+    """The message of the killed instance may be processed and not acknowledged: it is delivered again."""
     numbers = [int(line) for line in (directory / "processed").read_text().split()]
     once = list(dict.fromkeys(numbers))
     assert once == list(range(1, ALL + 1)), f"{case}: {numbers}"
@@ -116,8 +118,8 @@ def _url(address: Address) -> str:
 
 
 async def test_one_that_slept_through_its_lease_deletes_nothing(queues: Queues, unique: str) -> None:
-    """It believes that it holds the lease, and has already looked: the server refuses its deletion."""
-    stream = await make_old(queues, unique)
+    """An instance believes that it holds the lease, and has already checked it: the server refuses its deletion."""
+    stream = await make_old_stream(queues, unique)
     await queues.streams.seal(stream)
     await create_bucket(queues.streams._api, 1)
     bucket = await queues.bucket(BUCKET)
@@ -141,20 +143,20 @@ async def _takes_over(leases: Leases, queues: Queues, name: str, created: str) -
         if lease is None:
             return False
         await lease.delete_stream(queues.streams._api, queues._publisher, queues.streams, created)
-        await make_old(queues, name)
+        await make_old_stream(queues, name)
         return True
 
 
-async def test_exactly_one_of_many_instances_makes_it_anew(
+async def test_exactly_one_of_many_instances_creates_the_new_stream(
     address: Address, queues: Queues, unique: str, quick: Migrator
 ) -> None:
-    await make_old(queues, unique)
-    queue = declared(unique)
+    await make_old_stream(queues, unique)
+    queue = declare_queue(unique)
     steps: list[Step] = []
     async with contextlib.AsyncExitStack() as stack:
         connected = [await stack.enter_async_context(connect(address)) for _ in range(5)]
         noting = dataclasses.replace(quick.options, on_step=steps.append)
         instances = [each.migrations.with_options(noting) for each in connected]
         await asyncio.gather(*(each.begin(queue) for each in instances))
-        await asyncio.gather(*(see_through(each, queue) for each in instances))
+        await asyncio.gather(*(finish_migration(each, queue) for each in instances))
     assert [steps.count(step) for step in (Step.RECORDED, Step.DELETED, Step.CREATED, Step.DONE)] == [1, 1, 1, 1]

@@ -21,9 +21,9 @@ from purveyor.queues.migration.plan import Change, LiveQueue, Strategy, plan_que
 from purveyor.queues.migration.record import ArchiveLocation, Record, continue_metadata
 from purveyor.queues.migration.recreate import continues_from, initial_config, target_config, target_durables
 from purveyor.queues.migration.snapshot import find_restore_loss
-from tests.support.migrations import declared
+from tests.support.migrations import declare_queue
 
-QUEUE = declared("orders")
+QUEUE = declare_queue("orders")
 
 
 def live(config: StreamConfig, *consumers: ConsumerConfig, messages: int = 5, **raw: object) -> LiveQueue:
@@ -61,10 +61,10 @@ def test_limits_and_interest_change_in_place_and_work_queues_do_not() -> None:
     ("queue", "config"),
     [
         (DEAD_LETTERS, dataclasses.replace(DEAD_LETTERS.config(), storage=Storage.MEMORY)),
-        (declared("orders", Retention.LIMITS), old(retention=Retention.LIMITS, storage=Storage.MEMORY)),
+        (declare_queue("orders", Retention.LIMITS), old(retention=Retention.LIMITS, storage=Storage.MEMORY)),
     ],
 )
-def test_what_nobody_would_drain_goes_by_snapshot(queue: object, config: StreamConfig) -> None:
+def test_a_queue_that_no_reader_would_drain_needs_a_snapshot(queue: object, config: StreamConfig) -> None:
     plan = plan_queue(queue, live(config))  # type: ignore[arg-type]
     assert plan.change is Change.SNAPSHOT
     with pytest.raises(InvalidInput, match="cannot be migrated by drain") as refused:
@@ -82,7 +82,7 @@ def test_a_durable_that_holds_its_newest_message_for_good_rules_out_a_drain() ->
 
 
 def test_a_work_queue_takes_no_two_readers_of_one_subject_over_by_snapshot() -> None:
-    queue = declared("orders", Retention.WORK_QUEUE)
+    queue = declare_queue("orders", Retention.WORK_QUEUE)
     other = dataclasses.replace(READER, durable_name="other")
     plan = plan_queue(queue, live(old(), READER, other))
     assert plan.change is Change.DRAIN
@@ -94,7 +94,7 @@ def test_a_work_queue_takes_no_two_readers_of_one_subject_over_by_snapshot() -> 
 def test_a_durable_that_must_become_another_is_drained_or_nothing_can_be_done() -> None:
     wrong = dataclasses.replace(READER, ack_policy=AckPolicy.ALL)
     assert plan_queue(QUEUE, live(old(), wrong)).change is Change.DRAIN
-    limits = declared("orders", Retention.LIMITS)
+    limits = declare_queue("orders", Retention.LIMITS)
     blocked = plan_queue(limits, live(old(retention=Retention.LIMITS), wrong))
     assert blocked.change is Change.BLOCKED
     with pytest.raises(InvalidInput, match="never drains"):
@@ -151,7 +151,7 @@ def test_a_stream_remembers_the_streams_it_goes_on_from() -> None:
     assert not continues_from({}, "t19")
 
 
-def test_a_restore_that_lost_something_is_told() -> None:
+def test_a_restore_that_lost_messages_is_detected() -> None:
     was = {"messages": 5, "last_seq": 9}
     interest, work_queue = {"retention": "interest"}, {"retention": "workqueue"}
     assert find_restore_loss(was, was, interest) is None

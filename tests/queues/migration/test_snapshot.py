@@ -16,15 +16,13 @@ from purveyor.queues.migration.migrator import Migrator
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.migration.snapshot import has_enough_replicas
-from tests.support.migrations import Worker, declared, make_old, publish, running, see_through
+from tests.support.migrations import Worker, declare_queue, finish_migration, make_old_stream, publish, running
 from tests.support.waiting import until
 
 
-async def test_messages_positions_and_what_is_in_hand_are_carried_over(
-    queues: Queues, quick: Migrator, unique: str
-) -> None:
+async def test_messages_positions_and_messages_in_flight_are_kept(queues: Queues, quick: Migrator, unique: str) -> None:
     """And an acknowledgement that was under way counts after it."""
-    stream = await make_old(queues, unique, durable=None)
+    stream = await make_old_stream(queues, unique, durable=None)
     await queues.consumers.add(
         stream, ConsumerConfig(durable_name="reader", ack_wait=timedelta(seconds=1), max_ack_pending=10)
     )
@@ -34,7 +32,7 @@ async def test_messages_positions_and_what_is_in_hand_are_carried_over(
     await messages[2].ack(confirm=True)  # 2, 4 and 5 are in hand
     await queues.streams.update(stream, {"allow_direct": True})
     before = [(each.sequence, each.timestamp) for each in await _all(queues, stream)]
-    assert await quick.begin(declared(unique), strategy=Strategy.SNAPSHOT) is QueueStatus.READY
+    assert await quick.begin(declare_queue(unique), strategy=Strategy.SNAPSHOT) is QueueStatus.READY
     assert [(each.sequence, each.timestamp) for each in await _all(queues, stream)] == before
     await messages[1].ack(confirm=True)
     worker = Worker(queues, stream)
@@ -58,15 +56,15 @@ class _Row:
 
 
 async def test_publishers_and_readers_wait_and_go_on(queues: Queues, quick: Migrator, unique: str) -> None:
-    stream = await make_old(queues, unique, Retention.LIMITS, storage=Storage.MEMORY)
+    stream = await make_old_stream(queues, unique, Retention.LIMITS, storage=Storage.MEMORY)
     await publish(queues, unique, 1, 50)
     worker = Worker(queues, stream)
-    queue = declared(unique, Retention.LIMITS)
+    queue = declare_queue(unique, Retention.LIMITS)
     async with running(worker):
         publishing = asyncio.create_task(publish(queues, unique, 51, 150))
         assert (await quick.plan(queue)).strategy is Strategy.SNAPSHOT
         await quick.begin(queue)
-        await see_through(quick, queue)
+        await finish_migration(quick, queue)
         await publishing
         await until(lambda: len(worker.done) >= 150)
     assert worker.done == list(range(1, 151))
@@ -77,20 +75,20 @@ async def test_publishers_and_readers_wait_and_go_on(queues: Queues, quick: Migr
 async def test_the_archive_is_kept_until_the_next_success(queues: Queues, quick: Migrator, unique: str) -> None:
     archives = quick.options.archives
     assert archives is not None
-    await make_old(queues, unique)
+    await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 3)
-    await quick.begin(declared(unique), strategy=Strategy.SNAPSHOT)
+    await quick.begin(declare_queue(unique), strategy=Strategy.SNAPSHOT)
     (first,) = archives.iterdir()
     assert {each.name for each in first.iterdir()} == {"manifest.json", "stream.tar.s2"}
     assert first.stat().st_mode & 0o077 == 0
-    await quick.begin(declared(unique, Retention.WORK_QUEUE), strategy=Strategy.SNAPSHOT)
+    await quick.begin(declare_queue(unique, Retention.WORK_QUEUE), strategy=Strategy.SNAPSHOT)
     (second,) = archives.iterdir()
     assert second != first
     assert (await queues.streams.info(f"stream:{unique}")).state.messages == 3
 
 
 async def test_a_damaged_archive_is_never_restored(queues: Queues, quick: Migrator, unique: str) -> None:
-    stream = await make_old(queues, unique)
+    stream = await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 3)
 
     class Crash(BaseException):
@@ -102,7 +100,7 @@ async def test_a_damaged_archive_is_never_restored(queues: Queues, quick: Migrat
 
     crashing = quick.with_options(dataclasses.replace(quick.options, on_step=crash))
     with pytest.raises(Crash):
-        await crashing.begin(declared(unique), strategy=Strategy.SNAPSHOT)
+        await crashing.begin(declare_queue(unique), strategy=Strategy.SNAPSHOT)
     assert stream not in await queues.streams.names()
     assert quick.options.archives is not None
     (archive,) = quick.options.archives.iterdir()
@@ -110,23 +108,23 @@ async def test_a_damaged_archive_is_never_restored(queues: Queues, quick: Migrat
     whole = await asyncio.to_thread(data.read_bytes)
     await asyncio.to_thread(data.write_bytes, bytes(len(whole)))
     with pytest.raises(DataLost, match="damaged"):
-        await see_through(quick, declared(unique))
+        await finish_migration(quick, declare_queue(unique))
     await asyncio.to_thread(data.write_bytes, whole)
     # A program that only writes finds the queue gone, and brings it back instead of making an empty one.
     ensurer = Ensurer(queues.streams, queues.consumers, quick)
 
     async def ready() -> bool:
-        return (await ensurer.ensure(declared(unique))).status is QueueStatus.READY
+        return (await ensurer.ensure(declare_queue(unique))).status is QueueStatus.READY
 
     await until(ready)
     assert (await queues.streams.info(stream)).state.messages == 3
 
 
-async def test_a_restore_that_came_out_empty_is_done_again_and_nobody_could_write_to_it(
+async def test_an_empty_restore_is_repeated_and_no_publisher_could_write_to_it(
     queues: Queues, quick: Migrator, unique: str
 ) -> None:
     """What a cluster was seen to leave behind when a node died: the stream, in its place, without its messages."""
-    stream = await make_old(queues, unique)
+    stream = await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 3)
 
     class Crash(BaseException):
@@ -138,12 +136,12 @@ async def test_a_restore_that_came_out_empty_is_done_again_and_nobody_could_writ
 
     crashing = quick.with_options(dataclasses.replace(quick.options, on_step=crash))
     with pytest.raises(Crash):
-        await crashing.begin(declared(unique), strategy=Strategy.SNAPSHOT)
+        await crashing.begin(declare_queue(unique), strategy=Strategy.SNAPSHOT)
     record = await quick.record(unique)
     assert record is not None
     await queues.streams._api.request(f"STREAM.CREATE.{stream}", recreate.restoring_config(record))
     publishing = asyncio.create_task(publish(queues, unique, 4, 5))
-    await see_through(quick, declared(unique))
+    await finish_migration(quick, declare_queue(unique))
     await publishing
     assert [each.sequence for each in await _all(queues, stream)] == [1, 2, 3, 4, 5]
     assert (await queues.streams.info(stream)).config.subjects == (unique, f"{unique}.>")
@@ -167,7 +165,7 @@ async def test_scheduled_messages_and_those_that_expire_are_carried_over(
     schedule = {"Nats-Schedule": f"@at {due:%Y-%m-%dT%H:%M:%SZ}", "Nats-Schedule-Target": f"{unique}.due"}
     await queues.publish(f"{unique}.plan", b"later", headers=schedule)
     await queues.publish(f"{unique}.brief", b"gone soon", headers={"Nats-TTL": "5s"})
-    queue = declared(unique, Retention.LIMITS)
+    queue = declare_queue(unique, Retention.LIMITS)
     plan = await quick.plan(queue)
     assert plan.strategy is Strategy.SNAPSHOT
     assert "scheduled" in (plan.obstacle(Strategy.DRAIN) or "")
@@ -180,17 +178,17 @@ async def test_scheduled_messages_and_those_that_expire_are_carried_over(
 
 
 async def test_a_start_never_takes_a_snapshot_by_itself(queues: Queues, unique: str) -> None:
-    """It would need a disk that nobody has named."""
-    await make_old(queues, unique, Retention.LIMITS, storage=Storage.MEMORY)
+    """It would need a directory that no setting names."""
+    await make_old_stream(queues, unique, Retention.LIMITS, storage=Storage.MEMORY)
     with pytest.raises(MigrationNeeded, match="purveyor queues apply"):
-        await queues.ensure(declared(unique, Retention.LIMITS), migrate=True)
+        await queues.ensure(declare_queue(unique, Retention.LIMITS), migrate=True)
     assert not (await queues.streams.info(f"stream:{unique}")).config.sealed
 
 
-async def test_a_drain_that_nobody_does_can_become_a_snapshot(queues: Queues, quick: Migrator, unique: str) -> None:
-    stream = await make_old(queues, unique)
+async def test_a_drain_without_readers_can_become_a_snapshot(queues: Queues, quick: Migrator, unique: str) -> None:
+    stream = await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
-    queue = declared(unique)
+    queue = declare_queue(unique)
     assert await quick.begin(queue) is QueueStatus.SEALED_FOR_MIGRATION
     assert await quick.begin(queue, strategy=Strategy.SNAPSHOT) is QueueStatus.READY
     assert (await queues.streams.info(stream)).state.messages == 5

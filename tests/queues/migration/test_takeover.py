@@ -1,4 +1,4 @@
-"""A snapshot migration that one machine began is ended by another, or the operator is told what to do."""
+"""Another machine completes a snapshot migration, or the error says what the operator has to do."""
 
 import asyncio
 import dataclasses
@@ -16,7 +16,7 @@ from purveyor.queues.migration.lease import Leases
 from purveyor.queues.migration.migrator import Migrator
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import QueueStatus
-from tests.support.migrations import Worker, declared, make_old, publish, running, see_through
+from tests.support.migrations import Worker, declare_queue, finish_migration, make_old_stream, publish, running
 from tests.support.waiting import until
 
 HERE, ELSEWHERE = "container-1", "container-2"
@@ -39,8 +39,8 @@ async def crash_at(step: Step, migrations: Migrator, name: str) -> None:
 
 
 async def _take_part(migrations: Migrator, name: str) -> None:
-    await migrations.begin(declared(name), strategy=Strategy.SNAPSHOT)
-    await see_through(migrations, declared(name))
+    await migrations.begin(declare_queue(name), strategy=Strategy.SNAPSHOT)
+    await finish_migration(migrations, declare_queue(name))
 
 
 def elsewhere(migrations: Migrator, archives: Path | None, monkeypatch: pytest.MonkeyPatch) -> Migrator:
@@ -67,7 +67,7 @@ async def check_whole(queues: Queues, name: str, count: int = 5) -> None:
 async def test_before_the_stream_is_deleted_any_machine_takes_over(  # noqa: PLR0917 - fixtures
     queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
-    await make_old(queues, unique)
+    await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(step, quick, unique)
     other = elsewhere(quick, tmp_path / "other machine", monkeypatch)
@@ -79,10 +79,10 @@ async def test_before_the_stream_is_deleted_any_machine_takes_over(  # noqa: PLR
     await check_whole(queues, unique)
 
 
-async def test_a_shared_directory_is_found_by_whoever_mounts_it(
+async def test_any_machine_that_mounts_a_shared_directory_finds_the_archive(
     queues: Queues, quick: Migrator, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await make_old(queues, unique)
+    await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.DELETED, quick, unique)
     other = elsewhere(quick, None, monkeypatch)  # a pipeline that starts: it names no directory of its own
@@ -94,7 +94,7 @@ async def test_the_archive_is_found_in_the_directory_of_the_machine_that_goes_on
     queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mounted in another place, or copied there."""
-    await make_old(queues, unique)
+    await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.DELETED, quick, unique)
     assert quick.options.archives is not None
@@ -107,7 +107,7 @@ async def test_the_archive_is_found_in_the_directory_of_the_machine_that_goes_on
 async def test_what_is_restored_needs_no_archive_to_be_ended(
     queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await make_old(queues, unique)
+    await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.CREATED, quick, unique)
     assert quick.options.archives is not None
@@ -116,20 +116,20 @@ async def test_what_is_restored_needs_no_archive_to_be_ended(
     await check_whole(queues, unique)
 
 
-async def test_without_the_archive_the_operator_is_told_where_it_is_and_what_to_run(
+async def test_without_the_archive_the_error_says_where_it_is_and_what_to_run(
     queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = await make_old(queues, unique)
+    stream = await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.DELETED, quick, unique)
     assert quick.options.archives is not None
     shutil.move(quick.options.archives, tmp_path / "away")
     publishing = asyncio.create_task(publish(queues, unique, 6, 6))
     other = elsewhere(quick, tmp_path / "other machine", monkeypatch)
-    with pytest.raises(MigrationNeeded) as told:
+    with pytest.raises(MigrationNeeded) as refused:
         await asyncio.wait_for(other.wait_until_done(unique), 60)
     for word in (HERE, str(quick.options.archives), f"purveyor queues apply {unique}", str(tmp_path / "other machine")):
-        assert word in str(told.value)
+        assert word in str(refused.value)
     assert await other.advance(unique) is QueueStatus.SEALED_FOR_MIGRATION  # programs wait, and make nothing anew
     assert stream not in await queues.streams.names()
     shutil.copytree(tmp_path / "away", tmp_path / "other machine")
@@ -138,10 +138,10 @@ async def test_without_the_archive_the_operator_is_told_where_it_is_and_what_to_
     await check_whole(queues, unique, 6)
 
 
-async def test_without_a_directory_the_operator_is_told_to_take_over(
+async def test_without_a_directory_the_error_says_how_to_take_over(
     queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await make_old(queues, unique)
+    await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.SEALED, quick, unique)
     shutil.rmtree(quick.options.archives or "", ignore_errors=True)
@@ -154,7 +154,7 @@ async def test_without_a_directory_the_operator_is_told_to_take_over(
 async def test_one_that_another_machine_works_on_is_waited_for(
     queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await make_old(queues, unique)
+    await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.DELETED, quick, unique)
     assert quick.options.archives is not None
@@ -201,7 +201,7 @@ async def test_an_archive_that_another_machine_has_replaced_is_never_restored(
     queues: Queues, quick: Migrator, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its readers' positions are out of date: what was acknowledged since would come again."""
-    stream = await make_old(queues, unique)
+    stream = await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
     [in_hand] = await queues.fetch(stream, "reader", 1)
     in_time = quick.with_options(dataclasses.replace(quick.options, in_flight_seconds=0.1))
@@ -221,11 +221,11 @@ async def test_an_archive_that_another_machine_has_replaced_is_never_restored(
     assert worker.done == [2, 3, 4, 5]
 
 
-async def test_programs_that_connect_for_each_look_take_over_too(
+async def test_programs_that_connect_for_each_poll_take_over_too(
     address: Address, queues: Queues, quick: Migrator, unique: str
 ) -> None:
     """As the pipeline does: what it has seen of the lease of a killed instance outlives the connection."""
-    await make_old(queues, unique)
+    await make_old_stream(queues, unique)
     await publish(queues, unique, 1, 5)
     await crash_at(Step.PAUSED, quick, unique)
 

@@ -1,4 +1,4 @@
-"""A connection to the worker's server, and what lies in the queue `ldif`."""
+"""A connection to the worker's server, with the queue `ldif`."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""Ids stand for a record and all before it; from what is noted of a block follows what is known."""
+"""The ids of records, and the count of known records of a block."""
 
 from purveyor.sources.ldif.import_ledger import (
     IdentifiedRecord,
@@ -32,7 +32,7 @@ def test_an_id_depends_on_all_before_it() -> None:
     assert links(A + B)[1].id != links(B)[0].id
 
 
-def test_everything_up_to_the_furthest_note_is_known() -> None:
+def test_everything_up_to_the_last_id_in_the_ledger_is_known() -> None:
     ids = [link.id for link in links(A + B + C + A)]
     short_ids = [shorten_id(each) for each in ids]
     assert count_known(ids, []) == 0
@@ -41,7 +41,7 @@ def test_everything_up_to_the_furthest_note_is_known() -> None:
     assert count_known(ids, [shorten_id(link.id) for link in links(B)]) == 0
 
 
-def test_notes_are_kept_once_and_the_oldest_make_room() -> None:
+def test_ids_are_stored_once_and_the_oldest_are_dropped() -> None:
     short_ids = [shorten_id(link.id) for link in links(A + B + C + A)]
     value = join_ids(short_ids[:3], short_ids[1:], limit=10)
     assert split_ids(value) == short_ids

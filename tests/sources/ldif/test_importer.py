@@ -1,4 +1,4 @@
-"""Each record goes into the queue once and in order, whatever happens to the file, the import or the server."""
+"""Each record is stored in the queue once and in order, despite failures of the file, the import or the server."""
 
 import asyncio
 import threading
@@ -29,7 +29,9 @@ from tests.support.waiting import until
 MANY = 2 * BLOCK_RECORDS + BLOCK_RECORDS // 2
 
 
-async def test_a_file_goes_in_once_and_in_order(queues: Queues, address: Address, unique: str, tmp_path: Path) -> None:
+async def test_a_file_is_imported_once_and_in_order(
+    queues: Queues, address: Address, unique: str, tmp_path: Path
+) -> None:
     file = tmp_path / "people.ldif"
     file.write_bytes(people(MANY, unique))
     first = await import_file(queues, file, unique)
@@ -40,7 +42,7 @@ async def test_a_file_goes_in_once_and_in_order(queues: Queues, address: Address
     assert names(address, unique) == expected(MANY, unique)
 
 
-async def test_a_file_that_has_grown_goes_on_where_it_ended(
+async def test_an_import_of_a_grown_file_continues_where_it_ended(
     queues: Queues, address: Address, unique: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "people.ldif"
@@ -69,7 +71,7 @@ async def test_a_beginning_of_what_was_imported_adds_nothing(
 
 
 async def test_the_ledger_remembers_for_longer_than_the_server(own_server: OwnServer, tmp_path: Path) -> None:
-    """Deduplication by the server is over after 100 ms here."""
+    """The deduplication window of the server is 100 ms here."""
     server = own_server()
     file = tmp_path / "people.ldif"
     file.write_bytes(people(20))
@@ -93,7 +95,7 @@ async def test_the_ledger_remembers_for_longer_than_the_server(own_server: OwnSe
         assert (tally.added, tally.known) == (0, 25)
 
 
-async def test_a_crash_before_the_note_is_repaired_by_the_ids(
+async def test_after_a_crash_before_the_ledger_entry_ids_prevent_duplicates(
     queues: Queues, address: Address, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Crash(Exception):
@@ -115,27 +117,29 @@ async def test_a_crash_before_the_note_is_repaired_by_the_ids(
     assert names(address, f"{unique}-2") == expected(10, unique, first=BLOCK_RECORDS + 1)
 
 
-async def test_broken_records_are_parked_with_line_and_reason_and_the_rest_goes_on(
+async def test_broken_records_become_dead_letters_with_line_and_reason(
     queues: Queues, address: Address, unique: str, tmp_path: Path
 ) -> None:
-    told: list[BrokenRecord] = []
+    reported: list[BrokenRecord] = []
     file = tmp_path / "people.ldif"
     file.write_bytes(person(1, unique) + b"dn: cn=bad\r\ncn:: !\r\n\r\n" + b"rubbish\xff\0\n\n" * 2 + person(2, unique))
     importer = Importer(
-        await QueueStore.open(queues), listener=ImportListener(on_broken=lambda _, broken: told.append(broken))
+        await QueueStore.open(queues), listener=ImportListener(on_broken=lambda _, broken: reported.append(broken))
     )
     tally = await importer.run(find_inputs(str(file), source=unique))
     assert (tally.added, tally.broken) == (2, 3)
     assert names(address, unique) == expected(2, unique)
     letters = parked(address, unique)
-    assert [letter.details["line"] for letter in letters] == [6, 9, 11] == [broken.line for broken in told]
+    assert [letter.details["line"] for letter in letters] == [6, 9, 11] == [broken.line for broken in reported]
     assert [letter.data for letter in letters] == [b"dn: cn=bad\r\ncn:: !", *[b"rubbish\xff\0"] * 2]
     assert "base64" in letters[0].reason
     assert (await import_file(queues, file, unique)).known == 5
     assert len(parked(address, unique)) == 3
 
 
-async def test_a_record_that_no_message_can_hold_is_parked_cut(own_server: OwnServer, tmp_path: Path) -> None:
+async def test_a_record_too_large_for_a_message_becomes_a_truncated_dead_letter(
+    own_server: OwnServer, tmp_path: Path
+) -> None:
     server = own_server(ServerOptions(sync="2m", max_payload=20_000))
     file = tmp_path / "people.ldif"
     # The second grows above the limit as JSON only, the third is above it as it is.
@@ -164,7 +168,7 @@ async def test_two_imports_of_one_file_at_once(queues: Queues, address: Address,
     assert (await import_file(queues, file, unique)).added == 0
 
 
-async def test_notes_made_at_the_same_time_are_all_kept(queues: Queues, unique: str) -> None:
+async def test_concurrent_ledger_entries_are_all_kept(queues: Queues, unique: str) -> None:
     ledger = await ImportLedger.open(queues, replicas=1)
     chain = RecordIdChain()
     links = [chain.append(item) for item in parse_ldif([people(10, unique)])]
@@ -176,7 +180,7 @@ async def test_notes_made_at_the_same_time_are_all_kept(queues: Queues, unique: 
 async def test_large_records_do_not_wait_for_a_block_to_fill(
     queues: Queues, address: Address, unique: str, tmp_path: Path
 ) -> None:
-    """Memory is bounded by bytes, not only by the number of records; and the block is known as one all the same."""
+    """Memory is bounded by bytes, not only by the number of records; the block is still one in the ledger."""
     photo = b"x" * (1 << 20)
     file = tmp_path / "photos.ldif"
     file.write_bytes(
@@ -198,7 +202,7 @@ async def test_large_records_do_not_wait_for_a_block_to_fill(
 
 
 @pytest.mark.chaos
-async def test_a_server_that_goes_away_is_waited_for(address: Address, unique: str, tmp_path: Path) -> None:
+async def test_the_import_waits_for_an_unavailable_server(address: Address, unique: str, tmp_path: Path) -> None:
     count, outage = pick(8, 40) * BLOCK_RECORDS, pick(1.0, 30.0)
     file = tmp_path / "people.ldif"
     file.write_bytes(people(count, unique))
@@ -217,7 +221,7 @@ async def test_a_server_that_goes_away_is_waited_for(address: Address, unique: s
     assert names(address, unique) == expected(count, unique)
 
 
-async def test_without_patience_a_lost_server_is_an_error_and_the_next_import_goes_on(
+async def test_without_patience_an_unavailable_server_is_an_error_and_the_next_import_continues(
     address: Address, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "people.ldif"
@@ -247,7 +251,7 @@ async def test_without_patience_a_lost_server_is_an_error_and_the_next_import_go
 async def test_an_unknown_outcome_is_settled_by_the_newest_message(
     queues: Queues, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: bool
 ) -> None:
-    """As after an outage that outlasts the deduplication window while a batch is being stored."""
+    """As after an outage during a batch that is longer than the deduplication window."""
     file = tmp_path / "people.ldif"
     file.write_bytes(people(5, unique))
     await import_file(queues, file, unique)
@@ -268,7 +272,7 @@ async def test_an_unknown_outcome_is_settled_by_the_newest_message(
     assert names(queues.address, unique) == expected(9, unique)
 
 
-async def test_an_outcome_that_cannot_be_known_is_said_to_be_unknown(
+async def test_an_outcome_that_cannot_be_known_is_an_error(
     queues: Queues, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def publish(*_: object) -> None:
@@ -294,7 +298,7 @@ async def test_a_directory_is_read_in_the_order_of_names(
 
 
 @pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\0\0", b"a line\n\n" * 300], ids=["binary", "text"])
-async def test_what_is_not_ldif_at_all_is_refused_whole(
+async def test_a_file_that_is_not_ldif_is_refused_as_a_whole(
     queues: Queues, address: Address, unique: str, tmp_path: Path, content: bytes
 ) -> None:
     file = tmp_path / "photo.ldif"
@@ -354,7 +358,7 @@ async def test_a_growing_file_is_followed_record_by_record(
     assert (await import_file(queues, file, unique)).added == 1
 
 
-async def test_a_followed_file_may_be_rotated_or_cut(
+async def test_a_followed_file_may_be_rotated_or_truncated(
     queues: Queues, address: Address, unique: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "log.ldif"
@@ -372,12 +376,12 @@ async def test_a_followed_file_may_be_rotated_or_cut(
     following.append(person(6, unique))
     before = following.importer.counts.broken
     await following.added(6 + before)
-    assert following.marks == [InputChange.ROTATED, InputChange.CUT]
+    assert following.marks == [InputChange.ROTATED, InputChange.TRUNCATED]
     await following.stop()
     assert names(address, unique) == expected(6, unique)
 
 
-async def test_stopping_leaves_what_was_not_sent_for_the_next_time(
+async def test_the_next_import_continues_after_a_stop(
     queues: Queues, address: Address, unique: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "people.ldif"

@@ -1,4 +1,4 @@
-"""LDIF is read as RFC 2849 has it, in portions of any size, and what is broken never hides what follows."""
+"""The parser reads LDIF by RFC 2849, in portions of any size, and a broken record never hides the next one."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -25,7 +25,7 @@ def one(text: bytes) -> Record:
 
 
 def broken(text: bytes) -> BrokenRecord:
-    """The text is one broken record, and the good one after it is found."""
+    """Return the one broken record of a text; the parser must find the valid one after it."""
     first, second = parse_ldif([text + b"\n\n" + GOOD])
     assert isinstance(first, BrokenRecord), first
     assert isinstance(second, Record)
@@ -167,7 +167,7 @@ def test_a_byte_order_mark_is_not_part_of_the_first_line() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"\r\n\r\n", b"# only\n words\n", b"version: 1\n", b"version: 1\n\n\n"])
-def test_nothing_is_nothing(text: bytes) -> None:
+def test_empty_input_has_no_records(text: bytes) -> None:
     assert list(parse_ldif([text])) == []
 
 
@@ -194,7 +194,7 @@ def test_an_unended_record_above_the_limit_is_reported_at_the_end() -> None:
     assert len(found.raw) < 100_000
 
 
-def test_what_is_abandoned_is_broken() -> None:
+def test_an_abandoned_record_is_broken() -> None:
     parser = LdifParser()
     assert len(list(parser.feed(GOOD + b"dn: cn=half\nc"))) == 1
     (found,) = parser.abandon("cut")
@@ -256,7 +256,7 @@ def without_lines(found: list[Record | BrokenRecord]) -> list[Record | BrokenRec
 @pytest.mark.chaos
 @settings(max_examples=EXAMPLES)
 @given(st.lists(records, min_size=1, max_size=5), styles, st.lists(st.integers(0, 10**6), max_size=8))
-def test_what_was_written_is_read_at_any_chunking(written: list[Record], style: Style, cuts: list[int]) -> None:
+def test_records_are_the_same_at_any_chunking(written: list[Record], style: Style, cuts: list[int]) -> None:
     text = write(written, style)
     found = list(parse_ldif(in_pieces(text, cuts)))
     assert without_lines(found) == written
@@ -277,7 +277,7 @@ rubbish = st.one_of(
 @pytest.mark.chaos
 @settings(max_examples=EXAMPLES)
 @given(st.lists(rubbish, max_size=4), st.lists(st.integers(0, 10**6), max_size=8))
-def test_rubbish_never_raises_and_never_hides_a_good_record(pieces: list[bytes], cuts: list[int]) -> None:
+def test_invalid_input_never_raises_and_never_hides_a_valid_record(pieces: list[bytes], cuts: list[int]) -> None:
     text = b"".join(piece + b"\n\n" + b"dn: cn=good%d\ncn: x\n\n" % number for number, piece in enumerate(pieces))
     found = list(parse_ldif(in_pieces(text, cuts), max_record_bytes=150))
     good = [item.dn for item in found if isinstance(item, Record) and item.dn.startswith("cn=good")]

@@ -5,8 +5,8 @@ The exceptions, each with a test:
 1. Names of types. The specification compares unqualified names, as Apache does; we compare full names. Two types of the
    same name in different namespaces are usually different types, so we refuse more, and never accept what a reader
    cannot read.
-2. Aliases of types. An alias is relative to the namespace of its type. Apache compares it as it is written, so it misses
-   a short alias of a type in a namespace.
+2. Aliases of types. An alias is relative to the namespace of its type. Apache compares it as written, so it misses a
+   short alias of a type in a namespace.
 3. Unions of the reader in which several branches match by name or alias. The specification says "the first schema in
    the reader's union that matches", implementations differ in what matches means, so every such branch must be readable
    for us. One is enough for Apache.
@@ -25,6 +25,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from purveyor.sources.schemas import avro_compatibility, avro_schema
+from purveyor.sources.schemas.schema import Encoding
 from tests.support.avro_schemas import avro_fields, avro_record, parse_definition
 from tests.support.scale import chance, pick
 
@@ -78,7 +79,7 @@ def test_apache_gives_the_same_verdict() -> None:
         mixed = [random.choice([each, *two]) for each in one]
         two = list({name: (name, kind, default) for name, kind, default in [*mixed, *two[:1]]}.values())
         writer, reader = avro_record(one), with_aliases(avro_record(two), random)
-        if parse_definition(writer) is None or parse_definition(reader) is None:
+        if parse_definition(writer, Encoding.JSON) is None or parse_definition(reader, Encoding.JSON) is None:
             return
         ours = we_read(reader, writer)
         assert ours is apache_reads(reader, writer), (reader, writer)

@@ -34,7 +34,7 @@ OBJECTS: list[Any] = [
     )
 ]
 UNIVERSE = [*SCALARS, *LISTS, *OBJECTS]
-"""Small enough to try everything, large enough to hold a counterexample of each rule."""
+"""Small enough to try every value, large enough to contain a counterexample of each rule."""
 
 numbers = st.sampled_from([-3, 0, 1, 1.5, 2, 4])
 counts = st.integers(0, 3)
@@ -87,7 +87,7 @@ parts = st.recursive(st.booleans() | schemas(st.booleans()), schemas, max_leaves
 
 
 def changed(schema: Any, other: Any, random: Random) -> Any:
-    """A schema with something of another in one place."""
+    """Return a schema with a part of another one."""
     if type(schema) is not type(other) or not isinstance(schema, dict):
         return random.choice([schema, other])
     new = copy.deepcopy(schema)
@@ -105,7 +105,7 @@ def changed(schema: Any, other: Any, random: Random) -> Any:
 
 
 def valid(schema: Any) -> set[int] | None:
-    """Which of all values fit; None if the schema is none, or goes in a circle."""
+    """Return the numbers of the values that fit; None if the schema is invalid, or refers to itself in a circle."""
     try:
         validator = compile_schema(SchemaType.JSON_SCHEMA, Encoding.JSON, schema)
     except InvalidInput:
@@ -137,7 +137,7 @@ def test_what_is_called_backward_compatible_takes_every_old_object() -> None:
 
 
 def datum(kind: avro_schema.Type, random: Random) -> Any:
-    """Any value of a type, as fastavro writes it."""
+    """Return a random value of a type, as fastavro writes it."""
     match kind:
         case avro_schema.Primitive(name):
             whole = random.randrange(-100, 100)
@@ -205,7 +205,7 @@ def test_what_is_called_readable_in_avro_is_read_by_fastavro() -> None:
         ({"oneOf": [{"type": "string"}]}, {"oneOf": [{"type": "string"}, {"minLength": 1}]}, "oneOf"),
     ],
 )
-def test_it_is_told_where_a_revision_takes_less(old: Any, new: Any, word: str) -> None:
+def test_a_narrower_revision_is_reported_with_the_path(old: Any, new: Any, word: str) -> None:
     found = find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.BACKWARD, old, new)
     assert any(word in problem for problem in found), found
     assert find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.NONE, old, new) == ()
@@ -224,7 +224,7 @@ def test_it_is_told_where_a_revision_takes_less(old: Any, new: Any, word: str) -
         ({"minimum": 3, "type": "integer"}, {"exclusiveMinimum": 2, "multipleOf": 1}),
     ],
 )
-def test_what_takes_more_may_follow(old: Any, new: Any) -> None:
+def test_a_wider_revision_is_compatible(old: Any, new: Any) -> None:
     assert find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.BACKWARD, old, new) == ()
     assert find_incompatibilities(SchemaType.JSON_SCHEMA, Compatibility.FORWARD, new, old) == ()
 
@@ -247,7 +247,7 @@ def record(*fields: Any) -> dict[str, Any]:
         (record(), {**record(), "name": "Other"}, "Order"),
     ],
 )
-def test_it_is_told_where_avro_cannot_be_read(old: Any, new: Any, word: str) -> None:
+def test_unreadable_avro_is_reported_with_the_path(old: Any, new: Any, word: str) -> None:
     found = find_incompatibilities(SchemaType.AVRO, Compatibility.BACKWARD, old, new)
     assert any(word in problem for problem in found), found
     assert find_incompatibilities(SchemaType.AVRO, Compatibility.BACKWARD, old, old) == ()
@@ -271,7 +271,7 @@ def test_a_list_of_itself_can_be_compared() -> None:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many calls of functions, and rounds of generators, some work takes."""
+    """Count the function calls and generator steps of some work."""
     count = 0
 
     def note(_frame: object, event: str, _argument: object) -> None:
@@ -295,7 +295,7 @@ def empty_records(prefix: str, count: int) -> list[Any]:
 
 
 def shapes(n: int) -> dict[str, tuple[SchemaType, Any, Any]]:
-    """Definitions with many parts of one kind, and what could follow each."""
+    """Return definitions with many parts of one kind, each with a next revision."""
 
     def anchored(title: str) -> Any:
         definitions = {f"d{number}": {"$anchor": f"a{number}"} for number in range(n)}
@@ -328,7 +328,7 @@ def shapes(n: int) -> dict[str, tuple[SchemaType, Any, Any]]:
 
 @pytest.mark.parametrize("shape", sorted(shapes(1).keys() - {"symbols"}))
 def test_twice_the_definition_is_not_four_times_the_work(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each of many parts must be held against each of many others, the comparison is given up in time."""
+    """A comparison of each of many parts with each of many others is given up in time."""
     monkeypatch.setattr(json_compatibility, "MAX_WORK", 20_000)
 
     def work(size: int) -> int:
@@ -361,7 +361,7 @@ def test_a_large_schema_of_the_usual_kind_is_compared() -> None:
 
 
 def test_a_reference_to_itself_has_an_end() -> None:
-    """Up to draft 7 nothing stands beside a reference."""
+    """Up to draft 7 keywords beside a reference are ignored."""
     draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
     loop: dict[str, Any] = {**draft, "$ref": "#"}
     circle: dict[str, Any] = {

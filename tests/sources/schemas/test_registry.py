@@ -1,4 +1,4 @@
-"""The registry of schemas: commits of many at once all count, and changes are heard of through a lost server."""
+"""The registry of schemas: concurrent commits all take effect, and the cache gets changes after an outage."""
 
 import asyncio
 import dataclasses
@@ -52,7 +52,7 @@ async def test_commits_of_many_at_once_are_one_after_the_other(address: Address,
     assert [title for title in titles if title.startswith("1-")] == [f"1-{number}" for number in range(4)]
 
 
-async def test_what_changed_while_the_server_was_away_counts_when_it_is_back(
+async def test_changes_during_an_outage_take_effect_after_it(
     address: Address, tcp_proxy: TcpProxy, unique: str
 ) -> None:
     async with connect(tcp_proxy.address(address), patience_seconds=30) as away, connect(address) as here:
@@ -73,7 +73,7 @@ async def test_what_changed_while_the_server_was_away_counts_when_it_is_back(
             await (await schemas.bucket()).delete(f"schema.{unique}-rubbish")
 
 
-async def test_a_schema_has_an_end_to_its_size(address: Address, unique: str) -> None:
+async def test_a_schema_has_a_size_limit(address: Address, unique: str) -> None:
     async with connect(address) as queues:
         schemas = SchemaRegistry(queues)
         with pytest.raises(InvalidInput, match="bytes"):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import note, progress, write, write_json
-from purveyor.app.cli.render import table
+from purveyor.app.cli.output import progress, write, write_json, write_note
+from purveyor.app.cli.render import format_table
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidInput, ServerMissing, Unavailable, UnknownStream
 from purveyor.model.stored_record import UPGRADE
@@ -124,7 +124,7 @@ def _server(cli: Cli) -> Address | None:
     except (ServerMissing, UnknownStream):
         return None
     except Unavailable as error:
-        note(f"messages that are not archived yet are left out: {error.message}")
+        write_note(f"messages that are not archived yet are left out: {error.message}")
         return None
     return address
 
@@ -135,9 +135,9 @@ def _show_rows(cli: Cli, found: "QueryResult") -> None:
             write(json.dumps(dict(zip(found.columns, row, strict=True)), ensure_ascii=False))
     elif found.columns:
         rows = [[_cell(value) for value in row] for row in found.rows]
-        write(table([column.upper() for column in found.columns], rows, wrap=found.columns))
+        write(format_table([column.upper() for column in found.columns], rows, wrap=found.columns))
     if found.more:
-        note(f"only the first {len(found.rows)} rows are shown: raise --limit for more")
+        write_note(f"only the first {len(found.rows)} rows are shown: raise --limit for more")
 
 
 def _cell(value: object) -> object:
@@ -210,11 +210,11 @@ def _newest_position(cli: Cli) -> int:
 
 def _show_report(report: "Report") -> None:
     for name, reason in report.unreadable.items():
-        note(f"subscription {name} is not audited: {reason} ({UPGRADE})")
+        write_note(f"subscription {name} is not audited: {reason} ({UPGRADE})")
     if not report.accounts:
-        note("there are no subscriptions" if not report.unreadable else "no other subscription was audited")
+        write_note("there are no subscriptions" if not report.unreadable else "no other subscription was audited")
         return
-    write(table(_AUDIT_COLUMNS, [_audit_row(account) for account in report.accounts]))
+    write(format_table(_AUDIT_COLUMNS, [_audit_row(account) for account in report.accounts]))
     for account in report.accounts:
         for line in _audit_lines(account):
             write(line)
@@ -235,7 +235,7 @@ def _audit_lines(account: "Account") -> list[str]:
     lines = []
     for kind, found in account.differences.items():
         more = f" and {found.count - len(found.first)} more" if found.count > len(found.first) else ""
-        where = ", ".join(str(place) for place in found.first)
+        where = ", ".join(str(position) for position in found.first)
         lines.append(f"{account.subscription}: {kind.value} at {where}{more}")
     if account.written_twice:
         lines.append(

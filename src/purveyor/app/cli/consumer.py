@@ -10,9 +10,9 @@ import typer
 
 from purveyor.app.cli.context import Cli, ConsumerName, JsonFlag, StreamName, YesFlag, confirm, examples
 from purveyor.app.cli.jetstream_text import consumer_text
-from purveyor.app.cli.output import note, write, write_json
+from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.parsers import parse_duration, parse_list, parse_moment, parse_start, utc_now
-from purveyor.app.cli.render import show_duration, table, write_object, write_received
+from purveyor.app.cli.render import format_duration, format_table, write_object, write_received
 from purveyor.jetstream.config import AckPolicy, ConsumerConfig, ConsumerInfo, Deliver, Replay
 from purveyor.jetstream.consumers import AckSample
 from purveyor.jetstream.messages import Message
@@ -129,7 +129,7 @@ def ls(ctx: typer.Context, stream: StreamName, as_json: JsonFlag = False) -> Non
         for info in found
     ]
     columns = ("NAME", "KIND", "FILTER", "ACK", "DELIVERED", "FLOOR", "PENDING", "REDELIVERED", "UNPROCESSED")
-    write(table(columns, rows, wrap=("FILTER",)))
+    write(format_table(columns, rows, wrap=("FILTER",)))
 
 
 @app.command("info", epilog=examples("purveyor consumer info ORDERS DISPATCH"))
@@ -205,7 +205,7 @@ def samples(
             )
 
         def ready() -> None:
-            note(f"Waiting for samples of {name} on {stream}")
+            write_note(f"Waiting for samples of {name} on {stream}")
 
         seen = 0
         async with contextlib.aclosing(queues.consumers.samples(stream, name, on_ready=ready)) as taken:
@@ -220,7 +220,7 @@ def samples(
 
 def _sample_line(sample: AckSample) -> str:
     return (
-        f"sequence {sample.sequence}: acknowledged after {show_duration(sample.delay)}, "
+        f"sequence {sample.sequence}: acknowledged after {format_duration(sample.delay)}, "
         f"delivery {sample.deliveries}, consumer sequence {sample.consumer_sequence}"
     )
 
@@ -278,7 +278,7 @@ class Reply:
             case Answer.ACK | Answer.NEXT:
                 return f"Acknowledged message{confirmed}"
             case Answer.NAK:
-                when = f", redelivery after {show_duration(self.delay)}" if self.delay else ", redelivery at once"
+                when = f", redelivery after {format_duration(self.delay)}" if self.delay else ", redelivery at once"
                 return f"Nacked message{when}{confirmed}"
             case Answer.PROGRESS:
                 return f"Extended the ack deadline{confirmed}"
@@ -357,7 +357,8 @@ async def _pull(queues: Queues, cli: Cli, options: PullOptions, reply: Reply) ->
     got = await queues.fetch(options.stream, options.consumer, options.count, wait_seconds=seconds)
     if not got:
         raise UnknownMessage(
-            f"no message for {who} within {show_duration(options.wait)}", fix="publish one, or wait longer with --wait"
+            f"no message for {who} within {format_duration(options.wait)}",
+            fix="publish one, or wait longer with --wait",
         )
     for message in got:
         await _answer(cli, message, reply)

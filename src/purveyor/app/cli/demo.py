@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import note, write, write_json
-from purveyor.app.cli.render import table
+from purveyor.app.cli.output import write, write_json, write_note
+from purveyor.app.cli.render import format_table
 
 if TYPE_CHECKING:
     from purveyor.app.demo.scenario import OnProgress, Result
@@ -51,7 +51,7 @@ def demo(
     from purveyor.app.demo.scenario import run  # noqa: PLC0415 - no other command needs it
 
     with tempfile.TemporaryDirectory(prefix="purveyor-demo-") as scratch, _progress() as on_progress:
-        result = run(keep.absolute() if keep else Path(scratch), note, on_progress, people=people)
+        result = run(keep.absolute() if keep else Path(scratch), write_note, on_progress, people=people)
     if cli.json:
         write_json(_as_json(result))
     else:
@@ -76,7 +76,7 @@ def _show(result: "Result") -> None:
         )
         for each in result.checks
     ]
-    write(table(_COLUMNS, rows))
+    write(format_table(_COLUMNS, rows))
     write(
         f"\nImported {result.imported:,} records; {result.people:,} people are left, and every subscriber has them. "
         f"{result.dead_letters:,} dead letters.\n"
@@ -153,11 +153,11 @@ class _ProgressLines:
     def __call__(self, phase: str, checks: "Sequence[DeliveryCheck]") -> None:
         now = time.monotonic()
         if phase != self._phase:
-            note(f"== {phase}")
+            write_note(f"== {phase}")
         elif now - self._written_at < _SECONDS_BETWEEN_LINES or not checks:
             return
         else:
-            note(f"   {_progress_text(checks)}")
+            write_note(f"   {_progress_text(checks)}")
         self._phase, self._written_at = phase, now
 
 

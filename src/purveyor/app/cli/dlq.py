@@ -7,9 +7,9 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.output import note, progress, safe, write, write_bytes, write_json
-from purveyor.app.cli.render import block, show_payload, show_time, table
-from purveyor.app.views.dead_letter_view import report_json, summary, whole
+from purveyor.app.cli.output import escape, progress, write, write_bytes, write_json, write_note
+from purveyor.app.cli.render import format_block, format_payload, format_table, format_time
+from purveyor.app.views.dead_letter_view import dead_letter_details, dead_letter_summary, report_json
 from purveyor.delivery.dead_letters.park import ATTEMPTS_LOG, attempts_of
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters, Page, Report, open_dead_letters
 from purveyor.model.errors import InvalidInput
@@ -56,11 +56,15 @@ def list_(
     choice = DeadLetterFilter(subscription=subscription, origin=origin, reason=reason)
     page: Page = _call(cli, lambda letters: letters.list(choice, after=after, limit=limit))
     if cli.json:
-        write_json({"dead_letters": [summary(each) for each in page.letters], "next": page.next}, indent=2)
+        write_json({"dead_letters": [dead_letter_summary(each) for each in page.letters], "next": page.next}, indent=2)
         return
-    write(table(("ID", "PARKED", "ORIGIN", "SUBJECT", "ATTEMPTS", "REASON"), map(_row, page.letters), wrap=("REASON",)))
+    write(
+        format_table(
+            ("ID", "PARKED", "ORIGIN", "SUBJECT", "ATTEMPTS", "REASON"), map(_row, page.letters), wrap=("REASON",)
+        )
+    )
     if page.next is not None:
-        note(f"there are more: continue with --after {page.next}")
+        write_note(f"there are more: continue with --after {page.next}")
 
 
 @app.command("show", epilog=examples("purveyor dlq show 17", "purveyor dlq show 17 --raw > message.json"))
@@ -76,7 +80,7 @@ def show(
     if raw:
         write_bytes(parked.data)
     elif cli.json:
-        write_json(whole(parked), indent=2)
+        write_json(dead_letter_details(parked), indent=2)
     else:
         write(_text(parked))
 
@@ -165,9 +169,9 @@ def _settle(
         write_json({"dry_run": dry_run, **report_json(report)}, indent=2)
     else:
         for failure in report.failed[:_MAX_PRINTED_FAILURES]:
-            note(f"{failure.id}: {failure.message}" + (f" ({failure.fix})" if failure.fix else ""))
+            write_note(f"{failure.id}: {failure.message}" + (f" ({failure.fix})" if failure.fix else ""))
         if len(report.failed) > _MAX_PRINTED_FAILURES:
-            note(f"... and {len(report.failed) - _MAX_PRINTED_FAILURES} more")
+            write_note(f"... and {len(report.failed) - _MAX_PRINTED_FAILURES} more")
         if dry_run:
             write(f"Would be {done}: {_number(ready)}{_where(report)}")
         else:
@@ -215,18 +219,18 @@ def _text(parked: ParkedMessage) -> str:
             *((name, _detail(value)) for name, value in letter.details.items() if name != ATTEMPTS_LOG),
         ]
         headers = letter.headers
-    parts = [block(f"Dead letter {parked.id}", rows)]
+    parts = [format_block(f"Dead letter {parked.id}", rows)]
     attempts = attempts_of(parked)
     if attempts:
         rows_of_attempts = [
-            (None if each.time is None else show_time(each.time), each.status, each.error, each.excerpt)
+            (None if each.time is None else format_time(each.time), each.status, each.error, each.excerpt)
             for each in attempts
         ]
-        parts.append(table(("ATTEMPT", "STATUS", "ERROR", "ANSWER"), rows_of_attempts, wrap=("ERROR", "ANSWER")))
+        parts.append(format_table(("ATTEMPT", "STATUS", "ERROR", "ANSWER"), rows_of_attempts, wrap=("ERROR", "ANSWER")))
     if headers:
         lines = [f"{name}: {value}" for name, values in headers.items() for value in values]
-        parts.append("\n".join(safe(line) for line in lines))
-    parts.append(show_payload(parked.data))
+        parts.append("\n".join(escape(line) for line in lines))
+    parts.append(format_payload(parked.data))
     return "\n\n".join(parts)
 
 

@@ -7,7 +7,7 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import write, write_json
-from purveyor.app.cli.render import table
+from purveyor.app.cli.render import format_table
 from purveyor.app.doctor.deployment_checks import AskApi, check_pipeline, check_server
 from purveyor.app.doctor.findings import Finding, Weight, is_wrong
 from purveyor.app.doctor.machine_checks import check_machine
@@ -35,7 +35,7 @@ def doctor(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     if cli.json:
         write_json({"wrong": is_wrong(findings), "findings": findings}, indent=2)
     else:
-        write(table(("", "ABOUT", "FOUND"), [(f.weight, f.about, _text(f)) for f in findings], wrap=("FOUND",)))
+        write(format_table(("", "ABOUT", "FOUND"), [(f.weight, f.about, _text(f)) for f in findings], wrap=("FOUND",)))
         write(f"\n{_summary(findings)}")
     if is_wrong(findings):
         raise typer.Exit(1)

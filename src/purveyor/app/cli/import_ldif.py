@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import note, progress, safe, write, write_json
+from purveyor.app.cli.output import escape, progress, write, write_json, write_note
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues
@@ -81,7 +81,7 @@ def import_(
             queues.connection.on_state = None
 
     tally = asyncio.run(_run(DryRunStore(), inputs, follow=False)) if dry_run else cli.call(work, SOURCES)
-    _print_tally(cli, tally, safe(target), dry_run=dry_run, seconds=time.monotonic() - begun)
+    _print_tally(cli, tally, escape(target), dry_run=dry_run, seconds=time.monotonic() - begun)
     if tally.stopped and not follow:
         raise typer.Exit(_INTERRUPTED)
     if tally.broken:
@@ -96,10 +96,10 @@ async def _run(store: RecordStore, inputs: list[Input], *, follow: bool) -> Impo
     several = len(inputs) > 1
 
     def on_broken(given: Input, broken: BrokenRecord) -> None:
-        note(f"{f'{given.name}: ' if several else ''}line {broken.line}: {broken.reason}{outcome}")
+        write_note(f"{f'{given.name}: ' if several else ''}line {broken.line}: {broken.reason}{outcome}")
 
     def on_change(given: Input, change: InputChange) -> None:
-        note(f"{given.name} was {change.value}: reading it again from its beginning")
+        write_note(f"{given.name} was {change.value}: reading it again from its beginning")
 
     loop = asyncio.get_running_loop()
     with progress("bytes read", total) as advance:
@@ -118,14 +118,14 @@ async def _run(store: RecordStore, inputs: list[Input], *, follow: bool) -> Impo
             loop.add_signal_handler(number, stop)
         try:
             if follow and not sys.stderr.isatty():
-                note(f"Following {inputs[0].name}")
+                write_note(f"Following {inputs[0].name}")
             return await importer.run(inputs)
         finally:
             release()
 
 
 def _note_connection_state(state: str) -> None:
-    note("the server is away: waiting" if state == "disconnected" else "the server is back")
+    write_note("the server is away: waiting" if state == "disconnected" else "the server is back")
 
 
 def _print_tally(cli: Cli, tally: ImportCounts, target: str, *, dry_run: bool, seconds: float) -> None:

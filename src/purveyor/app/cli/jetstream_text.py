@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
 
-from purveyor.app.cli.render import Rows, block, show, show_duration, show_limit, show_size, show_time
+from purveyor.app.cli.render import (
+    Rows,
+    format_block,
+    format_duration,
+    format_limit,
+    format_size,
+    format_time,
+    format_value,
+)
 from purveyor.jetstream.config import (
     ConsumerConfig,
     ConsumerInfo,
@@ -31,7 +39,7 @@ class Cost:
         return None if self.subject is None else overhead(0) + self.subject
 
 
-def cost(info: StreamInfo, subjects: Mapping[str, int]) -> Cost | None:
+def compute_cost(info: StreamInfo, subjects: Mapping[str, int]) -> Cost | None:
     """Compute the cost from the number of messages of each subject; None for memory storage or an empty stream."""
     if not info.state.messages or info.config.storage is not Storage.FILE:
         return None
@@ -51,12 +59,12 @@ def cost_json(found: Cost) -> dict[str, float | None]:
 
 def cost_rows(found: Cost) -> Rows:
     """Return the cost and its parts as rows."""
-    rows: list[tuple[str, object]] = [("Average Message", show_size(found.message))]
+    rows: list[tuple[str, object]] = [("Average Message", format_size(found.message))]
     if found.subject is not None and found.overhead is not None:
         parts = f"4 length + 8 sequence + 8 time + 2 subject length + {_number(found.subject)} subject + 8 hash"
-        content = show_size(max(found.message - found.overhead, 0))
+        content = format_size(max(found.message - found.overhead, 0))
         rows += [
-            ("Overhead", f"{show_size(found.overhead)} = {parts}"),
+            ("Overhead", f"{format_size(found.overhead)} = {parts}"),
             ("Content", f"{content} of payload and headers (headers add 4 for their length)"),
         ]
     return rows
@@ -70,11 +78,11 @@ def stream_settings(config: StreamConfig) -> Rows:
         ("Discard Policy", f"{config.discard.value}{', per subject' if config.discard_new_per_subject else ''}"),
         ("Storage", config.storage),
         ("Replicas", config.num_replicas),
-        ("Maximum Messages", show_limit(config.max_msgs)),
-        ("Maximum Per Subject", show_limit(config.max_msgs_per_subject)),
-        ("Maximum Bytes", show_limit(config.max_bytes, size=True)),
-        ("Maximum Age", show_duration(config.max_age) if config.max_age else "none"),
-        ("Maximum Message Size", show_limit(config.max_msg_size, size=True)),
+        ("Maximum Messages", format_limit(config.max_msgs)),
+        ("Maximum Per Subject", format_limit(config.max_msgs_per_subject)),
+        ("Maximum Bytes", format_limit(config.max_bytes, size=True)),
+        ("Maximum Age", format_duration(config.max_age) if config.max_age else "none"),
+        ("Maximum Message Size", format_limit(config.max_msg_size, size=True)),
         ("Duplicate Window", config.duplicate_window),
         ("Acknowledgements", not config.no_ack),
         ("Direct Get", config.allow_direct),
@@ -93,7 +101,7 @@ def stream_state(info: StreamInfo) -> Rows:
     state = info.state
     return [
         ("Messages", state.messages),
-        ("Bytes", show_size(state.bytes)),
+        ("Bytes", format_size(state.bytes)),
         ("FirstSeq", _at(state.first_seq, state.first_ts)),
         ("LastSeq", _at(state.last_seq, state.last_ts)),
         ("Active Consumers", state.consumer_count),
@@ -105,12 +113,12 @@ def stream_state(info: StreamInfo) -> Rows:
 def stream_text(info: StreamInfo, subjects: Mapping[str, int]) -> str:
     """Format a stream: settings, state and cost."""
     parts = [
-        f"Stream {show(info.config.name)}{_created(info.created)}",
-        block("Settings", stream_settings(info.config)),
-        block("State", stream_state(info)),
+        f"Stream {format_value(info.config.name)}{_created(info.created)}",
+        format_block("Settings", stream_settings(info.config)),
+        format_block("State", stream_state(info)),
     ]
-    found = cost(info, subjects)
-    return "\n\n".join([*parts, block("Storage", cost_rows(found))] if found else parts)
+    found = compute_cost(info, subjects)
+    return "\n\n".join([*parts, format_block("Storage", cost_rows(found))] if found else parts)
 
 
 def start_text(config: ConsumerConfig) -> str:
@@ -119,7 +127,7 @@ def start_text(config: ConsumerConfig) -> str:
         case Deliver.BY_START_SEQUENCE:
             return f"from sequence {config.opt_start_seq}"
         case Deliver.BY_START_TIME:
-            return f"from {show(config.opt_start_time)}"
+            return f"from {format_value(config.opt_start_time)}"
         case Deliver.LAST_PER_SUBJECT:
             return "last of each subject"
         case Deliver.ALL | Deliver.LAST | Deliver.NEW:
@@ -140,8 +148,8 @@ def consumer_settings(config: ConsumerConfig) -> Rows:
         ("Ack Policy", config.ack_policy),
         ("Ack Wait", config.ack_wait),
         ("Replay Policy", config.replay_policy),
-        ("Maximum Deliveries", show_limit(config.max_deliver)),
-        ("Max Ack Pending", show_limit(config.max_ack_pending or -1)),
+        ("Maximum Deliveries", format_limit(config.max_deliver)),
+        ("Max Ack Pending", format_limit(config.max_ack_pending or -1)),
     ]
     optional: list[tuple[str, object]] = [
         ("Description", config.description),
@@ -173,16 +181,18 @@ def consumer_state(info: ConsumerInfo) -> Rows:
 
 def consumer_text(info: ConsumerInfo) -> str:
     """Format a consumer: settings and state."""
-    head = f"Consumer {show(info.name)} of stream {show(info.stream_name)}{_created(info.created)}"
-    return "\n\n".join([head, block("Settings", consumer_settings(info.config)), block("State", consumer_state(info))])
+    head = f"Consumer {format_value(info.name)} of stream {format_value(info.stream_name)}{_created(info.created)}"
+    return "\n\n".join(
+        [head, format_block("Settings", consumer_settings(info.config)), format_block("State", consumer_state(info))]
+    )
 
 
 def _created(moment: datetime | None) -> str:
-    return f", created {show_time(moment)}" if moment else ""
+    return f", created {format_time(moment)}" if moment else ""
 
 
 def _at(sequence: int, moment: datetime | None) -> str:
-    return f"{sequence} at {show_time(moment)}" if moment else str(sequence)
+    return f"{sequence} at {format_time(moment)}" if moment else str(sequence)
 
 
 def _pair(pair: SequencePair) -> str:

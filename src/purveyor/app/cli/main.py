@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from purveyor import __version__
-from purveyor.app.cli.output import safe
+from purveyor.app.cli.output import escape
 from purveyor.model.errors import PurveyorError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -147,7 +147,7 @@ def _fail(message: str, fix: str | None, *, trace: bool) -> int:
         traceback.print_exc()
     first, *rest = message.strip().splitlines() or [""]
     lines = [f"error: {first}", *(f"  {line}" for line in rest), *([f"fix: {fix}"] if fix else [])]
-    typer.echo("\n".join(safe(line) for line in lines), err=True)
+    typer.echo("\n".join(escape(line) for line in lines), err=True)
     return 1
 
 
@@ -162,5 +162,5 @@ def _usage(error: Exception) -> int:
         if option in _ROOT_OPTIONS
         else f"see `{where} --help`"
     )
-    typer.echo(f"error: {safe(line)}\nfix: {fix}", err=True)
+    typer.echo(f"error: {escape(line)}\nfix: {fix}", err=True)
     return int(getattr(error, "exit_code", 2))

@@ -18,22 +18,22 @@ _REDRAW_SECONDS = 0.1
 Advance = Callable[[int], None]
 
 
-def safe(text: str) -> str:
+def escape(text: str) -> str:
     r"""Escape unprintable characters, so that a text cannot move the cursor, hide or imitate other output.
 
-    >>> safe("a\x1b[31mb")
+    >>> escape("a\x1b[31mb")
     'a\\x1b[31mb'
     """
     return "".join(ch if ch.isprintable() else ch.encode("unicode_escape", "surrogatepass").decode() for ch in text)
 
 
-def jsonable(value: object) -> object:
+def to_jsonable(value: object) -> object:
     """Convert a value to JSON types: enums by value, times in ISO 8601, durations as `..._seconds`; omit None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return jsonable({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        return to_jsonable({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, Mapping):
         return {
-            f"{key}_seconds" if isinstance(item, timedelta) else str(key): jsonable(item)
+            f"{key}_seconds" if isinstance(item, timedelta) else str(key): to_jsonable(item)
             for key, item in value.items()
             if item is not None
         }
@@ -48,7 +48,7 @@ def jsonable(value: object) -> object:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if isinstance(value, Iterable):
-        return [jsonable(item) for item in value]
+        return [to_jsonable(item) for item in value]
     return value
 
 
@@ -61,7 +61,7 @@ def write(text: str) -> None:
 
 def write_json(value: object, *, indent: int | None = None) -> None:
     """Write one JSON value to standard output; without `indent` it takes one line."""
-    write(json.dumps(jsonable(value), ensure_ascii=False, indent=indent))
+    write(json.dumps(to_jsonable(value), ensure_ascii=False, indent=indent))
 
 
 def write_bytes(data: bytes) -> None:
@@ -71,9 +71,9 @@ def write_bytes(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def note(text: str) -> None:
+def write_note(text: str) -> None:
     """Write a remark, which is not part of the result, to standard error."""
-    sys.stderr.write(safe(text) + "\n")
+    sys.stderr.write(escape(text) + "\n")
     sys.stderr.flush()
 
 
@@ -88,7 +88,7 @@ class StatusPrinter:
         if self._json:
             write_json({"event": event, "detail": detail or None, **fields})
         else:
-            write(f"{event}: {safe(detail)}" if detail else event)
+            write(f"{event}: {escape(detail)}" if detail else event)
 
 
 @contextlib.contextmanager

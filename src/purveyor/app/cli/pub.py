@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import progress, safe, write, write_json
+from purveyor.app.cli.output import escape, progress, write, write_json
 from purveyor.app.cli.parsers import parse_headers
 from purveyor.jetstream.api_protocol import Receipt
 from purveyor.jetstream.headers import MSG_ID, normalise
@@ -183,14 +183,14 @@ def _print_one(cli: Cli, template: Template, receipt: Receipt) -> None:
     _print_result(
         cli,
         {"subject": template.subject, **about},
-        f"Published {len(template.data_of(1))} bytes to {safe(template.subject)}: "
-        f"stream {safe(receipt.stream)}, sequence {receipt.sequence}{again}",
+        f"Published {len(template.data_of(1))} bytes to {escape(template.subject)}: "
+        f"stream {escape(receipt.stream)}, sequence {receipt.sequence}{again}",
     )
 
 
 def _publish_many(cli: Cli, template: Template, count: int) -> None:
     report = cli.call(lambda queues: _store_many(queues, template, count))
-    last = ", ".join(f"stream {safe(stream)}, last sequence {seq}" for stream, seq in report.last_sequences.items())
+    last = ", ".join(f"stream {escape(stream)}, last sequence {seq}" for stream, seq in report.last_sequences.items())
     duplicates = f"; {report.duplicates} were duplicates: not stored again" if report.duplicates else ""
     _print_result(
         cli,
@@ -201,7 +201,7 @@ def _publish_many(cli: Cli, template: Template, count: int) -> None:
             "duplicates": report.duplicates,
             "last_sequences": report.last_sequences,
         },
-        f"Published {count} messages to {safe(template.subject)}: {last}{duplicates}",
+        f"Published {count} messages to {escape(template.subject)}: {last}{duplicates}",
     )
 
 

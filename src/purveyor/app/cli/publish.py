@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import note, write, write_json
+from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.parsers import utc_now
 from purveyor.jetstream.api_protocol import Receipt
 from purveyor.model import json_fields
@@ -171,7 +171,7 @@ def _messages(
             check_event_size(given, max_payload)
         except InvalidInput as error:
             tally.broken += 1
-            note(f"line {number}: {error.message}")
+            write_note(f"line {number}: {error.message}")
             continue
         tally.topics.add(given.realm_topic)
         yield SUBJECT, given.data, given.headers(NO_LOGIN, event_trace(given)), given.message_id(NO_LOGIN)

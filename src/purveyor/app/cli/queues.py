@@ -9,7 +9,7 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import progress, write, write_json
 from purveyor.app.cli.queues_migrate import apply, plan, subscription_queues
-from purveyor.app.cli.render import show, table
+from purveyor.app.cli.render import format_table, format_value
 from purveyor.jetstream.config import StreamInfo
 from purveyor.jetstream.server.config import render_users
 from purveyor.model.errors import InvalidName, NotFound, PurveyorError, Unavailable
@@ -126,12 +126,12 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
         for state in states
     ]
     columns = ("QUEUE", "STATUS", "MESSAGES", "RETENTION", "SUBJECTS", "WRITER", "READERS")
-    write(table(columns, rows, wrap=("SUBJECTS", "WRITER", "READERS")))
+    write(format_table(columns, rows, wrap=("SUBJECTS", "WRITER", "READERS")))
     for state in states:
         if state.migration is not None:
-            write(f"{state.queue.name}: {show(state.migration)}")
+            write(f"{state.queue.name}: {format_value(state.migration)}")
         for difference in state.differences:
-            write(f"{state.queue.name}: {show(str(difference))}")
+            write(f"{state.queue.name}: {format_value(str(difference))}")
 
 
 @app.command("ensure", epilog=examples("purveyor queues ensure", "purveyor queues ensure incoming"))
@@ -172,7 +172,7 @@ def ensure(
         )
     else:
         rows = [(r.queue, r.status, r.action, [str(difference) for difference in r.differences]) for r in results]
-        write(table(("QUEUE", "STATUS", "ACTION", "DIFFERENCES"), rows, wrap=("DIFFERENCES",)))
+        write(format_table(("QUEUE", "STATUS", "ACTION", "DIFFERENCES"), rows, wrap=("DIFFERENCES",)))
     for result in results:
         result.require_ready()
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm
-from purveyor.app.cli.output import note, write, write_json
-from purveyor.app.cli.render import show, table
+from purveyor.app.cli.output import write, write_json, write_note
+from purveyor.app.cli.render import format_table, format_value
 from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.model.errors import InvalidName
 from purveyor.queues.catalogue import Queue, internal_queues, subscription_queue
@@ -42,12 +42,14 @@ def plan(ctx: typer.Context, queue: QueueName = None, as_json: JsonFlag = False)
     if cli.json:
         write_json([_as_json(each) for each in plans], indent=2)
         return
-    write(table(("QUEUE", "CHANGE", "MESSAGES"), [(each.queue.name, each.change, each.messages) for each in plans]))
+    write(
+        format_table(("QUEUE", "CHANGE", "MESSAGES"), [(each.queue.name, each.change, each.messages) for each in plans])
+    )
     for each in plans:
         for why in each.why:
-            write(f"{each.queue.name}: {show(why)}")
+            write(f"{each.queue.name}: {format_value(why)}")
         for risk in each.risks:
-            write(f"{each.queue.name}: risk: {show(risk)}")
+            write(f"{each.queue.name}: risk: {format_value(risk)}")
 
 
 def apply(
@@ -108,7 +110,7 @@ def apply(
         )
         return
     rows = [(each.plan.queue.name, QueueStatus.READY, each.change, f"{each.seconds:.1f} s") for each in results]
-    write(table(("QUEUE", "STATUS", "DONE", "TIME"), rows))
+    write(format_table(("QUEUE", "STATUS", "DONE", "TIME"), rows))
 
 
 class _ProgressNotes:
@@ -122,7 +124,7 @@ class _ProgressNotes:
             return
         self._written_at = time.monotonic()
         share = f" {100 * progress.done // progress.total}%" if progress.total else ""
-        note(f"{progress.queue}: {progress.what}{share}")
+        write_note(f"{progress.queue}: {progress.what}{share}")
 
 
 async def _plans(queues: Queues, cli: Cli, name: str | None) -> list[Plan]:
@@ -149,7 +151,7 @@ def subscription_queues(names: list[str]) -> list[Queue]:
 
 
 def _main_risk(each: Plan) -> str:
-    return each.risks[0] if each.risks else show(each.why)
+    return each.risks[0] if each.risks else format_value(each.why)
 
 
 def _as_json(each: Plan) -> dict[str, object]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from purveyor.app.cli.output import safe, write, write_json
+from purveyor.app.cli.output import escape, write, write_json
 from purveyor.jetstream.connection import RawMessage
 from purveyor.jetstream.headers import Headers
 from purveyor.jetstream.messages import Message
@@ -31,7 +31,7 @@ def payload_fields(data: bytes) -> dict[str, str]:
         return {"data_base64": base64.b64encode(data).decode()}
 
 
-def show_payload(data: bytes) -> str:
+def format_payload(data: bytes) -> str:
     """Format a payload: its text, or the first bytes in hexadecimal if it is not text."""
     try:
         text = data.decode()
@@ -49,7 +49,7 @@ def show_payload(data: bytes) -> str:
     return "\n".join(lines)
 
 
-def show_line(data: bytes) -> str:
+def format_payload_line(data: bytes) -> str:
     """Format a payload on one line, quoted."""
     try:
         return repr(data.decode())
@@ -57,32 +57,32 @@ def show_line(data: bytes) -> str:
         return f"{len(data)} bytes: {data[:32].hex(' ')}{' ...' if len(data) > 32 else ''}"
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a value of a table or block."""
     if value is None or value in ("", (), []):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Enum):
-        return show(value.value)
+        return format_value(value.value)
     if isinstance(value, timedelta):
-        return show_duration(value)
+        return format_duration(value)
     if isinstance(value, datetime):
-        return show_time(value)
+        return format_time(value)
     if isinstance(value, tuple | list):
-        return ", ".join(show(item) for item in value)
-    return safe(str(value))
+        return ", ".join(format_value(item) for item in value)
+    return escape(str(value))
 
 
-def show_time(moment: datetime) -> str:
+def format_time(moment: datetime) -> str:
     """Format a time in UTC, to the second."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def show_duration(duration: timedelta) -> str:
+def format_duration(duration: timedelta) -> str:
     """Format a duration with its units.
 
-    >>> show_duration(timedelta(seconds=5400)), show_duration(timedelta(milliseconds=500))
+    >>> format_duration(timedelta(seconds=5400)), format_duration(timedelta(milliseconds=500))
     ('1h30m', '500ms')
     """
     left = duration // timedelta(microseconds=1)
@@ -98,10 +98,10 @@ def show_duration(duration: timedelta) -> str:
     return sign + (text or "0s")
 
 
-def show_size(size: float, *, brief: bool = False) -> str:
+def format_size(size: float, *, brief: bool = False) -> str:
     """Format a size in bytes, and from 1 KiB on also in a larger unit (only in that, if brief).
 
-    >>> show_size(53), show_size(1536), show_size(39.5)
+    >>> format_size(53), format_size(1536), format_size(39.5)
     ('53 B', '1.5 KiB (1536 B)', '39.5 B')
     """
     exact = f"{size:.1f}".removesuffix(".0")
@@ -112,25 +112,25 @@ def show_size(size: float, *, brief: bool = False) -> str:
     return rounded if brief else f"{rounded} ({exact} B)"
 
 
-def show_limit(limit: int, *, size: bool = False) -> str:
+def format_limit(limit: int, *, size: bool = False) -> str:
     """Format a limit; the server stores no limit as -1 or 0."""
-    return "none" if limit <= 0 else show_size(limit) if size else str(limit)
+    return "none" if limit <= 0 else format_size(limit) if size else str(limit)
 
 
-def block(title: str, rows: Rows) -> str:
+def format_block(title: str, rows: Rows) -> str:
     """Format a title and rows whose labels are aligned at their colons."""
     width = max((len(label) for label, _ in rows), default=0) + 4
-    return "\n".join([f"{title}:", "", *(f"{label:>{width}}: {show(value)}" for label, value in rows)])
+    return "\n".join([f"{title}:", "", *(f"{label:>{width}}: {format_value(value)}" for label, value in rows)])
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[str] = ()) -> str:
+def format_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[str] = ()) -> str:
     """Format a table; on a terminal the columns in `wrap` are wrapped until it fits."""
     terminal = sys.stdout.isatty()
     built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         built.add_column(column, overflow="fold", no_wrap=not terminal or column not in wrap, min_width=len(column))
     for row in rows:
-        built.add_row(*(Text(show(cell)) for cell in row))
+        built.add_row(*(Text(format_value(cell)) for cell in row))
     console = Console(width=None if terminal else _PIPE_WIDTH, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(built)
@@ -140,19 +140,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Seq
 def write_received(message: Message) -> None:
     """Write a message as a block: its subject, headers and payload."""
     again = f" (delivery {message.delivery.delivered})" if message.delivery.delivered > 1 else ""
-    write(f"--- received on {safe(message.subject)}{again}")
-    for line in header_lines(message.headers):
+    write(f"--- received on {escape(message.subject)}{again}")
+    for line in format_headers(message.headers):
         write(line)
     if message.headers:
         write("")
-    write(show_payload(message.data))
+    write(format_payload(message.data))
 
 
 def write_line(number: int, message: Message | RawMessage, *, timestamps: bool) -> None:
     """Write a message on one line, and each header on one, so that the output can be searched by lines."""
     when = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f} " if timestamps else ""
-    write(f"{when}[#{number}] Received on [{safe(message.subject)}]: {show_line(message.data)}")
-    for line in header_lines(message.headers):
+    write(f"{when}[#{number}] Received on [{escape(message.subject)}]: {format_payload_line(message.data)}")
+    for line in format_headers(message.headers):
         write(f"    {line}")
 
 
@@ -181,6 +181,6 @@ def write_object(message: Message | RawMessage, **more: object) -> None:
     )
 
 
-def header_lines(headers: Headers) -> list[str]:
+def format_headers(headers: Headers) -> list[str]:
     """Return one line for each value of a header."""
-    return [f"{safe(name)}: {safe(value)}" for name, values in headers.items() for value in values]
+    return [f"{escape(name)}: {escape(value)}" for name, values in headers.items() for value in values]

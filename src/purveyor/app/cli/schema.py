@@ -9,10 +9,10 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.output import note, write, write_json
+from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.parsers import parse_topic
-from purveyor.app.cli.render import block, table
-from purveyor.app.views.schema_view import judge, schema_json
+from purveyor.app.cli.render import format_block, format_table
+from purveyor.app.views.schema_view import check_object, schema_json
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput, UnknownSchema
 from purveyor.model.json_fields import Json
@@ -121,7 +121,7 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     cli = Cli.of(ctx, as_json)
     found = _call(cli, lambda schemas: schemas.list())
     for key, reason in found.unreadable.items():
-        note(f"{key} cannot be read: {reason}")
+        write_note(f"{key} cannot be read: {reason}")
     schemas = [found.schemas[name] for name in sorted(found.schemas)]
     if cli.json:
         write_json([schema_json(each) for each in schemas], indent=2)
@@ -139,7 +139,7 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
         for each in schemas
     ]
     columns = ("NAME", "TYPE", "ENCODING", "TOPICS", "REVISION", "COMPATIBILITY", "COMMITTED")
-    write(table(columns, rows, wrap=("TOPICS",)))
+    write(format_table(columns, rows, wrap=("TOPICS",)))
 
 
 @app.command("show", epilog=examples("purveyor schema show order", "purveyor schema show order --revision 1 --json"))
@@ -166,7 +166,7 @@ def show(
         ("Committed", shown.created),
         *([("Copy of", shown.copy_of)] if shown.copy_of is not None else []),
     ]
-    write(block(f"Schema {name}", rows))
+    write(format_block(f"Schema {name}", rows))
     write("\n" + json.dumps(shown.definition, ensure_ascii=False, indent=2))
 
 
@@ -199,7 +199,7 @@ def check(
         schema = await schemas.get(name)
         if definition is not None:
             return list(find_revision_problems(schema, definition))
-        return judge(schema, _object(object_ or "", schema))
+        return check_object(schema, _object(object_ or "", schema))
 
     problems = _call(cli, work)
     if cli.json:

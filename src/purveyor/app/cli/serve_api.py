@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag
-from purveyor.app.cli.output import StatusPrinter, note
+from purveyor.app.cli.output import StatusPrinter, write_note
 from purveyor.app.process_setup import event_loop_factory, freeze_imports
 from purveyor.app.settings import Settings
 from purveyor.queues.permissions import API
@@ -51,7 +51,9 @@ def api(
     logins = load_logins(settings)
     console = _console(cli, settings)
     if tls is None and not is_loopback(settings.api_host):
-        note(f"clients send passwords to {settings.api_host} unencrypted: set --tls-cert and --tls-key, or use a proxy")
+        write_note(
+            f"clients send passwords to {settings.api_host} unencrypted: set --tls-cert and --tls-key, or use a proxy"
+        )
     listener = listen(settings.api_host, settings.api_port)
     name, number = listener.getsockname()[:2]
     url = f"{'http' if tls is None else 'https'}://{f'[{name}]' if ':' in name else name}:{number}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, Self
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag
-from purveyor.app.cli.output import note, safe, write, write_json
+from purveyor.app.cli.output import escape, write, write_json, write_note
 from purveyor.app.process_setup import restrict_permissions
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.permissions import PIPELINE
@@ -131,7 +131,7 @@ class Signals:
             if sys.stdout.isatty():
                 sys.stdout.write("\x1b[?25h\n")  # the live table hides the cursor
                 sys.stdout.flush()
-            note("stopped at once: the next start repeats the batches that were running")
+            write_note("stopped at once: the next start repeats the batches that were running")
             os._exit(_INTERRUPTED)
         self._stop.set()
 
@@ -173,7 +173,7 @@ class Lines:
 
     def report_step(self, event: str, text: str) -> None:
         """Report a step of the service."""
-        write(f"{event}: {safe(text)}")
+        write(f"{event}: {escape(text)}")
 
     def report_parts(self, parts: "Sequence[PartStatus]") -> None:
         """Write the parts that have changed, or all of them when the interval has passed."""
@@ -181,7 +181,7 @@ class Lines:
         for part in parts:
             seen = (part.state, part.error, part.restarts)
             if due or self._last.get(part.name) != seen:
-                write(safe(part.line()))
+                write(escape(part.line()))
             self._last[part.name] = seen
         if due:
             self._next_summary = time.monotonic() + _SUMMARY_INTERVAL_SECONDS
@@ -196,9 +196,9 @@ class LiveTable:
     def report_step(self, event: str, text: str) -> None:
         """Report a step of the service."""
         if self._live is not None:
-            self._live.console.print(f"{event}: {safe(text)}", markup=False, highlight=False)
+            self._live.console.print(f"{event}: {escape(text)}", markup=False, highlight=False)
         else:
-            write(f"{event}: {safe(text)}")
+            write(f"{event}: {escape(text)}")
 
     def report_parts(self, parts: "Sequence[PartStatus]") -> None:
         """Redraw the table. It starts with the first part, because Spark starts with our output redirected."""
@@ -250,5 +250,5 @@ def _table(parts: "Sequence[PartStatus]") -> "Table":
             part.restarts or None,
             part.error,
         )
-        table.add_row(*(Text("-" if cell is None else safe(str(cell))) for cell in cells))
+        table.add_row(*(Text("-" if cell is None else escape(str(cell))) for cell in cells))
     return table

@@ -9,14 +9,14 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.output import write, write_json
 from purveyor.app.cli.parsers import parse_duration, parse_time, utc_now
-from purveyor.app.cli.render import block, table
+from purveyor.app.cli.render import format_block, format_table
 from purveyor.app.settings import refuse_secret_database
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.client import Queues
 from purveyor.stages.application import Stages
+from purveyor.stages.sql_statements import DIALECTS
+from purveyor.stages.sql_statements import ddl as statements
 from purveyor.stages.sql_store import SqlStore
-from purveyor.stages.sql_tables import DIALECTS
-from purveyor.stages.sql_tables import ddl as statements
 from purveyor.stages.stage_status import DatabaseStatus, EndpointStatus, read_database_status, read_status
 
 app = typer.Typer(help="Print tables and status of transactional stages.", rich_markup_mode=None, add_completion=False)
@@ -72,7 +72,7 @@ def list_(ctx: typer.Context, database: DatabaseUrl = None, as_json: JsonFlag = 
         )
         for each in found
     ]
-    write(table(("ENDPOINT", "STAGES", "WAITING", "IN WORK", "INTERACTIVE", "DEAD LETTERS"), rows))
+    write(format_table(("ENDPOINT", "STAGES", "WAITING", "IN WORK", "INTERACTIVE", "DEAD LETTERS"), rows))
     if stored is not None:
         write("\n" + _database_text(stored))
 
@@ -96,7 +96,7 @@ def show(ctx: typer.Context, endpoint: Endpoint, database: DatabaseUrl = None, a
         (stage.stage, stage.waiting, stage.in_work, stage.again, stage.interactive, stage.dead_letters)
         for stage in found.stages
     ]
-    write(table(("STAGE", "WAITING", "IN WORK", "AGAIN", "INTERACTIVE", "DEAD LETTERS"), rows))
+    write(format_table(("STAGE", "WAITING", "IN WORK", "AGAIN", "INTERACTIVE", "DEAD LETTERS"), rows))
     if stored is not None:
         write("\n" + _database_text(stored))
         if stored.failing:
@@ -104,7 +104,7 @@ def show(ctx: typer.Context, endpoint: Endpoint, database: DatabaseUrl = None, a
                 (each.stage, each.message_id, each.attempts, _time(each.first_ms), each.reason.splitlines()[0])
                 for each in stored.failing
             ]
-            write("\n" + table(("STAGE", "MESSAGE", "ATTEMPTS", "SINCE", "REASON"), failing, wrap=("REASON",)))
+            write("\n" + format_table(("STAGE", "MESSAGE", "ATTEMPTS", "SINCE", "REASON"), failing, wrap=("REASON",)))
 
 
 @app.command("replay", epilog=examples("purveyor stages replay --since 1h --database postgresql://..."))
@@ -154,7 +154,7 @@ async def _query(url: str | None, query: Callable[[SqlStore], Awaitable[T]]) -> 
 def _database_text(stored: DatabaseStatus) -> str:
     held = [f"{count} for {subject}" for subject, count in sorted(stored.held.items())]
     rows = [("Unsent", stored.unsent), ("Held, no consumer", held or "none"), ("Failing", len(stored.failing))]
-    return block("Database", rows)
+    return format_block("Database", rows)
 
 
 def _since(text: str) -> datetime:

@@ -1,4 +1,4 @@
-"""`purveyor stream`: make, look at, change, empty, seal and remove streams; look at single messages."""
+"""`purveyor stream`: add, show, edit, purge, seal and remove streams, and show stored messages."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, StreamName, YesFlag, confirm, examples
-from purveyor.app.cli.jetstream_text import cost, cost_json, stream_text
-from purveyor.app.cli.output import jsonable, progress, safe, write, write_bytes, write_json
+from purveyor.app.cli.jetstream_text import compute_cost, cost_json, stream_text
+from purveyor.app.cli.output import escape, progress, to_jsonable, write, write_bytes, write_json
 from purveyor.app.cli.parsers import parse_duration, parse_list, parse_size
-from purveyor.app.cli.render import payload_fields, show_payload, show_size, show_time, table
+from purveyor.app.cli.render import format_payload, format_size, format_table, format_time, payload_fields
 from purveyor.jetstream.config import (
     Compression,
     Discard,
@@ -196,14 +196,16 @@ def ls(
             info.config.subjects,
             info.config.retention,
             info.state.messages,
-            show_size(info.state.bytes, brief=True),
+            format_size(info.state.bytes, brief=True),
             info.state.last_seq,
             info.state.consumer_count,
         )
         for info in found
     ]
     write(
-        table(("NAME", "SUBJECTS", "RETENTION", "MESSAGES", "BYTES", "LASTSEQ", "CONSUMERS"), rows, wrap=("SUBJECTS",))
+        format_table(
+            ("NAME", "SUBJECTS", "RETENTION", "MESSAGES", "BYTES", "LASTSEQ", "CONSUMERS"), rows, wrap=("SUBJECTS",)
+        )
     )
 
 
@@ -254,12 +256,12 @@ def get(
     elif cli.json:
         write_json(_message_json(message), indent=2)
     else:
-        when = f", {show_time(message.timestamp)}" if message.timestamp else ""
-        write(f"Message {message.sequence} of stream {name}, on {safe(message.subject)}{when}")
+        when = f", {format_time(message.timestamp)}" if message.timestamp else ""
+        write(f"Message {message.sequence} of stream {name}, on {escape(message.subject)}{when}")
         for header, values in message.headers.items():
             for value in values:
-                write(f"{safe(header)}: {safe(value)}")
-        write(f"\n{show_payload(message.data)}")
+                write(f"{escape(header)}: {escape(value)}")
+        write(f"\n{format_payload(message.data)}")
 
 
 def _message_json(message: StoredMessage) -> dict[str, object]:
@@ -325,7 +327,7 @@ def _show(cli: Cli, info: StreamInfo, subjects: dict[str, int]) -> None:
 
 
 def _as_json(info: StreamInfo, subjects: dict[str, int]) -> object:
-    shown = jsonable(info)
+    shown = to_jsonable(info)
     assert isinstance(shown, dict)
-    found = cost(info, subjects)
+    found = compute_cost(info, subjects)
     return shown | ({"storage": cost_json(found)} if found else {})

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import Advance, note, progress
+from purveyor.app.cli.output import Advance, progress, write_note
 from purveyor.app.cli.parsers import parse_duration, parse_list, parse_start, utc_now
 from purveyor.app.cli.render import write_line, write_object
 from purveyor.jetstream.config import AckPolicy, ConsumerConfig, Deliver, Replay, Retention
@@ -103,7 +103,7 @@ def _config(deliver: str, filters: tuple[str, ...], replay: Replay) -> ConsumerC
 async def _live(queues: Queues, subject: str) -> AsyncGenerator[RawMessage | None]:
     """Yield None when the server delivers the subject to us, then its messages."""
     listening = await queues.connection.subscribe(check_subject(subject, wildcards=True), confirm=True)
-    note(f"Listening on {subject}")
+    write_note(f"Listening on {subject}")
     try:
         yield None
         async for message in listening:
@@ -120,7 +120,7 @@ async def _stored(queues: Queues, stream: str, config: ConsumerConfig) -> AsyncG
             fix="show single messages with `purveyor stream get`, or pull them with `purveyor consumer next`",
         )
     made = await queues.consumers.add(stream, config)
-    note(f"Reading {stream} through consumer {made.name}")
+    write_note(f"Reading {stream} through consumer {made.name}")
     try:
         yield None
         async with contextlib.aclosing(queues.pull(stream, made.name)) as messages:

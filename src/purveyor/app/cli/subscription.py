@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.output import note, safe, write, write_json
+from purveyor.app.cli.output import escape, write, write_json, write_note
 from purveyor.app.cli.parsers import (
     parse_duration,
     parse_pair,
@@ -14,7 +14,7 @@ from purveyor.app.cli.parsers import (
     parse_scalar,
     parse_topic,
 )
-from purveyor.app.cli.render import table
+from purveyor.app.cli.render import format_table
 from purveyor.app.cli.subscription_password import (
     AskPassword,
     GeneratePassword,
@@ -46,11 +46,11 @@ from purveyor.app.cli.subscription_push import (
     edit,
 )
 from purveyor.app.cli.subscription_view import (
-    as_dict,
-    as_text,
-    condition,
-    registered_dict,
-    unreadable_dict,
+    describe_state,
+    registered_json,
+    status_json,
+    status_text,
+    unreadable_json,
     unreadable_text,
 )
 from purveyor.app.push_input import PushInput
@@ -195,13 +195,13 @@ def add(
         if given is not None:
             # A crash before this leaves a subscription without a password; the same command again sets it.
             with credentials(queues, settings.replicas) as known:
-                created |= await known.set_first(name, record.incarnation, given.text)
+                created |= await known.set_first_password(name, record.incarnation, given.text)
         return await _read_status(subscriptions, queues, name), created
 
     found, created = _call(cli, work)
     if cli.json:
         shown = {**(given.password_json() if given else {}), **(flags.secret_json() if created else {})}
-        write_json({**as_dict(found), "created": created, **shown}, indent=2)
+        write_json({**status_json(found), "created": created, **shown}, indent=2)
     else:
         begin = found.registered.record.begin
         write(f"{'Added' if created else 'Unchanged:'} subscription {name}, events after position {begin}")
@@ -249,17 +249,17 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
 
     found, waiting, problems = _call(cli, work)
     for unread in found.unreadable.values():
-        note(f"the record of subscription {unread.name} cannot be read: {unread.reason}")
+        write_note(f"subscription {unread.name} is unreadable: {unread.reason}")
     if cli.json:
-        shown = [registered_dict(each, problems.get(each.name)) for each in found.subscriptions.values()]
-        shown += [unreadable_dict(each) for each in found.unreadable.values()]
+        shown = [registered_json(each, problems.get(each.name)) for each in found.subscriptions.values()]
+        shown += [unreadable_json(each) for each in found.unreadable.values()]
         write_json([{**each, "backlog": waiting.get(str(each["name"]))} for each in shown], indent=2)
         return
     rows = [
         (
             each.name,
             [f"{topic.realm}:{topic.topic}" for topic in each.record.definition.realms_topics],
-            condition(each, problems.get(each.name)),
+            describe_state(each, problems.get(each.name)),
             each.record.begin,
             waiting.get(each.name),
             each.prefill.status if each.prefill else None,
@@ -269,7 +269,7 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     rows += [
         (each.name, [], "unreadable", each.begin, waiting.get(each.name), None) for each in found.unreadable.values()
     ]
-    write(table(("NAME", "TOPICS", "STATE", "BEGIN", "BACKLOG", "PREFILL"), rows, wrap=("TOPICS",)))
+    write(format_table(("NAME", "TOPICS", "STATE", "BEGIN", "BACKLOG", "PREFILL"), rows, wrap=("TOPICS",)))
 
 
 @app.command("show", epilog=examples("purveyor subscription show ox", "purveyor subscription show ox --json"))
@@ -283,9 +283,9 @@ def show(ctx: typer.Context, name: Name, as_json: JsonFlag = False) -> None:
 
     found = _call(cli, work)
     if isinstance(found, Unreadable):
-        write_json(unreadable_dict(found), indent=2) if cli.json else write(unreadable_text(found))
+        write_json(unreadable_json(found), indent=2) if cli.json else write(unreadable_text(found))
     else:
-        write_json(as_dict(found), indent=2) if cli.json else write(as_text(found))
+        write_json(status_json(found), indent=2) if cli.json else write(status_text(found))
 
 
 @app.command("pause", epilog=examples("purveyor subscription pause ox"))
@@ -350,7 +350,7 @@ def replay(
     if cli.json:
         write_json(job.to_json())
     else:
-        write(f"Replay of {name} from {safe(from_)} to {safe(to or 'now')} is requested (job {job.job})")
+        write(f"Replay of {name} from {escape(from_)} to {escape(to or 'now')} is requested (job {job.job})")
 
 
 @app.command("delete", epilog=examples("purveyor subscription delete ox --yes"))

@@ -14,9 +14,9 @@ from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.output import write, write_json
 from purveyor.app.cli.parsers import parse_duration
 from purveyor.app.cli.subscription_password import read_first_line
-from purveyor.app.cli.subscription_view import as_dict
+from purveyor.app.cli.subscription_view import status_json
 from purveyor.app.push_input import SECRET_GRACE_FIELD, PushInput
-from purveyor.delivery.push.signing import generate_secret
+from purveyor.delivery.push.push_secrets import generate_secret
 from purveyor.delivery.subscription_status import SubscriptionStatus, read_status
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy, default_order
@@ -303,6 +303,6 @@ def edit(
 
     found = cli.call(work)
     if cli.json:
-        write_json({**as_dict(found), **flags.secret_json()}, indent=2)
+        write_json({**status_json(found), **flags.secret_json()}, indent=2)
     else:
         write("\n".join(filter(None, (f"Changed subscription {name}", flags.secret_line()))))

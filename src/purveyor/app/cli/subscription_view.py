@@ -3,7 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 
-from purveyor.app.cli.render import block, show_time
+from purveyor.app.cli.render import format_block, format_time
 from purveyor.delivery.push.push_problems import PushProblem
 from purveyor.delivery.subscription_status import SubscriptionStatus
 from purveyor.model.ack_ranges import Expired
@@ -14,7 +14,7 @@ from purveyor.model.subscription import Subscription
 from purveyor.queues.registry import PrefillState, Registered, Suspension, Unreadable
 
 
-def condition(found: Registered, push_problem: PushProblem | None = None) -> str:
+def describe_state(found: Registered, push_problem: PushProblem | None = None) -> str:
     """Return the most urgent state in one word."""
     if found.suspended is not None:
         return "suspended"
@@ -23,7 +23,7 @@ def condition(found: Registered, push_problem: PushProblem | None = None) -> str
     return "stuck" if push_problem is not None else found.record.state.value
 
 
-def registered_dict(found: Registered, push_problem: PushProblem | None = None) -> dict[str, object]:
+def registered_json(found: Registered, push_problem: PushProblem | None = None) -> dict[str, object]:
     """Return a registered subscription, with its push problem, for JSON."""
     record = found.record
     return {
@@ -40,7 +40,7 @@ def registered_dict(found: Registered, push_problem: PushProblem | None = None) 
     }
 
 
-def unreadable_dict(found: Unreadable) -> dict[str, object]:
+def unreadable_json(found: Unreadable) -> dict[str, object]:
     """Return a subscription whose record this version cannot read, for JSON."""
     return {
         "name": found.name,
@@ -62,22 +62,22 @@ def unreadable_text(found: Unreadable) -> str:
         ("Begins after", found.begin),
         *_suspended_rows(found.suspended),
     ]
-    return block(f"Subscription {found.name}", rows)
+    return format_block(f"Subscription {found.name}", rows)
 
 
-def as_dict(found: SubscriptionStatus) -> dict[str, object]:
+def status_json(found: SubscriptionStatus) -> dict[str, object]:
     """Return the status of a subscription for JSON."""
     waiting = {"main": found.main, "prefill": found.prefill, "retry": found.retry}
     return {
-        **registered_dict(found.registered, found.push_problem),
+        **registered_json(found.registered, found.push_problem),
         "position": found.position,
         "backlog": None if found.main is None else waiting,
-        "expired": expired_dict(found.expired),
+        "expired": expired_json(found.expired),
         **({} if found.unreadable is None else {"unreadable": found.unreadable}),
     }
 
 
-def expired_dict(expired: Expired) -> dict[str, object] | None:
+def expired_json(expired: Expired) -> dict[str, object] | None:
     """Return the expired messages for JSON; None if there are none."""
     if not expired.count:
         return None
@@ -85,7 +85,7 @@ def expired_dict(expired: Expired) -> dict[str, object] | None:
     return {"count": expired.count, "position": expired.position or None, "last": last}
 
 
-def as_text(found: SubscriptionStatus) -> str:
+def status_text(found: SubscriptionStatus) -> str:
     """Return the status of a subscription as text."""
     record, suspended = found.registered.record, found.registered.suspended
     wanted, hidden = record.definition.filter, record.definition.hidden_fields
@@ -96,7 +96,7 @@ def as_text(found: SubscriptionStatus) -> str:
         *([("Only", filters)] if filters else []),
         *([("Hidden", list(hidden) or "nothing")] if hidden != DEFAULT_HIDDEN_FIELDS else []),
         *push_rows(record.definition),
-        ("State", condition(found.registered, found.push_problem)),
+        ("State", describe_state(found.registered, found.push_problem)),
         *([] if record.pause_reason is None else [("Pause reason", record.pause_reason)]),
         *([] if found.push_problem is None else [("Push problem", found.push_problem.reason)]),
         ("Created", record.created),
@@ -111,7 +111,7 @@ def as_text(found: SubscriptionStatus) -> str:
         rows.append(("Expired", _expired_text(found.expired)))
     if found.unreadable is not None:
         rows.append(("Unreadable", found.unreadable))
-    return block(f"Subscription {record.name}", [*rows, *_suspended_rows(suspended)])
+    return format_block(f"Subscription {record.name}", [*rows, *_suspended_rows(suspended)])
 
 
 def _suspended_rows(suspended: Suspension | None) -> list[tuple[str, object]]:
@@ -148,7 +148,7 @@ def push_rows(definition: Subscription) -> list[tuple[str, object]]:
 
 def _expired_text(expired: Expired) -> str:
     last = datetime.fromtimestamp(expired.at / 1000, UTC)
-    return f"{expired.count} unacknowledged messages, the last on {show_time(last)}"
+    return f"{expired.count} unacknowledged messages, the last on {format_time(last)}"
 
 
 def _waiting_text(found: SubscriptionStatus) -> str:

@@ -6,10 +6,10 @@ from typing import Annotated, TypeVar
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
-from purveyor.app.cli.output import note, write, write_json
+from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.parsers import parse_label, utc_now
-from purveyor.app.cli.render import block, table
-from purveyor.app.views.schema_view import Known, known_topics, topic_known
+from purveyor.app.cli.render import format_block, format_table
+from purveyor.app.views.schema_view import KnownTopicView, find_topic, list_known_topics
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.sources.schemas.cache import MAX_TOPICS
 from purveyor.sources.schemas.registry import SchemaRegistry
@@ -27,9 +27,11 @@ Label = Annotated[str, typer.Argument(metavar="REALM:TOPIC", help="The exact top
 def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """List the topics that were declared, or that the API or `purveyor publish` has accepted an event for."""
     cli = Cli.of(ctx, as_json)
-    found = _call(cli, known_topics)
+    found = _call(cli, list_known_topics)
     if len(found) >= MAX_TOPICS:
-        note(f"the list is full: topics beyond {MAX_TOPICS} are delivered, but not listed; delete some to make room")
+        write_note(
+            f"the list is full: topics beyond {MAX_TOPICS} are delivered, but not listed; delete some to make room"
+        )
     if cli.json:
         write_json([each.to_json() for each in found], indent=2)
         return
@@ -37,7 +39,7 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
         (each.topic.realm, each.topic.topic, _state(each.topic), _schema(each), list(each.subscriptions))
         for each in found
     ]
-    write(table(("REALM", "TOPIC", "STATE", "SCHEMA", "SUBSCRIPTIONS"), rows, wrap=("SUBSCRIPTIONS",)))
+    write(format_table(("REALM", "TOPIC", "STATE", "SCHEMA", "SUBSCRIPTIONS"), rows, wrap=("SUBSCRIPTIONS",)))
 
 
 @app.command(
@@ -64,9 +66,9 @@ def add(
     wanted = Topic(realm=realm, topic=topic, since=utc_now(), declared=True, strict=strict, description=description)
     cli = Cli.of(ctx, as_json)
 
-    async def work(schemas: SchemaRegistry, subscriptions: Subscriptions) -> tuple[Known, bool]:
+    async def work(schemas: SchemaRegistry, subscriptions: Subscriptions) -> tuple[KnownTopicView, bool]:
         _, created = await schemas.declare(wanted)
-        return await topic_known(schemas, subscriptions, realm, topic), created
+        return await find_topic(schemas, subscriptions, realm, topic), created
 
     found, created = _call(cli, work)
     if cli.json:
@@ -80,7 +82,7 @@ def show(ctx: typer.Context, label: Label, as_json: JsonFlag = False) -> None:
     """Show a topic: its schema, and the subscriptions to it."""
     realm, topic = parse_label(label)
     cli = Cli.of(ctx, as_json)
-    found = _call(cli, lambda schemas, subscriptions: topic_known(schemas, subscriptions, realm, topic))
+    found = _call(cli, lambda schemas, subscriptions: find_topic(schemas, subscriptions, realm, topic))
     if cli.json:
         write_json(found.to_json(), indent=2)
         return
@@ -91,7 +93,7 @@ def show(ctx: typer.Context, label: Label, as_json: JsonFlag = False) -> None:
         ("Schema", _schema(found)),
         ("Subscriptions", list(found.subscriptions)),
     ]
-    write(block(f"Topic {label}", rows))
+    write(format_block(f"Topic {label}", rows))
 
 
 @app.command("delete", epilog=examples("purveyor topic delete shop:orders --yes"))
@@ -110,7 +112,7 @@ def _state(topic: Topic) -> str:
     return "declared, strict" if topic.strict else "declared"
 
 
-def _schema(found: Known) -> str | None:
+def _schema(found: KnownTopicView) -> str | None:
     return None if found.schema is None else f"{found.schema.name}, revision {found.schema.newest.number}"
 
 

@@ -151,11 +151,11 @@ def queue_alerts(snapshot: SystemSnapshot) -> Iterator[Alert]:
                 next="Nothing, if its readers run. Otherwise check the plan on the queues page",
                 link=f"/console/queues?queue={queue.name}",
             )
-    if snapshot.dead:
+    if snapshot.dead_letter_total:
         yield Alert(
             about="queue:dead-letters",
             level=Level.WARNING,
-            title=format_count(snapshot.dead, "dead letter"),
+            title=format_count(snapshot.dead_letter_total, "dead letter"),
             reason="Messages that could not be processed, each with its reason",
             next="Read them, fix the cause, and retry or discard them",
             link="/console/dead-letters",

@@ -204,7 +204,7 @@ def _targets(snapshot: SystemSnapshot, levels: dict[str, Level], shown: list[str
         id="queue:dead-letters",
         title="Dead letters",
         column=Column.TARGET,
-        note=_message_count(snapshot.dead) if snapshot.dead else "none",
+        note=_message_count(snapshot.dead_letter_total) if snapshot.dead_letter_total else "none",
         level=levels.get("queue:dead-letters", Level.FINE),
         link="/console/dead-letters",
         hint="Messages that could not be processed, with the reason; retry puts them back",
@@ -262,7 +262,7 @@ def oldest_age(snapshot: SystemSnapshot, history: History, queue: str, durable: 
     whole = _seconds(snapshot.at, found.oldest)
     if reader.pending + reader.unanswered >= found.messages:
         return whole
-    came = history.of("last", queue).reached(reader.ack_floor + 1)
+    came = history.of("last", queue).first_reached(reader.ack_floor + 1)
     return whole if came is None else min(whole, max(snapshot.at.timestamp() - came, 0.0))
 
 

@@ -36,7 +36,7 @@ def head() -> str:
     return f"<style>{static('console.css')}</style><script>{static('console.js')}</script>"
 
 
-def top(current: str, dead: int = 0) -> str:
+def top_bar(current: str, dead: int = 0) -> str:
     """Return the bar at the top."""
     links = "".join(
         f'<a href="{href}" title="{name} ({keys})"{" aria-current=page" if href == current else ""}>{name}'
@@ -57,7 +57,7 @@ def page_head(title: str, text: str) -> str:
 
 
 _LEVELS: Final = {Level.FINE: "fine", Level.NOTE: "note", Level.WARNING: "warning", Level.STUCK: "stuck"}
-_WORDS: Final = {Level.FINE: "fine", Level.NOTE: "in progress", Level.WARNING: "warning", Level.STUCK: "stuck"}
+_LEVEL_NAMES: Final = {Level.FINE: "fine", Level.NOTE: "in progress", Level.WARNING: "warning", Level.STUCK: "stuck"}
 _ICONS: Final = {Level.FINE: "✓", Level.NOTE: "…", Level.WARNING: "!", Level.STUCK: "✕"}
 
 
@@ -94,7 +94,7 @@ def cell(value: Cell) -> str:
 def table(heads: Sequence[TableColumn], rows: Iterable[Sequence[Cell]], *, label: str) -> str:
     """Return a table. Phones show each row as a card, with the column title before each value."""
     head = "".join(
-        f'<th scope="col"{_class(each)}>{hinted(each.title, each.hint or HINTS.get(each.title.lower(), ""))}</th>'
+        f'<th scope="col"{_class(each)}>{with_hint(each.title, each.hint or HINTS.get(each.title.lower(), ""))}</th>'
         for each in heads
     )
     body = "".join(f"<tr>{''.join(map(_cell, heads, row))}</tr>" for row in rows)
@@ -114,7 +114,7 @@ def _class(head: TableColumn) -> str:
     return f' class="{" ".join(names)}"' if names else ""
 
 
-def hinted(text: str, hint: str) -> str:
+def with_hint(text: str, hint: str) -> str:
     """Return a term with its definition as a tooltip."""
     return f'<span class="hint" title="{escape(hint)}">{escape(text)}</span>' if hint else escape(text)
 
@@ -132,7 +132,7 @@ def badge(text: str, level: Level = Level.FINE) -> Markup:
 
 def level_badge(level: Level) -> Markup:
     """Return a level as a badge."""
-    return badge(_WORDS[level], level)
+    return badge(_LEVEL_NAMES[level], level)
 
 
 def empty(title: str, text: str) -> str:
@@ -165,7 +165,8 @@ def _more(alert: Alert) -> str:
 def pairs(rows: Iterable[tuple[str, Cell]]) -> str:
     """Return a list of names and values."""
     items = "".join(
-        f"<div><dt>{hinted(name, HINTS.get(name.lower(), ''))}</dt><dd>{cell(value)}</dd></div>" for name, value in rows
+        f"<div><dt>{with_hint(name, HINTS.get(name.lower(), ''))}</dt><dd>{cell(value)}</dd></div>"
+        for name, value in rows
     )
     return f'<dl class="pairs">{items}</dl>'
 
@@ -173,7 +174,7 @@ def pairs(rows: Iterable[tuple[str, Cell]]) -> str:
 def large_numbers(rows: Iterable[tuple[str, str, str]]) -> str:
     """Return large numbers, each with a title and a remark."""
     items = "".join(
-        f"<div><dt>{hinted(name, HINTS.get(name.lower(), ''))}</dt><dd>{escape(value)}</dd>"
+        f"<div><dt>{with_hint(name, HINTS.get(name.lower(), ''))}</dt><dd>{escape(value)}</dd>"
         f"<span>{escape(remark)}</span></div>"
         for name, value, remark in rows
     )

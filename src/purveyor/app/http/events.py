@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
 from purveyor.app.http.authentication import Principal, Role
-from purveyor.app.http.problems import Problem, documented
+from purveyor.app.http.problems import Problem, document_errors
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import InvalidInput, SchemaMismatch
 from purveyor.model.json_fields import check_text
@@ -25,10 +25,10 @@ IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 _MAX_IDEMPOTENCY_KEY_BYTES: Final = 200
 """Shorter than an event id: with several events, the id of each is the key and its number."""
 NDJSON: Final = "application/x-ndjson"
-_LARGE: Final = 64 << 10
+_LARGE_BODY_BYTES: Final = 64 << 10
 
 
-class BodyOfEvent(BaseModel):
+class ObjectChange(BaseModel):
     """The object before and after the change. At least one of them is not empty."""
 
     old: dict[str, Any] = Field(default_factory=dict)
@@ -56,7 +56,7 @@ class EventBody(BaseModel):
     ts: datetime
     realm: str
     topic: str
-    body: BodyOfEvent
+    body: ObjectChange
     key: str | None = Field(default=None, description="the object that changed; default: a field of the object")
     attributes: dict[str, str] | None = None
     id: str | None = Field(default=None, description="the same in each retry; or use the header Idempotency-Key")
@@ -109,7 +109,7 @@ SCHEMAS: Final = (EventBody,)
     "/v1/messages",
     status_code=HTTPStatus.ACCEPTED,
     response_model=Accepted | AcceptedMany,
-    responses=documented(
+    responses=document_errors(
         HTTPStatus.UNPROCESSABLE_ENTITY,
     ),
     openapi_extra=_BODY,
@@ -128,7 +128,7 @@ async def publish(request: Request) -> Response:
     by_lines = request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON
     work = (data, by_lines, _idempotency_key(request), _Publisher(who, services.schema_cache.validator))
     # Parsing megabytes of JSON in the event loop would delay other requests.
-    events, one = await asyncio.to_thread(_read, *work) if len(data) > _LARGE else _read(*work)
+    events, one = await asyncio.to_thread(_read, *work) if len(data) > _LARGE_BODY_BYTES else _read(*work)
     trace = (event_trace(events[0]) if one else tracing.NO_TRACE) or tracing.read_carrier(request.headers.get)
     with tracing.span("accept", trace, events=len(events)) as onward:
         if one:

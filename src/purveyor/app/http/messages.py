@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
 from purveyor.app.http.events import EventBody
-from purveyor.app.http.models import Given, LeaseSeconds, Seconds, Sequence, Wait
-from purveyor.app.http.problems import documented
+from purveyor.app.http.models import LeaseSeconds, RequestBody, Seconds, Sequence, Wait
+from purveyor.app.http.problems import document_errors
 from purveyor.delivery.pull import DEFAULT_INSTANCE, MAX_LEASE_MESSAGES, DeliveredMessage, PullService
 from purveyor.jetstream.headers import EVENT_ID, first
 from purveyor.model import json_fields, tracing
@@ -44,7 +44,7 @@ _ERRORS: Final = (
 T = TypeVar("T")
 
 
-class StatusReport(Given):
+class StatusReport(RequestBody):
     """The result of a message, or a request to extend its lease."""
 
     model_config = ConfigDict(
@@ -64,14 +64,14 @@ class StatusReport(Given):
     lease_seconds: LeaseSeconds | None = Field(default=None, description="extend: the lease ends after these seconds")
 
 
-class BulkReport(Given):
+class BulkStatusReport(RequestBody):
     """All messages that an instance has leased, up to this one, are handled."""
 
     status: Literal["ok"]
     up_to: Sequence
 
 
-class LeaseRequest(Given):
+class LeaseRequest(RequestBody):
     """A request to lease several messages."""
 
     max: Annotated[int, Field(ge=1, le=MAX_LEASE_MESSAGES)] = 100
@@ -103,7 +103,7 @@ class LeasedMessages(BaseModel):
     messages: list[LeasedMessage]
 
 
-class Extended(BaseModel):
+class LeaseExtension(BaseModel):
     """The new end of a lease."""
 
     lease_until: datetime
@@ -122,7 +122,7 @@ class _Object(msgspec.Struct):
 _check_object: Final = msgspec.json.Decoder(_Object).decode
 
 
-@router.get("/next", response_model=MessageBody | None, responses=documented(*_ERRORS))
+@router.get("/next", response_model=MessageBody | None, responses=document_errors(*_ERRORS))
 async def next_message(
     request: Request,
     name: str,
@@ -151,23 +151,23 @@ async def next_message(
         if found is None:
             return context.RawJson(b"null")
         try:
-            return _one(name, found)
+            return _message_response(name, found)
         except Exception as error:  # noqa: BLE001 - one broken message must not block those after it
-            await _set_aside(pull, name, found, error)
+            await _park(pull, name, found, error)
 
 
-def _one(name: str, found: DeliveredMessage) -> Response:
+def _message_response(name: str, found: DeliveredMessage) -> Response:
     headers = [] if found.until is None else [(b"purveyor-lease-until", found.until.isoformat().encode())]
     if found.position is not None:
         headers.append((b"purveyor-position", b"%d" % found.position))
     identity = first(found.headers, EVENT_ID)
     if identity and identity.isascii() and identity.isprintable():
         headers.append((b"purveyor-id", identity.encode()))
-    headers += [(key.encode(), value.encode("latin-1")) for key, value in _traced(name, found).items()]
+    headers += [(key.encode(), value.encode("latin-1")) for key, value in _trace_headers(name, found).items()]
     return context.RawJson(message_json(found, {}), *headers)
 
 
-@router.post("/lease", response_model=LeasedMessages, responses=documented(*_ERRORS))
+@router.post("/lease", response_model=LeasedMessages, responses=document_errors(*_ERRORS))
 async def lease(request: Request, name: str, given: LeaseRequest) -> Response:
     """Lease up to `max` messages. For: the subscription.
 
@@ -189,19 +189,19 @@ async def lease(request: Request, name: str, given: LeaseRequest) -> Response:
                 pass
         for each in found:
             try:
-                parts.append(message_json(each, {**_about_lease(each), **tracing.carrier_from_headers(each.headers)}))
+                parts.append(message_json(each, {**_lease_fields(each), **tracing.carrier_from_headers(each.headers)}))
             except Exception as error:  # noqa: BLE001 - one broken message must not block the others
-                await _set_aside(pull, name, each, error)
+                await _park(pull, name, each, error)
     return Response(b'{"messages":[' + b",".join(parts) + b"]}", media_type="application/json")
 
 
-async def _set_aside(pull: PullService, name: str, message: DeliveredMessage, error: Exception) -> None:
+async def _park(pull: PullService, name: str, message: DeliveredMessage, error: Exception) -> None:
     """Park a message that the API cannot encode."""
     _log.error("message %d of subscription %s becomes a dead letter", message.sequence, name, exc_info=error)
     await pull.park_delivered(name, message, f"the API cannot encode it: {describe(error)}")
 
 
-@router.patch("/{sequence}/status", response_model=Extended | None, responses=documented(*_ERRORS))
+@router.patch("/{sequence}/status", response_model=LeaseExtension | None, responses=document_errors(*_ERRORS))
 async def settle_message(
     request: Request, name: str, sequence: Annotated[int, _SEQUENCE], given: StatusReport
 ) -> Response:
@@ -236,8 +236,8 @@ async def _settle(request: Request, name: str, sequence: int, given: StatusRepor
     return context.RawJson(b"null")
 
 
-@router.patch("/status", response_model=Acknowledged, responses=documented(*_ERRORS))
-async def settle_many(request: Request, name: str, given: BulkReport) -> Response:
+@router.patch("/status", response_model=Acknowledged, responses=document_errors(*_ERRORS))
+async def settle_many(request: Request, name: str, given: BulkStatusReport) -> Response:
     """Acknowledge all messages that this instance has leased, up to one in order of delivery. For: the subscription.
 
     409: the instance does not have that message any more.
@@ -274,12 +274,12 @@ def _is_object(body: bytes) -> bool:
     return len(body) < _MAX_NUMBER_DIGITS or _HUGE_NUMBER.search(body) is None
 
 
-def _about_lease(message: DeliveredMessage) -> Json:
+def _lease_fields(message: DeliveredMessage) -> Json:
     assert message.until is not None
     return {"position": message.position, "lease_id": message.lease, "lease_until": message.until.isoformat()}
 
 
-def _traced(name: str, message: DeliveredMessage) -> tracing.Carrier:
+def _trace_headers(name: str, message: DeliveredMessage) -> tracing.Carrier:
     """Return the trace headers of a message. Without tracing and debug logs this does almost no work."""
     trace = tracing.carrier_from_headers(message.headers)
     if _log.isEnabledFor(logging.DEBUG):

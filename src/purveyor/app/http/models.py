@@ -31,7 +31,7 @@ from purveyor.model.subscription import RealmTopic, Subscription, read_topics
 from purveyor.queues.registry import Registered, Unreadable
 
 _NAME_PATTERN = "^[A-Za-z0-9_-]{1,64}$"
-_MOST_LEVELS = 1000
+_MAX_NESTING = 1000
 MAX_PASSWORD_LENGTH = 1024
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_DELAY_SECONDS, allow_inf_nan=False)]
@@ -43,10 +43,10 @@ Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)]
 Password = Annotated[SecretStr, Field(min_length=1, max_length=MAX_PASSWORD_LENGTH)]
 Sequence = Annotated[int, Field(ge=1, lt=1 << 63)]
 
-_LONGEST_URL = 2000
-_LONGEST_SECRET = 2000
-Url = Annotated[str, Field(min_length=1, max_length=_LONGEST_URL, examples=["https://shop.example/events"])]
-GivenSecret = Annotated[SecretStr, Field(min_length=1, max_length=_LONGEST_SECRET)]
+_MAX_URL_LENGTH = 2000
+_MAX_SECRET_LENGTH = 2000
+Url = Annotated[str, Field(min_length=1, max_length=_MAX_URL_LENGTH, examples=["https://shop.example/events"])]
+SecretInput = Annotated[SecretStr, Field(min_length=1, max_length=_MAX_SECRET_LENGTH)]
 AckDeadline = Annotated[
     float, Field(ge=SHORTEST_ACK_DEADLINE_SECONDS, le=LONGEST_ACK_DEADLINE_SECONDS, allow_inf_nan=False)
 ]
@@ -63,7 +63,7 @@ Time = Annotated[datetime, BeforeValidator(_is_text)]
 """Not a number, which pydantic would take for seconds since 1970."""
 
 
-class Given(BaseModel):
+class RequestBody(BaseModel):
     """The body of a request. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid")
@@ -73,7 +73,7 @@ class Given(BaseModel):
     def _check_values(cls, given: object) -> object:
         """Refuse values that JSON or UTF-8 cannot hold, at any depth: lone surrogates, NaN, infinity."""
         try:
-            check_json(given, "it", most_levels=_MOST_LEVELS)
+            check_json(given, "it", most_levels=_MAX_NESTING)
             check_surrogates(given, "it")
         except InvalidInput as error:
             raise ValueError(error.message) from None
@@ -90,21 +90,21 @@ class ProblemBody(BaseModel):
     errors: list[dict[str, str]] | None = None
 
 
-class TopicBody(Given):
+class TopicBody(RequestBody):
     """A realm and a topic: exact, or a regular expression that must match in full."""
 
     realm: str = Field(min_length=1, examples=["udm"])
     topic: str = Field(min_length=1, examples=["users/user"])
 
 
-class FilterBody(Given):
+class FilterBody(RequestBody):
     """Only events in which every named attribute and field has one of these values."""
 
     attributes: dict[str, str | list[str]] = Field(default_factory=dict, examples=[{"tenant": ["north"]}])
     fields: dict[str, Any] = Field(default_factory=dict, examples=[{"department": ["it"], "level": [3, 4]}])
 
 
-class RetryBody(Given):
+class RetryBody(RequestBody):
     """When the API delivers a failed message again, and when it gives up."""
 
     max_attempts: Annotated[int, Field(ge=1)] | None = Field(default=None, description="null: no limit")
@@ -131,14 +131,14 @@ class PushBody(BaseModel):
         default=None,
         description="park_key: after a dead letter, later messages of the same key become dead letters too",
     )
-    secret: GivenSecret | None = Field(
+    secret: SecretInput | None = Field(
         default=None,
         description="the key for signatures: whsec_..., or env:PURVEYOR_PUSH_SECRET_..., a variable of the push worker",
     )
     secret_grace_seconds: Grace | None = Field(
         default=None, description="seconds for which the previous secret also signs; default: a day"
     )
-    bearer_token: GivenSecret | None = Field(default=None, description="the token, or env:PURVEYOR_PUSH_SECRET_...")
+    bearer_token: SecretInput | None = Field(default=None, description="the token, or env:PURVEYOR_PUSH_SECRET_...")
 
     def settings(self) -> Json:
         """Return the given fields with secrets in clear, for the check of push input only."""
@@ -150,14 +150,14 @@ class PushBody(BaseModel):
         return given
 
 
-class TroubleBody(BaseModel):
+class PushProblemBody(BaseModel):
     """Why a push worker sends nothing, and since when."""
 
     reason: str
     since: str
 
 
-class PushShown(BaseModel):
+class PushView(BaseModel):
     """Push settings without secrets: of a secret, only its existence or the name of its variable."""
 
     endpoint: str | None = None
@@ -172,7 +172,7 @@ class PushShown(BaseModel):
     bearer_token: str | None = None
 
 
-class Options(Given):
+class Options(RequestBody):
     """Options of delivery. The defaults suit a simple consumer."""
 
     filter: FilterBody | None = None
@@ -244,7 +244,7 @@ class SubscriptionChange(Options):
         given = self.model_dump(mode="json", exclude_unset=True)
         return {name: given[name] for name in Options.model_fields if name in given}
 
-    def applied(self, to: Subscription, push_input: PushInput) -> Subscription:
+    def apply_to(self, to: Subscription, push_input: PushInput) -> Subscription:
         """Return the checked definition with the changes."""
         changed, options = to.to_json(), self.options
         if "delivery" in options and "order_by" not in options:
@@ -292,8 +292,8 @@ class SubscriptionBody(BaseModel):
     order_by: Literal["position", "key"] | None = None
     lease_seconds: float | None = None
     retry: RetryBody | None = None
-    push: PushShown | None = None
-    push_trouble: TroubleBody | None = Field(default=None, description="why the push worker does not send")
+    push: PushView | None = None
+    push_trouble: PushProblemBody | None = Field(default=None, description="why the push worker does not send")
     retention_seconds: float | None = None
     expired: ExpiredBody | None = Field(default=None, description="messages that expired")
     paused: bool | None = Field(default=None, description="true: the API delivers no messages now")
@@ -345,7 +345,7 @@ def prefill_status(found: Registered) -> PrefillStatus:
     return PrefillStatus.PENDING if unfinished else PrefillStatus.DONE
 
 
-class PrefillReport(Given):
+class PrefillReport(RequestBody):
     """The status of the prefill of a subscription."""
 
     status: Literal["pending", "running", "failed", "done"] = Field(
@@ -354,13 +354,13 @@ class PrefillReport(Given):
     reason: str | None = Field(default=None, max_length=2000, description="why it failed")
 
 
-class ReplayFilter(Given):
+class ReplayFilter(RequestBody):
     """Only events of these topics."""
 
     realms_topics: list[TopicBody]
 
 
-class ReplayRequest(Given):
+class ReplayRequest(RequestBody):
     """Past events: from a position or a time up to another one, or up to now."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"from": 1200, "to": 1300}]})
@@ -369,7 +369,7 @@ class ReplayRequest(Given):
     to: Sequence | Time | None = None
     filter: ReplayFilter | None = None
 
-    def places(self) -> tuple[ReplayPoint, ReplayPoint | None]:
+    def bounds(self) -> tuple[ReplayPoint, ReplayPoint | None]:
         """Return where to begin and where to end."""
         return self.from_, self.to
 

@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
 from purveyor.app.http import context
-from purveyor.app.http.problems import documented
+from purveyor.app.http.problems import document_errors
 from purveyor.app.telemetry.prometheus import CONTENT_TYPE, render
 from purveyor.app.telemetry.queue_metrics import server_up
 from purveyor.model.errors import Unavailable
@@ -32,7 +32,7 @@ async def healthz() -> Health:
     return Health()
 
 
-@router.get("/readyz", responses=documented())
+@router.get("/readyz", responses=document_errors())
 async def readyz(request: Request) -> Health:
     """The NATS server answers, so the API can serve requests. 503 otherwise."""
     services = context.services(request)

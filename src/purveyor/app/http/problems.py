@@ -36,7 +36,7 @@ from purveyor.model.errors import (
 )
 from purveyor.sources.http_events import EventTooLarge
 
-OF_EVERY_ROUTE: Final = (
+COMMON_ERRORS: Final = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,
     HTTPStatus.REQUEST_TIMEOUT,
@@ -46,7 +46,7 @@ OF_EVERY_ROUTE: Final = (
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
 """Errors that every route with a login may answer."""
-OF_PATHS_WITH_NAMES: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+NAMED_PATH_ERRORS: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 """Further errors of routes whose path names an object: it does not exist, or its name is invalid."""
 MEDIA_TYPE: Final = "application/problem+json"
 _RETRY_SECONDS: Final = 1
@@ -142,7 +142,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_invalid)
 
 
-def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
+def document_errors(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     """Return the errors of a route for OpenAPI. `application` adds those of every route."""
     every = (*statuses, HTTPStatus.SERVICE_UNAVAILABLE)
     return {int(status): {"description": status.phrase, "model": ProblemBody} for status in every}

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
 from purveyor.app.http.authentication import Role
-from purveyor.app.http.models import Given, TopicBody
-from purveyor.app.http.problems import documented
-from purveyor.app.views.schema_view import judge, part_for, schema_json
+from purveyor.app.http.models import RequestBody, TopicBody
+from purveyor.app.http.problems import document_errors
+from purveyor.app.views.schema_view import check_object, schema_json, visible_part
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json
 from purveyor.model.subscription import RealmTopic, read_topics
@@ -30,7 +30,7 @@ _EXAMPLE: Final[Json] = {
 CompatibilityName = Literal["none", "backward", "forward", "full"]
 
 
-class NewSchemaBody(Given):
+class NewSchemaBody(RequestBody):
     """A schema to add, with its first revision."""
 
     model_config = ConfigDict(
@@ -66,7 +66,7 @@ class NewSchemaBody(Given):
         )
 
 
-class SchemaChange(Given):
+class SchemaChange(RequestBody):
     """The fields to change. Other fields keep their values."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"compatibility": "full"}]})
@@ -75,7 +75,7 @@ class SchemaChange(Given):
     realms_topics: Annotated[list[TopicBody], Field(min_length=1)] | None = None
 
 
-class NewRevision(Given):
+class NewRevision(RequestBody):
     """The definition of the next revision."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"definition": _EXAMPLE}]})
@@ -83,13 +83,13 @@ class NewRevision(Given):
     definition: dict[str, Any]
 
 
-class Rollback(Given):
+class Rollback(RequestBody):
     """The revision to put in force again."""
 
     revision: Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
-class Question(Given):
+class CheckRequest(RequestBody):
     """A candidate for the next revision, or an object to validate. Exactly one of them."""
 
     model_config = ConfigDict(
@@ -100,7 +100,7 @@ class Question(Given):
     object: dict[str, Any] | str | None = Field(default=None, description="a text: Avro binary encoding in base64")
 
 
-class Judgement(BaseModel):
+class CheckResult(BaseModel):
     """Whether the API would accept it, and if not, the reasons."""
 
     ok: bool
@@ -129,12 +129,12 @@ class SchemaBody(BaseModel):
     definition: dict[str, Any]
 
 
-@router.get("", response_model=list[SchemaBody], responses=documented())
+@router.get("", response_model=list[SchemaBody], responses=document_errors())
 async def list_schemas(request: Request) -> Response:
     """List all schemas. For: admin, events; a login with realms sees only the schemas and topics of its realms."""
     who = context.require_one_of(request, READERS)
     found = (await _schemas(request).list()).schemas
-    seen = [part for name in sorted(found) if (part := part_for(found[name], who.realms)) is not None]
+    seen = [part for name in sorted(found) if (part := visible_part(found[name], who.realms)) is not None]
     return context.json_response([schema_json(schema) for schema in seen])
 
 
@@ -144,7 +144,7 @@ async def list_schemas(request: Request) -> Response:
     response_model=SchemaBody,
     responses={
         200: {"description": "The same schema exists", "model": SchemaBody},
-        **documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+        **document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
     },
 )
 async def add_schema(request: Request, given: NewSchemaBody) -> Response:
@@ -153,20 +153,20 @@ async def add_schema(request: Request, given: NewSchemaBody) -> Response:
     From now on the API refuses events of its topics with 422 if the new object does not fit. 409: another schema of
     that name exists. 404: another request deleted it meanwhile.
     """
-    schema, created = await _changing(request).add(given.to_schema())
+    schema, created = await _schemas_for_admin(request).add(given.to_schema())
     return context.json_response(schema_json(schema), HTTPStatus.CREATED if created else HTTPStatus.OK)
 
 
-@router.get("/{name}", response_model=SchemaBody, responses=documented(HTTPStatus.NOT_FOUND))
+@router.get("/{name}", response_model=SchemaBody, responses=document_errors(HTTPStatus.NOT_FOUND))
 async def get_schema(request: Request, name: str) -> Response:
     """Get a schema with the revision in force. For: admin, events."""
-    return context.json_response(schema_json(await _look(request, name)))
+    return context.json_response(schema_json(await _read_visible(request, name)))
 
 
-@router.patch("/{name}", response_model=SchemaBody, responses=documented(HTTPStatus.NOT_FOUND))
+@router.patch("/{name}", response_model=SchemaBody, responses=document_errors(HTTPStatus.NOT_FOUND))
 async def change_schema(request: Request, name: str, given: SchemaChange) -> Response:
     """Change the compatibility or the topics. For: admin."""
-    schema = await _changing(request).change(
+    schema = await _schemas_for_admin(request).change(
         name,
         compatibility=None if given.compatibility is None else Compatibility(given.compatibility),
         topics=None if given.realms_topics is None else _topics(given.realms_topics),
@@ -174,10 +174,10 @@ async def change_schema(request: Request, name: str, given: SchemaChange) -> Res
     return context.json_response(schema_json(schema))
 
 
-@router.delete("/{name}", responses=documented(HTTPStatus.NOT_FOUND))
+@router.delete("/{name}", responses=document_errors(HTTPStatus.NOT_FOUND))
 async def delete_schema(request: Request, name: str) -> None:
     """Delete a schema with all its revisions. Its topics accept any object again. For: admin."""
-    await _changing(request).delete(name)
+    await _schemas_for_admin(request).delete(name)
 
 
 @router.post(
@@ -186,7 +186,7 @@ async def delete_schema(request: Request, name: str) -> None:
     response_model=SchemaBody,
     responses={
         200: {"description": "It is already in force", "model": SchemaBody},
-        **documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+        **document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
     },
 )
 async def commit_revision(request: Request, name: str, given: NewRevision) -> Response:
@@ -194,43 +194,43 @@ async def commit_revision(request: Request, name: str, given: NewRevision) -> Re
 
     409: it breaks the compatibility rule of the schema; `detail` names the place.
     """
-    schema, changed = await _changing(request).commit(name, given.definition)
+    schema, changed = await _schemas_for_admin(request).commit(name, given.definition)
     return context.json_response(schema_json(schema), HTTPStatus.CREATED if changed else HTTPStatus.OK)
 
 
-@router.get("/{name}/revisions", response_model=list[RevisionBody], responses=documented(HTTPStatus.NOT_FOUND))
+@router.get("/{name}/revisions", response_model=list[RevisionBody], responses=document_errors(HTTPStatus.NOT_FOUND))
 async def list_revisions(request: Request, name: str) -> Response:
     """List all revisions of a schema, the oldest first. For: admin, events."""
-    return context.json_response([each.to_json() for each in (await _look(request, name)).revisions])
+    return context.json_response([each.to_json() for each in (await _read_visible(request, name)).revisions])
 
 
-@router.delete("/{name}/revisions/{number}", responses=documented(HTTPStatus.NOT_FOUND))
+@router.delete("/{name}/revisions/{number}", responses=document_errors(HTTPStatus.NOT_FOUND))
 async def delete_revision(request: Request, name: str, number: Annotated[int, _NUMBER]) -> None:
     """Delete a revision that is not in force. For: admin."""
-    await _changing(request).delete_revision(name, number)
+    await _schemas_for_admin(request).delete_revision(name, number)
 
 
 @router.post(
     "/{name}/rollback",
     status_code=HTTPStatus.CREATED,
     response_model=SchemaBody,
-    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def roll_back(request: Request, name: str, given: Rollback) -> Response:
     """Put an earlier revision in force again, as a new revision, compatible or not. For: admin."""
     return context.json_response(
-        schema_json(await _changing(request).roll_back(name, given.revision)), HTTPStatus.CREATED
+        schema_json(await _schemas_for_admin(request).roll_back(name, given.revision)), HTTPStatus.CREATED
     )
 
 
 @router.post(
     "/{name}/check",
-    response_model=Judgement,
-    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    response_model=CheckResult,
+    responses=document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def check(request: Request, name: str, given: Question) -> Response:
+async def check(request: Request, name: str, given: CheckRequest) -> Response:
     """Check a candidate for the next revision, or an object, without changing anything. For: admin, events."""
-    schema = await _look(request, name)
+    schema = await _read_visible(request, name)
     if (given.definition is None) == (given.object is None):
         raise InvalidInput(
             "the request has neither a definition nor an object, or both", fix="give exactly one of them"
@@ -239,7 +239,7 @@ async def check(request: Request, name: str, given: Question) -> Response:
     if definition is not None:
         found = await _schemas(request).check(lambda: list(find_revision_problems(schema, definition)))
     else:
-        found = await _schemas(request).check(lambda: judge(schema, given.object))
+        found = await _schemas(request).check(lambda: check_object(schema, given.object))
     return context.json_response({"ok": not found, "problems": found})
 
 
@@ -247,16 +247,16 @@ def _topics(given: list[TopicBody]) -> tuple[RealmTopic, ...]:
     return read_topics({"realms_topics": [each.model_dump() for each in given]}, "realms_topics")
 
 
-async def _look(request: Request, name: str) -> Schema:
+async def _read_visible(request: Request, name: str) -> Schema:
     """Return the part of a schema that this login may see. A schema of other realms is unknown to it."""
     who = context.require_one_of(request, READERS)
-    found = part_for(await _schemas(request).get(name), who.realms)
+    found = visible_part(await _schemas(request).get(name), who.realms)
     if found is None:
         raise unknown_schema(name)
     return found
 
 
-def _changing(request: Request) -> SchemaRegistry:
+def _schemas_for_admin(request: Request) -> SchemaRegistry:
     context.require_role(request, Role.ADMIN)
     return _schemas(request)
 

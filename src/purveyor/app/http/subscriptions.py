@@ -19,7 +19,7 @@ from purveyor.app.http.models import (
     subscription_json,
     unreadable_json,
 )
-from purveyor.app.http.problems import documented
+from purveyor.app.http.problems import document_errors
 from purveyor.delivery.push.push_problems import PushProblem, read_problems
 from purveyor.model import tracing
 from purveyor.model.errors import InvalidName, UnreadableRecord
@@ -33,7 +33,7 @@ Force = Annotated[bool, Query(description="also delete a subscription whose reco
 _CHANGED: dict[str, Any] = {"response_model": SubscriptionBody, "response_model_exclude_unset": True}
 
 
-@router.get("", responses=documented(), response_model=list[SubscriptionBody])
+@router.get("", responses=document_errors(), response_model=list[SubscriptionBody])
 async def list_subscriptions(request: Request) -> Response:
     """List all subscriptions. For: admin.
 
@@ -55,7 +55,7 @@ async def list_subscriptions(request: Request) -> Response:
     response_model=SubscriptionBody,
     responses={
         200: {"description": "It exists with the same options and password", "model": SubscriptionBody},
-        **documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+        **document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
     },
 )
 async def add_subscription(request: Request, given: NewSubscription) -> Response:
@@ -75,13 +75,15 @@ async def add_subscription(request: Request, given: NewSubscription) -> Response
         raise InvalidName(f"a login of the settings has the name {definition.name!r}", fix="choose another name")
     with _traced(request, definition.name):
         record, created = await services.subscriptions.add(definition)
-    new = await services.credentials.set_first(definition.name, record.incarnation, given.password.get_secret_value())
+    new = await services.credentials.set_first_password(
+        definition.name, record.incarnation, given.password.get_secret_value()
+    )
     services.registrations.invalidate(definition.name)
     body = await _body(request, definition.name)
     return context.json_response(body, HTTPStatus.CREATED if created or new else HTTPStatus.OK)
 
 
-@router.get("/{name}", responses=documented(HTTPStatus.NOT_FOUND), **_CHANGED)
+@router.get("/{name}", responses=document_errors(HTTPStatus.NOT_FOUND), **_CHANGED)
 async def get_subscription(request: Request, name: str) -> Response:
     """Get a subscription with the status of its prefill. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
@@ -90,7 +92,7 @@ async def get_subscription(request: Request, name: str) -> Response:
 
 @router.patch(
     "/{name}",
-    responses=documented(
+    responses=document_errors(
         HTTPStatus.NOT_FOUND,
         HTTPStatus.CONFLICT,
         HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -113,7 +115,7 @@ async def change_subscription(request: Request, name: str, given: SubscriptionCh
     found = await services.subscriptions.get(name)
     if given.options:
         push_input = context.push(request)
-        await services.subscriptions.redefine(name, lambda now: given.applied(now, push_input))
+        await services.subscriptions.redefine(name, lambda now: given.apply_to(now, push_input))
     if given.paused is not None:
         with _traced(request, name):
             await (services.subscriptions.pause if given.paused else services.subscriptions.resume)(name)
@@ -131,7 +133,7 @@ async def change_subscription(request: Request, name: str, given: SubscriptionCh
     return context.json_response(await _body(request, name))
 
 
-@router.delete("/{name}", responses=documented(HTTPStatus.NOT_FOUND))
+@router.delete("/{name}", responses=document_errors(HTTPStatus.NOT_FOUND))
 async def delete_subscription(request: Request, name: str, force: Force = False) -> None:
     """Delete a subscription with all messages in its queue. For: the subscription, admin."""
     context.require_owner_or_admin(request, name)
@@ -143,7 +145,7 @@ async def delete_subscription(request: Request, name: str, force: Force = False)
 
 @router.patch(
     "/{name}/prefill",
-    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def set_prefill(request: Request, name: str, given: PrefillReport) -> None:
     """Set the status of the prefill of a subscription. For: the prefill user, admin."""
@@ -159,7 +161,7 @@ async def set_prefill(request: Request, name: str, given: PrefillReport) -> None
     "/{name}/replay",
     status_code=HTTPStatus.ACCEPTED,
     response_model=ReplayStarted,
-    responses=documented(
+    responses=document_errors(
         HTTPStatus.NOT_FOUND,
         HTTPStatus.CONFLICT,
         HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -171,7 +173,7 @@ async def replay(request: Request, name: str, given: ReplayRequest) -> Json:
     409: a replay of this subscription already waits; `detail` names its job. Try again when that job has begun.
     """
     context.require_owner_or_admin(request, name)
-    begin, end = given.places()
+    begin, end = given.bounds()
     with _traced(request, name):
         job = await context.services(request).subscriptions.replay(name, begin, end, given.topics())
     return {"job": job.job}

@@ -13,15 +13,15 @@ from pydantic import BaseModel, Field
 
 from purveyor.app.http import context
 from purveyor.app.http.authentication import Principal, Proof
-from purveyor.app.http.models import Given
-from purveyor.app.http.problems import Problem, documented
+from purveyor.app.http.models import RequestBody
+from purveyor.app.http.problems import Problem, document_errors
 from purveyor.delivery.tokens import Token, TokenOptions
 from purveyor.model.errors import InvalidInput
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 
-class NewToken(Given):
+class NewToken(RequestBody):
     """A token to create."""
 
     login: str | None = Field(default=None, description="its login; default: your own (admin may name any)")
@@ -39,30 +39,30 @@ class TokenBody(BaseModel):
     expires: datetime | None
 
 
-class MadeToken(TokenBody):
+class CreatedToken(TokenBody):
     """A new token with its text, which the API shows only once."""
 
     token: str
 
 
-@router.get("", responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
+@router.get("", responses=document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
 async def list_tokens(request: Request, login: str | None = None) -> list[TokenBody]:
     """List the tokens of your login; an administrator may name another login. For: every login."""
-    whose, _ = await _whose(request, login)
+    whose, _ = await _resolve_login(request, login)
     return [_body(token) for token in await context.services(request).credentials.tokens(whose)]
 
 
 @router.post(
     "",
     status_code=HTTPStatus.CREATED,
-    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-async def create_token(request: Request, given: NewToken) -> MadeToken:
+async def create_token(request: Request, given: NewToken) -> CreatedToken:
     """Create a token: `Authorization: Bearer <token>` logs in like the password. The API shows it only once.
 
     A token created with a token ends with that token. 409: the login has 100 tokens. For: every login.
     """
-    whose, incarnation = await _whose(request, given.login)
+    whose, incarnation = await _resolve_login(request, given.login)
     who = context.principal(request)
     _check(who.proof, given.expires_in_seconds)
     own = context.authenticator(request).login(whose)
@@ -75,24 +75,24 @@ async def create_token(request: Request, given: NewToken) -> MadeToken:
         password=None if own is None else own.password,
     )
     token, text = await context.services(request).credentials.add_token(whose, incarnation, options)
-    return MadeToken(**_body(token).model_dump(), token=text)
+    return CreatedToken(**_body(token).model_dump(), token=text)
 
 
 @router.delete(
     "/{token_id}",
-    responses=documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def end_token(request: Request, token_id: str, login: str | None = None) -> None:
     """End a token and all tokens created with it: they do not log in any more.
 
     For: every login, its own tokens.
     """
-    whose, _ = await _whose(request, login)
+    whose, _ = await _resolve_login(request, login)
     for ended in await context.services(request).credentials.remove_token(whose, token_id):
         context.authenticator(request).invalidate_token(ended)
 
 
-async def _whose(request: Request, login: str | None) -> tuple[str, str | None]:
+async def _resolve_login(request: Request, login: str | None) -> tuple[str, str | None]:
     """Return the login that the request is about, and the incarnation if it is a subscription."""
     who: Principal = context.principal(request)
     if login is None or login == who.login:

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from purveyor.app.http import context
 from purveyor.app.http.authentication import Role
-from purveyor.app.http.models import Given
-from purveyor.app.http.problems import documented
+from purveyor.app.http.models import RequestBody
+from purveyor.app.http.problems import document_errors
 from purveyor.app.http.schemas import READERS
-from purveyor.app.views.schema_view import known_topics, no_topic, topic_known
+from purveyor.app.views.schema_view import find_topic, list_known_topics, unknown_topic
 from purveyor.sources.schemas.cache import MAX_TOPICS
 from purveyor.sources.schemas.schema import Topic
 
@@ -21,7 +21,7 @@ LIMIT_REACHED: Final = "Purveyor-Limit-Reached"
 """The header of a full list of topics."""
 
 
-class NewTopic(Given):
+class NewTopic(RequestBody):
     """A topic to declare."""
 
     model_config = ConfigDict(
@@ -56,7 +56,7 @@ class KnownTopic(BaseModel):
     )
 
 
-@router.get("", response_model=list[KnownTopic], responses=documented())
+@router.get("", response_model=list[KnownTopic], responses=document_errors())
 async def list_topics(request: Request) -> Response:
     """List all topics that are declared, or for which the API accepted an event. For: admin, events.
 
@@ -65,7 +65,7 @@ async def list_topics(request: Request) -> Response:
     """
     who = context.require_one_of(request, READERS)
     services = context.services(request)
-    found = await known_topics(services.schema_cache.registry, services.subscriptions, who.realms)
+    found = await list_known_topics(services.schema_cache.registry, services.subscriptions, who.realms)
     answer = context.json_response([each.to_json() for each in found])
     if services.schema_cache.is_full:
         answer.headers[LIMIT_REACHED] = str(MAX_TOPICS)
@@ -78,7 +78,7 @@ async def list_topics(request: Request) -> Response:
     response_model=KnownTopic,
     responses={
         200: {"description": "It was already declared", "model": KnownTopic},
-        **documented(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+        **document_errors(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
     },
 )
 async def declare_topic(request: Request, given: NewTopic) -> Response:
@@ -91,23 +91,23 @@ async def declare_topic(request: Request, given: NewTopic) -> Response:
     topic = Topic(**given.model_dump(), since=datetime.now(UTC), declared=True)
     _, created = await services.schema_cache.registry.declare(topic)
     body = (
-        await topic_known(services.schema_cache.registry, services.subscriptions, topic.realm, topic.topic)
+        await find_topic(services.schema_cache.registry, services.subscriptions, topic.realm, topic.topic)
     ).to_json()
     return context.json_response(body, HTTPStatus.CREATED if created else HTTPStatus.OK)
 
 
-@router.get("/{realm}/{topic:path}", response_model=KnownTopic, responses=documented(HTTPStatus.NOT_FOUND))
+@router.get("/{realm}/{topic:path}", response_model=KnownTopic, responses=document_errors(HTTPStatus.NOT_FOUND))
 async def get_topic(request: Request, realm: str, topic: str) -> Response:
     """Get a topic. For: admin, events; a login with realms sees only those realms."""
     who = context.require_one_of(request, READERS)
     if who.realms is not None and realm not in who.realms:
-        raise no_topic(realm, topic)
+        raise unknown_topic(realm, topic)
     services = context.services(request)
-    found = await topic_known(services.schema_cache.registry, services.subscriptions, realm, topic)
+    found = await find_topic(services.schema_cache.registry, services.subscriptions, realm, topic)
     return context.json_response(found.to_json())
 
 
-@router.delete("/{realm}/{topic:path}", responses=documented(HTTPStatus.NOT_FOUND))
+@router.delete("/{realm}/{topic:path}", responses=document_errors(HTTPStatus.NOT_FOUND))
 async def forget_topic(request: Request, realm: str, topic: str) -> None:
     """Forget a topic. The next accepted event of the topic adds it again. For: admin."""
     context.require_role(request, Role.ADMIN)

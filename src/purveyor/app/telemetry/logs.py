@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 
 import structlog
 
-from purveyor.app.cli.output import safe
+from purveyor.app.cli.output import escape
 from purveyor.app.settings import LogFormat, LogLevel
 from purveyor.model import tracing
 
@@ -41,8 +41,8 @@ def configure_logging(
             structlog.stdlib.add_logger_name,
             structlog.stdlib.ExtraAdder(),
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-            _traced,
-            _adding(about or {}),
+            _add_trace_ids,
+            _add_fields(about or {}),
         ],
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(form, stream)],
     )
@@ -84,7 +84,7 @@ def _renderers(form: LogFormat, stream: TextIO | None) -> list[Any]:
             structlog.processors.JSONRenderer(default=str),
         ]
     return [
-        _readable,
+        _escape_event,
         structlog.dev.ConsoleRenderer(
             colors=(stream or sys.stderr).isatty(),
             timestamp_key="at",
@@ -94,13 +94,13 @@ def _renderers(form: LogFormat, stream: TextIO | None) -> list[Any]:
     ]
 
 
-def _readable(_logger: object, _method: str, line: Line) -> Line:
+def _escape_event(_logger: object, _method: str, line: Line) -> Line:
     """Escape control characters: outside text must not forge log lines or control the terminal."""
-    line["event"] = safe(str(line["event"]))
+    line["event"] = escape(str(line["event"]))
     return line
 
 
-def _traced(_logger: object, _method: str, line: Line) -> Line:
+def _add_trace_ids(_logger: object, _method: str, line: Line) -> Line:
     """Add the ids of the current span, if there is one."""
     current = tracing.current_carrier()
     if current is not None:
@@ -108,7 +108,7 @@ def _traced(_logger: object, _method: str, line: Line) -> Line:
     return line
 
 
-def _adding(about: Mapping[str, str]) -> Callable[[object, str, Line], Line]:
+def _add_fields(about: Mapping[str, str]) -> Callable[[object, str, Line], Line]:
     def add(_logger: object, _method: str, line: Line) -> Line:
         line.update(about)
         return line

@@ -30,7 +30,10 @@ QUEUE_SEALED: Final = MetricInfo(
     "purveyor_queue_sealed", MetricKind.GAUGE, "1 while a queue is sealed for its migration", ("queue", "kind")
 )
 DEAD_LETTERS: Final = MetricInfo(
-    "purveyor_dead_letters", MetricKind.GAUGE, "Parked dead letters by the part or subscription that gave up", ("origin",)
+    "purveyor_dead_letters",
+    MetricKind.GAUGE,
+    "Parked dead letters by the part or subscription that gave up",
+    ("origin",),
 )
 SUBSCRIPTIONS: Final = MetricInfo(
     "purveyor_subscriptions",
@@ -57,7 +60,9 @@ PREFILL_FAILED: Final = MetricInfo(
     ("subscription",),
 )
 SERVER_UP: Final = MetricInfo("purveyor_nats_up", MetricKind.GAUGE, "1 if the NATS server answers this process")
-PART_UP: Final = MetricInfo("purveyor_pipeline_part_up", MetricKind.GAUGE, "1 if a part of the pipeline runs", ("part",))
+PART_UP: Final = MetricInfo(
+    "purveyor_pipeline_part_up", MetricKind.GAUGE, "1 if a part of the pipeline runs", ("part",)
+)
 PART_POSITION: Final = MetricInfo(
     "purveyor_pipeline_position", MetricKind.GAUGE, "The position that a part of the pipeline has reached", ("part",)
 )
@@ -112,10 +117,12 @@ STAGE_FAILING: Final = MetricInfo(
     "Failed messages that will be retried; counted up to 100",
     ("app",),
 )
-DATABASE_UP: Final = MetricInfo("purveyor_database_up", MetricKind.GAUGE, "1 if the database of an application answers", ("app",))
+DATABASE_UP: Final = MetricInfo(
+    "purveyor_database_up", MetricKind.GAUGE, "1 if the database of an application answers", ("app",)
+)
 BUILD: Final = MetricInfo("purveyor_build_info", MetricKind.GAUGE, "Always 1; the version is the label", ("version",))
 
-LOOKED_UP: Final = (
+SCRAPED: Final = (
     BUILD,
     SERVER_UP,
     QUEUE_MESSAGES,
@@ -146,7 +153,7 @@ LOOKED_UP: Final = (
 
 def all_metrics() -> tuple[MetricInfo, ...]:
     """Return all metrics, sorted by name."""
-    return tuple(sorted((*LOOKED_UP, *(instrument.info for instrument in INSTRUMENTS)), key=lambda metric: metric.name))
+    return tuple(sorted((*SCRAPED, *(instrument.info for instrument in INSTRUMENTS)), key=lambda metric: metric.name))
 
 
 def sample_names(metric: MetricInfo) -> tuple[str, ...]:

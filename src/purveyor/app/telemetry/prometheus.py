@@ -23,7 +23,17 @@ from prometheus_client.registry import Collector
 
 from purveyor import __version__
 from purveyor.app.telemetry import metric_catalogue
-from purveyor.model.metrics import INSTRUMENTS, MIGRATION_WAITS, MetricInfo, Histogram, MetricKind, Labels, Instrument, HistogramValues, WaitTracker
+from purveyor.model.metrics import (
+    INSTRUMENTS,
+    MIGRATION_WAITS,
+    Histogram,
+    HistogramValues,
+    Instrument,
+    Labels,
+    MetricInfo,
+    MetricKind,
+    WaitTracker,
+)
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -43,12 +53,12 @@ class MetricValues:
 def render(looked_up: Iterable[MetricValues] = ()) -> bytes:
     """Return the page: the given values, the counters of this process, and process statistics."""
     registry = CollectorRegistry()
-    registry.register(_StaticCollector([*_about_us(), *_waits(MIGRATION_WAITS), *looked_up], INSTRUMENTS))
+    registry.register(_StaticCollector([*_build_info(), *_waits(MIGRATION_WAITS), *looked_up], INSTRUMENTS))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-def _about_us() -> Iterator[MetricValues]:
+def _build_info() -> Iterator[MetricValues]:
     yield MetricValues(metric_catalogue.BUILD, {(__version__,): 1})
 
 
@@ -69,15 +79,15 @@ class _StaticCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for reading in self._readings:
-            yield _plain(reading.metric, reading.values)
+            yield _simple_family(reading.metric, reading.values)
         for instrument in self._meters:
             if isinstance(instrument, Histogram):
-                yield _spread(instrument.info, instrument.bounds, instrument.values())
+                yield _histogram_family(instrument.info, instrument.bounds, instrument.values())
             else:
-                yield _plain(instrument.info, instrument.values())
+                yield _simple_family(instrument.info, instrument.values())
 
 
-def _plain(metric: MetricInfo, values: Mapping[Labels, float]) -> Metric:
+def _simple_family(metric: MetricInfo, values: Mapping[Labels, float]) -> Metric:
     match metric.kind:
         case MetricKind.COUNTER:
             family: Metric = CounterMetricFamily(metric.name.removesuffix("_total"), metric.help, labels=metric.labels)
@@ -92,7 +102,7 @@ def _plain(metric: MetricInfo, values: Mapping[Labels, float]) -> Metric:
     return family
 
 
-def _spread(metric: MetricInfo, bounds: Sequence[float], values: Mapping[Labels, HistogramValues]) -> Metric:
+def _histogram_family(metric: MetricInfo, bounds: Sequence[float], values: Mapping[Labels, HistogramValues]) -> Metric:
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
     for labels, spread in sorted(values.items()):
         counts = accumulate(spread.counts)
@@ -151,6 +161,15 @@ def _bind(host: str, port: int, read: Read, over: threading.Event) -> "_Server |
     return None
 
 
+_Request = socket.socket | tuple[bytes, socket.socket]
+
+
+def _disconnect(request: _Request) -> None:
+    if isinstance(request, socket.socket):
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+
 class _Server(http.server.HTTPServer):
     """Serves one request at a time."""
 
@@ -160,6 +179,16 @@ class _Server(http.server.HTTPServer):
         self.read = read
         self.address_family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
         super().__init__(where, _Handler)
+
+    def finish_request(self, request: _Request, client_address: object) -> None:
+        """Answer one request. Disconnect a client that takes too long: other clients wait behind it."""
+        deadline = threading.Timer(_REQUEST_TIMEOUT_SECONDS, _disconnect, (request,))
+        deadline.daemon = True
+        deadline.start()
+        try:
+            super().finish_request(request, client_address)
+        finally:
+            deadline.cancel()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log a failed request at debug level only: clients may disconnect."""

@@ -10,7 +10,7 @@ from purveyor.jetstream.headers import Headers
 from purveyor.queues.dead_letters.store import ParkedMessage
 
 
-def summary(parked: ParkedMessage) -> dict[str, Any]:
+def dead_letter_summary(parked: ParkedMessage) -> dict[str, Any]:
     """Return a dead letter for a list."""
     letter = parked.letter
     return {
@@ -25,13 +25,13 @@ def summary(parked: ParkedMessage) -> dict[str, Any]:
     }
 
 
-def whole(parked: ParkedMessage) -> dict[str, Any]:
+def dead_letter_details(parked: ParkedMessage) -> dict[str, Any]:
     """Return a dead letter with its original message, headers and recorded attempts."""
     letter = parked.letter
     if letter is None:
-        return {**summary(parked), "headers": _headers(parked.headers), **payload(parked.data)}
+        return {**dead_letter_summary(parked), "headers": _headers(parked.headers), **payload(parked.data)}
     return {
-        **summary(parked),
+        **dead_letter_summary(parked),
         "headers": _headers(letter.headers),
         "sequence": letter.position,
         "failed_first": _time(letter.failed_first),

@@ -1,6 +1,7 @@
 """Schemas and topics as JSON, for the command line and the HTTP API, and the check of an object against a schema.
 
-Matching patterns against topics runs in a thread: each match is bounded (`model.topic_cost`), but there may be many.
+Matching patterns against topics runs in a thread: each match is bounded (`model.subscription_limits`), but may be one
+of many.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ def schema_json(schema: Schema) -> Json:
     }
 
 
-def part_for(schema: Schema, realms: Collection[str] | None) -> Schema | None:
+def visible_part(schema: Schema, realms: Collection[str] | None) -> Schema | None:
     """Return the part of a schema that a login with these realms may see; None if there is none.
 
     `realms` None: the login sees all realms.
@@ -40,7 +41,7 @@ def part_for(schema: Schema, realms: Collection[str] | None) -> Schema | None:
     return dataclasses.replace(schema, realms_topics=own) if own else None
 
 
-def judge(schema: Schema, given: object) -> list[str]:
+def check_object(schema: Schema, given: object) -> list[str]:
     """Return the problems of an object, as if it were published now. A text is Avro binary in base64."""
     topic = schema.realms_topics[0]
     about = {"publisher_name": "check", "ts": "2026-01-01T00:00:00Z", "realm": topic.realm, "topic": topic.topic}
@@ -53,7 +54,7 @@ def judge(schema: Schema, given: object) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTopicView:
     """A topic with its schema and its subscriptions."""
 
     topic: Topic
@@ -70,35 +71,35 @@ class Known:
         }
 
 
-async def known_topics(
+async def list_known_topics(
     schemas: SchemaRegistry, subscriptions: Subscriptions, realms: Collection[str] | None = None
-) -> list[Known]:
+) -> list[KnownTopicView]:
     """Return all topics, or those of some realms, sorted by realm and name."""
     declared, snapshot = await schemas.list(), await subscriptions.list()
     found = (each for each in declared.topics.values() if realms is None or each.realm in realms)
     topics = sorted(found, key=lambda each: (each.realm, each.topic))
-    return await asyncio.to_thread(lambda: [_known(topic, declared, snapshot) for topic in topics])
+    return await asyncio.to_thread(lambda: [_to_view(topic, declared, snapshot) for topic in topics])
 
 
-async def topic_known(schemas: SchemaRegistry, subscriptions: Subscriptions, realm: str, topic: str) -> Known:
+async def find_topic(schemas: SchemaRegistry, subscriptions: Subscriptions, realm: str, topic: str) -> KnownTopicView:
     """Return one topic. Raise `UnknownTopic` if it was neither declared nor seen."""
     declared = await schemas.list()
     found = declared.topics.get(topic_key(realm, topic))
     if found is None:
-        raise no_topic(realm, topic)
-    return await asyncio.to_thread(_known, found, declared, await subscriptions.list())
+        raise unknown_topic(realm, topic)
+    return await asyncio.to_thread(_to_view, found, declared, await subscriptions.list())
 
 
-def no_topic(realm: str, topic: str) -> UnknownTopic:
+def unknown_topic(realm: str, topic: str) -> UnknownTopic:
     """Return the error for a topic that was neither declared nor seen, or that the login may not see."""
     return UnknownTopic(f"no topic {realm}:{topic}", fix="`purveyor topic list` lists them")
 
 
-def _known(topic: Topic, declared: RegistryContents, snapshot: Snapshot) -> Known:
+def _to_view(topic: Topic, declared: RegistryContents, snapshot: Snapshot) -> KnownTopicView:
     asking = tuple(
         name
         for name, found in snapshot.subscriptions.items()
         if found.record.state is not RecordState.DELETING
         and any(wanted.matches(topic.realm, topic.topic) for wanted in found.record.definition.realms_topics)
     )
-    return Known(topic, find_governing_schema(declared.schemas.values(), topic.realm, topic.topic), asking)
+    return KnownTopicView(topic, find_governing_schema(declared.schemas.values(), topic.realm, topic.topic), asking)

@@ -15,9 +15,8 @@ from purveyor.delivery.push.endpoint_health import BreakerState, ConcurrencyWind
 from purveyor.delivery.push.http_pool import HostPool, HttpPool, describe_connect_error
 from purveyor.delivery.push.payloads import CONTENT_TYPE, encode, read_envelope
 from purveyor.delivery.push.push_problems import PushReporter
+from purveyor.delivery.push.push_secrets import PushSecrets, SecretCipher
 from purveyor.delivery.push.retry_decision import Action, Decision, Outcome
-from purveyor.delivery.push.secret_encryption import SecretCipher
-from purveyor.delivery.push.signing import PushSecrets
 from purveyor.delivery.transitions import DeliveredMessage
 from purveyor.model.errors import Refused
 from purveyor.model.push_config import Endpoint, Push

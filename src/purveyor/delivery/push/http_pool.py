@@ -1,17 +1,21 @@
-"""HTTP connections to endpoints: one pool for each host, kept open between requests, behind an awaitable `post`.
+"""HTTP/1.1 connections to endpoints: one pool for each host, kept open between requests, behind an awaitable `post`.
 
 A pool opens at most `limit` connections; a request beyond that waits for one. `egress_policy` decides which addresses
 push may reach. It decides when a connection is made, and the connection goes to the address that was checked.
+
+httptools (llhttp) parses the responses. Push has four rules of its own: 102 is a final response; a response counts only
+when it is complete; of a long body only the beginning is read; redirects are never followed.
 """
 
 import asyncio
 import ssl
 import weakref
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+import httptools
 
 from purveyor.delivery.push.egress_policy import Address, Network, resolve
-from purveyor.delivery.push.http_connection import DeadlineExceeded, HttpConnection
 from purveyor.delivery.push.retry_decision import Outcome
 from purveyor.model.errors import PurveyorError, Refused
 from purveyor.model.push_config import Endpoint
@@ -22,6 +26,206 @@ _IDLE_SECONDS: Final = 50.0
 _RESOLVED_SECONDS: Final = 30.0
 """The pool reuses the resolved addresses of a host name for this long."""
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0
+KEPT_BODY_BYTES: Final = 1000
+"""This many bytes of a body are kept for operators to read."""
+MAX_RESPONSE_BYTES: Final = 256 << 10
+"""A longer response is cut: its status counts, and the connection is closed."""
+_MAX_HEADER_BYTES: Final = 64 << 10
+_PROCESSING: Final = 102
+_SWITCHING_PROTOCOLS: Final = 101
+
+
+class DeadlineExceeded(Exception):
+    """The deadline of a request has passed."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection that carries one request at a time. It calls `on_lost` once, when it is closed by either side."""
+
+    def __init__(self, on_lost: "Callable[[HttpConnection], None]") -> None:
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._outcome: asyncio.Future[Outcome] | None = None
+        """The outcome of the request in flight."""
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._closing = False
+        self.responses = 0
+        """The number of complete responses that this connection has received."""
+        self.idle_since = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._received = 0
+        self._is_final = False
+        self._in_body = False
+        self._ends_with_connection = True
+        self._retry_after: str | None = None
+        self._body = b""
+
+    @property
+    def has_received(self) -> bool:
+        """Whether any byte of a response to the last request arrived."""
+        return self._received > 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another request may be sent."""
+        transport = self._transport
+        return transport is not None and not self._closing and self._outcome is None and not transport.is_closing()
+
+    async def send(self, request: bytes, deadline: float) -> Outcome:
+        """Send one request and return its outcome. Raise `DeadlineExceeded` when the response is late.
+
+        A late response, or cancelling the call, closes the connection.
+        """
+        self._reset()
+        transport = self._transport
+        if transport is None or transport.is_closing():  # the endpoint closed it just now
+            self._closing = True
+            return Outcome(error="no answer: connection lost")
+        outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self._outcome = outcome
+        transport.write(request)
+        self._deadline = deadline
+        if self._timer is None or deadline < self._timer_at:
+            self._set_timer()
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            self._outcome = None
+            self.close()
+            raise
+
+    def _set_timer(self) -> None:
+        """Check the deadline when it is due. One timer serves many requests: one for each would cost too much."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(self._deadline, self._check_deadline), self._deadline
+
+    def _check_deadline(self) -> None:
+        self._timer = None
+        outcome = self._outcome
+        if outcome is None or self._closing:
+            return
+        if self._deadline > self._timer_at:  # of a later request
+            self._set_timer()
+            return
+        self._outcome = None
+        self.close()
+        if not outcome.done():
+            outcome.set_exception(DeadlineExceeded())
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        self._closing = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.abort()
+
+    # Callbacks of asyncio.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a piece of the response. Data without a request in flight is a protocol error."""
+        if self._outcome is None:
+            self.close()
+            return
+        self._received += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._finish(close=True)
+        except (httptools.HttpParserError, ValueError) as error:
+            # Data behind a complete response belongs to no request: the response counts, the connection is closed.
+            self.close()
+            self._fail(f"not an HTTP answer: {error}")
+        if self._in_body and self._received > MAX_RESPONSE_BYTES:
+            self._finish(close=True)
+        elif not self._in_body and self._received > _MAX_HEADER_BYTES:
+            self.close()
+            self._fail("the headers of the answer have no end")
+
+    def eof_received(self) -> bool:
+        """Handle the end of the stream; a response without a length ends this way."""
+        self._end()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the request in flight and report that the connection is closed."""
+        self._closing = True
+        self._end(exc)
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._on_lost(self)
+
+    def _end(self, error: Exception | None = None) -> None:
+        if self._outcome is None:
+            self._closing = True
+        elif error is None and self._in_body and self._ends_with_connection:
+            self._finish(close=True)
+        else:
+            lost = "the connection broke before the answer was whole"
+            self._fail(lost if self.has_received else "no answer: connection lost")
+
+    # Callbacks of httptools.
+
+    def on_message_begin(self) -> None:
+        """Refuse a response that no request asked for."""
+        if self._outcome is None:
+            raise ValueError("more than one answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note Retry-After, and whether the response says how long it is."""
+        lower = name.lower()
+        if lower == b"retry-after":
+            self._retry_after = value.decode("latin-1").strip()
+        elif lower in (b"content-length", b"transfer-encoding"):
+            self._ends_with_connection = False
+
+    def on_headers_complete(self) -> None:
+        """Decide whether the response is final: other 1xx responses announce one."""
+        status = self._parser.get_status_code()
+        self._is_final = status >= 200 or status in (_PROCESSING, _SWITCHING_PROTOCOLS)
+        self._in_body = self._is_final
+
+    def on_body(self, data: bytes) -> None:
+        """Keep the beginning of the body."""
+        if len(self._body) < KEPT_BODY_BYTES:
+            self._body += data[: KEPT_BODY_BYTES - len(self._body)]
+
+    def on_message_complete(self) -> None:
+        """Finish the request if the response is final."""
+        if not self._is_final:
+            self._retry_after, self._ends_with_connection = None, True
+            return
+        # After 102 the endpoint may still send the response that other clients wait for: it must not answer our next
+        # request.
+        self._finish(close=not self._parser.should_keep_alive() or self._parser.get_status_code() < 200)
+
+    def _finish(self, *, close: bool) -> None:
+        if self._outcome is None:
+            return
+        self.responses += 1
+        if close:
+            self.close()
+        status = self._parser.get_status_code()
+        self._set(Outcome(status=status, retry_after=self._retry_after, body=self._body))
+
+    def _fail(self, error: str) -> None:
+        self._closing = True
+        self._set(Outcome(error=error, body=self._body))
+
+    def _set(self, outcome: Outcome) -> None:
+        future, self._outcome = self._outcome, None
+        if future is not None and not future.done():
+            future.set_result(outcome)
 
 
 class HostPool:

@@ -46,9 +46,14 @@ class Envelope(NamedTuple):
 
 
 def read_envelope(message: DeliveredMessage, subscription: str) -> Envelope:
-    """Read the metadata of a message. The id is the id of the event, the same in every attempt."""
+    """Read the metadata of a message. Its id is the same in every attempt, and no other event has it.
+
+    Two logins can give their events the same id, so the position of the event is a part of the id.
+    """
     given = first(message.headers, EVENT_ID)
     id_ = header_text(given, errors="surrogateescape") if given else f"{subscription}-{message.sequence}"
+    if given and message.position is not None:
+        id_ = f"{id_}@{message.position}"
     event = _event(message.data)
     attributes = event.get("attributes")
     return Envelope(

@@ -21,7 +21,7 @@ from purveyor.delivery.push.endpoint_pool import EndpointFactory
 from purveyor.delivery.push.http_pool import DEFAULT_CONNECTIONS_PER_HOST, HttpPool
 from purveyor.delivery.push.push_leases import PushLeases
 from purveyor.delivery.push.push_problems import EventCallback, FailureSeries, PushProblems
-from purveyor.delivery.push.secret_encryption import SecretCipher
+from purveyor.delivery.push.push_secrets import SecretCipher
 from purveyor.delivery.push.subscription_pusher import PushServices, SubscriptionPusher
 from purveyor.delivery.state_writer import SharedServices
 from purveyor.delivery.subscriptions import Subscriptions

@@ -41,8 +41,8 @@ _FLUSH_SECONDS: Final = 0.005
 _RECONFIGURE_SECONDS: Final = 30.0
 _SECRETS: Final = "secrets"
 _LEASE_LIMIT: Final = "the window"
-_LEASING: Final = "taking messages"
-_ANSWERING: Final = "reading an answer"
+_LEASING: Final = "leasing messages"
+_RECORDING: Final = "recording a response"
 _SETTLING: Final = "settling messages"
 
 
@@ -318,7 +318,7 @@ class SubscriptionPusher:
         try:
             decision = self._decide(message, sender, outcome, sent_in_round, self._loop.time() - began)
         except Exception as error:  # noqa: BLE001 - a response that breaks a rule is a failed attempt
-            self._reporter.report_failure(_ANSWERING, error)
+            self._reporter.report_failure(_RECORDING, error)
             outcome = Outcome(error=f"the answer cannot be read: {describe(error)}")
             decision = Decision(Action.RETRY, self._definition.retry.max_backoff_seconds)
         self._finish(PushResult(message, outcome, decision, time.time()), sender)
@@ -348,7 +348,7 @@ class SubscriptionPusher:
         is_acked = result.decision.action is Action.ACKNOWLEDGE
         if is_acked:
             self._reporter.reset_events()
-            self._reporter.clear_failure(_ANSWERING)
+            self._reporter.clear_failure(_RECORDING)
             if not self._strict_queue:
                 self._strict_batch = min(self._strict_batch * 2, _MAX_STRICT_BATCH)
         else:

@@ -130,7 +130,7 @@ async def create_replacement(api: Api, record: Record, make: Callable[[], Awaita
             if error.err_code == NO_SUITABLE_PEERS:
                 raise NoAnswer(
                     f"stream {record.stream!r} cannot be created while a node is away: {error.message}",
-                    fix="bring the node back; its migration goes on by itself",
+                    fix="bring the node back; the migration continues by itself",
                 ) from error
             if error.err_code not in NAME_IN_USE and not restore_failed:
                 raise

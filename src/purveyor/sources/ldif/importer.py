@@ -143,7 +143,7 @@ class Importer:
         match change:
             case InputChange.END | InputChange.ROTATED:
                 await self._add_records(reading, given, reading.parser.close())
-            case InputChange.CUT:
+            case InputChange.TRUNCATED:
                 # The rest of an incomplete record will never come.
                 await self._add_records(
                     reading, given, reading.parser.abandon("the file was truncated before the end of the record")

@@ -42,7 +42,7 @@ class InputChange(Enum):
 
     END = "end"
     ROTATED = "rotated"
-    CUT = "truncated"
+    TRUNCATED = "truncated"
 
 
 Arrival: TypeAlias = bytes | InputChange
@@ -187,4 +187,4 @@ def _find_change(file: io.FileIO, path: Path) -> InputChange | None:
         named = opened
     if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
         return InputChange.ROTATED
-    return InputChange.CUT if opened.st_size < file.tell() else None
+    return InputChange.TRUNCATED if opened.st_size < file.tell() else None

@@ -3,8 +3,8 @@
 `find_unreadable` returns nothing when the reader can read all data of the writer. Where the specification leaves the
 choice of a union's branch to the implementation, every branch that it could choose must be readable.
 
-Apache's `avro.compatibility` does not replace this module: it is a development dependency, it loses the path of a problem
-inside of a union, and its verdicts differ as `tests/sources/schemas/test_avro_apache.py` explains.
+Apache's `avro.compatibility` does not replace this module: it is a development dependency, it loses the path of a
+problem inside of a union, and its verdicts differ as `tests/sources/schemas/test_avro_apache.py` explains.
 """
 
 from collections import defaultdict

@@ -73,9 +73,9 @@ class _DeadLetterList:
 
     async def update(self, snapshot: SystemSnapshot) -> None:
         """Read the list again when the number of dead letters has changed."""
-        if self._count not in (-1, snapshot.dead):
+        if self._count not in (-1, snapshot.dead_letter_total):
             await self.read()
-        self._count = snapshot.dead
+        self._count = snapshot.dead_letter_total
 
     @property
     def _choice(self) -> DeadLetterFilter:

@@ -58,7 +58,11 @@ def key_numbers(snapshot: SystemSnapshot, history: History) -> str:
                 if oldest
                 else "nothing waits",
             ),
-            ("Dead letters", format_number(snapshot.dead), "to be handled" if snapshot.dead else "none"),
+            (
+                "Dead letters",
+                format_number(snapshot.dead_letter_total),
+                "to be handled" if snapshot.dead_letter_total else "none",
+            ),
         ]
     )
 

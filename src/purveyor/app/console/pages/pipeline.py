@@ -13,7 +13,7 @@ from purveyor.app.console.formatting import format_duration, format_number, form
 from purveyor.app.console.html import TableColumn
 from purveyor.app.console.page_base import LiveHtml, card, page_frame
 from purveyor.app.console.snapshot import PartSnapshot, PipelineSnapshot, SystemSnapshot
-from purveyor.app.console.time_series import COLOURS, History, as_is, as_rate, plot
+from purveyor.app.console.time_series import COLOURS, History, plot, rate_line, value_line
 
 _CHART_SECONDS = 10.0
 _STATES = {"running": Level.FINE, "starting": Level.NOTE, "waiting": Level.STUCK, "failed": Level.STUCK}
@@ -132,7 +132,8 @@ def _spark(each: PipelineSnapshot) -> html.Cell:
 
 def _times(history: History, now: float) -> dict[str, Any]:
     lines = [
-        as_is(name, history.of("batch_ms", name), now, colour) for name, colour in zip(_PARTS, COLOURS, strict=False)
+        value_line(name, history.of("batch_ms", name), now, colour)
+        for name, colour in zip(_PARTS, COLOURS, strict=False)
     ]
     return plot(lines, now=now, unit=" ms")
 
@@ -140,7 +141,7 @@ def _times(history: History, now: float) -> dict[str, Any]:
 def _done(snapshot: SystemSnapshot, history: History, now: float) -> dict[str, Any]:
     readers = (("ldif", "transformer"), ("incoming", snapshot.dispatcher), ("incoming", "archive"))
     lines = [
-        as_rate(name, history.of("floor", *reader), now, colour)
+        rate_line(name, history.of("floor", *reader), now, colour)
         for name, reader, colour in zip(_PARTS, readers, COLOURS, strict=False)
     ]
     return plot(lines, now=now, unit="/s")

@@ -17,7 +17,7 @@ from purveyor.app.console.pages.subscription_actions import Actions
 from purveyor.app.console.pages.subscriptions import prefill_cell, state_badge
 from purveyor.app.console.queue_head import QueueHead
 from purveyor.app.console.snapshot import SystemSnapshot
-from purveyor.app.console.time_series import COLOURS, as_is, as_rate, plot
+from purveyor.app.console.time_series import COLOURS, plot, rate_line, value_line
 from purveyor.delivery import subscription_status
 from purveyor.delivery.subscription_status import SubscriptionStatus
 from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS
@@ -127,13 +127,13 @@ class _SubscriptionView:
 
     def _plot(self, now: float) -> None:
         history, name = self._page.console.collector.history, self._name
-        arrived = as_rate("arrived", history.of("last", name), now, COLOURS[0])
-        done = as_rate("acknowledged", history.of("done", name), now, COLOURS[1])
+        arrived = rate_line("arrived", history.of("last", name), now, COLOURS[0])
+        done = rate_line("acknowledged", history.of("done", name), now, COLOURS[1])
         self._draw(self._deliveries, plot([arrived, done], now=now, unit="/s"))
-        again = as_rate("redelivered", history.of("redelivered", name), now, COLOURS[2])
-        back = as_rate("returned", history.of("returned", name), now, COLOURS[4])
-        dead = as_rate("dead letters", history.of("dead", f"subscription-{name}"), now, COLOURS[3])
-        waiting = as_is("backlog", history.of("waiting", name), now, "#8590a0")
+        again = rate_line("redelivered", history.of("redelivered", name), now, COLOURS[2])
+        back = rate_line("returned", history.of("returned", name), now, COLOURS[4])
+        dead = rate_line("dead letters", history.of("dead", f"subscription-{name}"), now, COLOURS[3])
+        waiting = value_line("backlog", history.of("waiting", name), now, "#8590a0")
         options = plot([again, back, dead, waiting], now=now)
         options["yAxis"] = [options["yAxis"], {**options["yAxis"], "splitLine": {"show": False}, "position": "right"}]
         options["series"][3] |= {"yAxisIndex": 1, "lineStyle": {"width": 1, "color": "#8590a0"}}

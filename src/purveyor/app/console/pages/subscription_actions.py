@@ -23,8 +23,8 @@ from purveyor.app.push_input import PushInput
 from purveyor.delivery.push.endpoint_health import EndpointHealth
 from purveyor.delivery.push.endpoint_pool import EndpointSender
 from purveyor.delivery.push.http_pool import HttpPool
+from purveyor.delivery.push.push_secrets import PushSecrets, generate_secret
 from purveyor.delivery.push.retry_decision import Outcome
-from purveyor.delivery.push.signing import PushSecrets, generate_secret
 from purveyor.delivery.transitions import DeliveredMessage
 from purveyor.jetstream.headers import EVENT_ID
 from purveyor.model import json_fields
@@ -128,7 +128,7 @@ class Actions:
 
     async def _on_test(self) -> None:
         if self._definition is not None:
-            await test_webhook(self._page, self._definition)
+            await show_webhook_test(self._page, self._definition)
 
     async def _on_pause(self) -> None:
         services = self._page.console.services
@@ -206,7 +206,7 @@ def parse_position(text: str) -> ReplayPoint | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-_WAYS: Final = {
+_DELIVERY_MODES: Final = {
     "ordered": "Fetched, one at a time, in order",
     "parallel": "Fetched by many at once",
     "push": "Webhook: sent to an endpoint",
@@ -252,7 +252,7 @@ async def add_subscription(page: ConsolePage) -> None:
         wanted = ui.input("Topics", value="udm:users/user").props(
             'outlined dense hint="realm:topic, several by commas; a topic may be a regular expression"'
         )
-        way = ui.select(_WAYS, label="Delivery", value="ordered").props("outlined dense")
+        way = ui.select(_DELIVERY_MODES, label="Delivery", value="ordered").props("outlined dense")
         with ui.element("div").classes("modal-part") as webhook:
             endpoint = ui.input("Endpoint", placeholder="https://shop.example/in").props("outlined dense")
             formats = [each.value for each in PushFormat]
@@ -305,7 +305,7 @@ async def _add(page: ConsolePage, form: Form) -> NewLogin:
     if not created:
         raise InvalidInput(f"subscription {definition.name!r} already exists", fix="choose another name")
     password = secrets.token_urlsafe(18)
-    await services.credentials.set_first(definition.name, record.incarnation, password)
+    await services.credentials.set_first_password(definition.name, record.incarnation, password)
     services.registrations.invalidate(definition.name)
     return NewLogin(definition.name, password, secret)
 
@@ -322,7 +322,7 @@ async def _show_made(made: NewLogin) -> None:
             button("I have it", dialog.close, kind="main").props("autofocus")
 
 
-async def test_webhook(page: ConsolePage, definition: Subscription) -> None:
+async def show_webhook_test(page: ConsolePage, definition: Subscription) -> None:
     """Send a test event to each endpoint, and show the answers."""
     try:
         found = await send_test(definition, page.console.push)

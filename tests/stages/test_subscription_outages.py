@@ -1,4 +1,4 @@
-"""A stage that a subscription feeds goes on after any outage of the broker, and after an older store is put back."""
+"""A stage with a subscription as its source continues after any outage, and after a restore of an older store."""
 
 import shutil
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 0.5
 
 
 class WatchedSource(SubscriptionSource):
-    """Counts the answers that came to an end, in success or not."""
+    """Counts the acknowledgements and retries that have ended, with or without success."""
 
     answers = 0
 
@@ -67,7 +67,7 @@ async def is_empty(queues: Queues, name: str) -> bool:
 
 @pytest.mark.parametrize("exactly_once", [False, True])
 @pytest.mark.parametrize("retry", ["in order", "parallel"])
-async def test_it_goes_on_after_an_outage_that_is_longer_than_its_patience(  # noqa: PLR0917 - fixtures
+async def test_the_stage_continues_after_an_outage_longer_than_the_patience(  # noqa: PLR0917 - fixtures
     address: Address, queues: Queues, database: str, unique: str, tcp_proxy: TcpProxy, retry: str, exactly_once: bool
 ) -> None:
     name = unique[-24:]
@@ -101,7 +101,7 @@ async def test_it_goes_on_after_an_outage_that_is_longer_than_its_patience(  # n
     assert sorted(calls) == list(range(9))
 
 
-async def test_an_answer_that_gets_lost_in_an_outage_is_repeated_and_the_rest_goes_on(  # noqa: PLR0917 - fixtures
+async def test_a_lost_acknowledgement_is_repeated_after_an_outage(  # noqa: PLR0917 - fixtures
     address: Address,
     queues: Queues,
     database: str,
@@ -109,7 +109,7 @@ async def test_an_answer_that_gets_lost_in_an_outage_is_repeated_and_the_rest_go
     tcp_proxy: TcpProxy,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """`later`, of a message that failed, and a long poll that breaks."""
+    """The `retry` of a failed message, and a long poll that breaks."""
     name = unique[-24:]
     await add(queues, name, Delivery.PARALLEL)
     await publish(queues, name, range(4))
@@ -144,10 +144,10 @@ async def test_an_answer_that_gets_lost_in_an_outage_is_repeated_and_the_rest_go
     assert await effects(database) == list(range(6))
 
 
-async def test_an_event_in_the_place_of_one_that_was_handled_before_an_outage_is_not_acknowledged_for_it(
+async def test_an_acknowledgement_from_before_an_outage_does_not_hit_another_event(
     own_server: OwnServer, database: str, tmp_path: Path, unique: str
 ) -> None:
-    """An older store is put back while the acknowledgement of an event is not confirmed."""
+    """An older store is restored before the acknowledgement of an event is confirmed."""
     name = unique[-24:]
     directory, older = tmp_path / "nats", tmp_path / "older"
     server = own_server(directory=directory)
@@ -222,8 +222,8 @@ async def test_new_events_are_processed_after_an_older_store_of_the_broker_is_pu
     assert await effects(database) == [*range(7), *range(14, 17)]
 
 
-async def test_what_an_older_version_has_processed_is_known(queues: Queues, database: str, unique: str) -> None:
-    """It knew a message by its sequence and position alone: its rows stand for messages stored before them."""
+async def test_events_that_an_older_version_processed_are_known(queues: Queues, database: str, unique: str) -> None:
+    """It identified a message by its sequence and position alone: its rows stand for messages stored before them."""
     name = unique[-24:]
     await add(queues, name)
     await publish(queues, name, range(4))

@@ -1,4 +1,4 @@
-"""What tests of the dispatcher do, in plain calls: add and delete subscriptions, publish, dispatch, look at queues."""
+"""Synchronous calls for tests of the dispatcher: add and delete subscriptions, publish, dispatch, read queues."""
 
 import asyncio
 import base64
@@ -36,12 +36,12 @@ INCOMING = "stream:incoming"
 
 
 def event(number: int, topic: str = "users/user", **more: Any) -> bytes:
-    """An event that tells its number."""
+    """Return an event with a number."""
     fields = {"realm": "udm", "new": {"id": number, **more.pop("new", {})}, **more}
     return Event(publisher_name="test", ts=datetime(2026, 1, 1, tzinfo=UTC), topic=topic, **fields).encode()
 
 
-class World:
+class DispatchHarness:
     """One server with its queues and registry."""
 
     def __init__(self, address: Address, spark: SparkSession, directory: Path) -> None:
@@ -59,7 +59,7 @@ class World:
             await Registry.open(queues)
 
     def make_group(self, group: str) -> None:
-        """One more group of dispatchers."""
+        """Add another group of dispatchers."""
         self.broker.durable(INCOMING, group)
 
     @asynccontextmanager
@@ -84,13 +84,13 @@ class World:
         return query
 
     def dispatch(self, group: str = "dispatcher", **more: Any) -> None:
-        """Everything that is there now, and stop."""
+        """Dispatch all present events, then stop."""
         query = self.start(group, **more)
         self.wait(group)
         query.stop()
 
     def wait(self, group: str = "dispatcher") -> None:
-        """Until a group is done with all there is now."""
+        """Wait until a group has dispatched all present events."""
         last = self.last()
         query = self.queries[-1]
 
@@ -116,7 +116,7 @@ class World:
         self.publish([event(number, topic) for number in range(first, last + 1)])
 
     def add(self, name: str, *topics: str, wanted: Filter | None = None, noted: bool = True) -> Record:
-        """As delivery does it: the record, the queue, the control event, and its position noted in the record."""
+        """Add a subscription as delivery does: record, queue, control event, and its position in the record."""
         definition = Subscription(
             name=name,
             realms_topics=tuple(RealmTopic("udm", topic) for topic in topics or ("users/user",)),
@@ -131,7 +131,7 @@ class World:
         return record
 
     def register(self, record: Record) -> int:
-        """The first steps of it: the record and the queue."""
+        """Do the first steps of adding: the record and the queue."""
         revision = asyncio.run(self._create(record))
         restore_queue(self.address, record.name, record.incarnation)
         return revision
@@ -170,14 +170,14 @@ class World:
         return read_subscriptions(self.address).subscriptions[name]
 
     def raw(self, name: str, part: str) -> dict[str, Any]:
-        """A part of a subscription as it is stored."""
+        """Return a stored part of a subscription."""
         subject = f"$KV.subscriptions.{name}.{part}"
         message = self.broker.ask("STREAM.MSG.GET.KV_subscriptions", last_by_subj=subject)["message"]
         found: dict[str, Any] = json.loads(base64.b64decode(message["data"]))
         return found
 
     def put_raw(self, name: str, part: str, value: dict[str, Any] | bytes) -> None:
-        """Write a part of a subscription, as another program does."""
+        """Write a part of a subscription, as another program would."""
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.broker.add("", [(f"$KV.subscriptions.{name}.{part}", data, None, None)])
 
@@ -188,7 +188,7 @@ class World:
         update_dispatch(self.address, name, state, found.dispatch_revision)
 
     def numbers(self, name: str) -> list[int]:
-        """The numbers of the events in a queue, in its order; the positions are checked to ascend."""
+        """Return the numbers of the events in a queue, in order; assert that the positions ascend."""
         rows = self.broker.rows(f"stream:{name}")
         positions = [int(dict(row["headers"])["Purveyor-Position"][0]) for row in rows]
         assert positions == sorted(set(positions))
@@ -202,8 +202,8 @@ class World:
 
 
 @pytest.fixture
-def world(own_server: OwnServer, spark: SparkSession, tmp_path: Path) -> Iterator[World]:
-    """A server of its own: `stream:incoming` has one name everywhere."""
-    made = World(own_server().address, spark, tmp_path)
+def harness(own_server: OwnServer, spark: SparkSession, tmp_path: Path) -> Iterator[DispatchHarness]:
+    """Make a harness on a new server, because `stream:incoming` has a fixed name."""
+    made = DispatchHarness(own_server().address, spark, tmp_path)
     yield made
     made.stop()

@@ -1,4 +1,4 @@
-"""The loops of push go on after any error: it is shown, others are not concerned, and what was answered counts."""
+"""The loops of push survive every error: the status shows it, and results are kept."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ from purveyor.model.errors import Refused
 from purveyor.model.push_config import PushFormat
 from purveyor.queues.client import Queues
 from tests.support import malformed_messages
-from tests.support.push import Desk, Site, Told
+from tests.support.push import Events, PushSubscription, Site
 from tests.support.waiting import until
 
 Work = Callable[..., Awaitable[PushWorker]]
@@ -48,121 +48,121 @@ class Fault:
         monkeypatch.setattr(owner, method, replaced)
 
 
-async def shown(desk: Desk) -> str:
-    registry = await desk.subscriptions.registry()
-    trouble = (await read_status(desk.queues, registry, await desk.subscriptions.get(desk.name))).push_problem
+async def shown(pushed: PushSubscription) -> str:
+    registry = await pushed.subscriptions.registry()
+    trouble = (await read_status(pushed.queues, registry, await pushed.subscriptions.get(pushed.name))).push_problem
     return "" if trouble is None else trouble.reason
 
 
 @pytest.fixture
-async def other(queues: Queues, subscriptions: Subscriptions, site: Site, unique: str) -> Desk:
-    return Desk(queues, subscriptions, site, f"o-{unique}"[:64])
+async def other(queues: Queues, subscriptions: Subscriptions, site: Site, unique: str) -> PushSubscription:
+    return PushSubscription(queues, subscriptions, site, f"o-{unique}"[:64])
 
 
 @pytest.mark.parametrize("wrong", [RuntimeError("out of order"), Refused("out of order", fix="mend it")])
-async def test_a_subscription_whose_messages_cannot_be_taken_says_so_and_goes_on(
-    desk: Desk, other: Desk, work: Work, monkeypatch: pytest.MonkeyPatch, wrong: Exception
+async def test_a_subscription_whose_messages_cannot_be_leased_shows_it_and_continues(
+    pushed: PushSubscription, other: PushSubscription, work: Work, monkeypatch: pytest.MonkeyPatch, wrong: Exception
 ) -> None:
-    fault = Fault(monkeypatch, PushLeases, "lease", desk.name)
+    fault = Fault(monkeypatch, PushLeases, "lease", pushed.name)
     fault.wrong = wrong
-    for each in (desk, other):
+    for each in (pushed, other):
         await each.add("/ok")
         await each.write({}, {})
     await work()
     await other.drained()
     await until(lambda: fault.hits > 3)
 
-    async def told() -> bool:
-        return "taking messages failed" in (reason := await shown(desk)) and "out of order" in reason
+    async def is_shown() -> bool:
+        return "leasing messages failed" in (reason := await shown(pushed)) and "out of order" in reason
 
-    await until(told)
-    assert not desk.seen()
+    await until(is_shown)
+    assert not pushed.seen()
     fault.wrong = None
-    await desk.drained()
+    await pushed.drained()
 
     async def taken_back() -> bool:
-        return await shown(desk) == ""
+        return await shown(pushed) == ""
 
     await until(taken_back)
-    assert desk.acked() == [1, 2]
+    assert pushed.acked() == [1, 2]
     await other.subscriptions.delete(other.name)
 
 
-async def test_what_was_answered_is_kept_while_it_cannot_be_settled(
-    desk: Desk, work: Work, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_results_are_kept_while_they_cannot_be_settled(
+    pushed: PushSubscription, work: Work, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fault = Fault(monkeypatch, PushLeases, "settle", desk.name)
-    await desk.add("/ok")
-    await desk.write(*({} for _ in range(4)))
+    fault = Fault(monkeypatch, PushLeases, "settle", pushed.name)
+    await pushed.add("/ok")
+    await pushed.write(*({} for _ in range(4)))
     with caplog.at_level(logging.ERROR, "purveyor.delivery.push.push_problems"):
         await work()
-        await until(lambda: len(desk.seen()) == 4 and fault.hits > 5)
+        await until(lambda: len(pushed.seen()) == 4 and fault.hits > 5)
 
-        async def told() -> bool:
-            return "settling messages failed" in await shown(desk)
+        async def is_shown() -> bool:
+            return "settling messages failed" in await shown(pushed)
 
-        await until(told)
+        await until(is_shown)
         fault.wrong = None
-        await desk.drained()
-    assert sorted(desk.acked()) == [1, 2, 3, 4]
-    logged = [each for each in caplog.records if desk.name in each.getMessage()]
+        await pushed.drained()
+    assert sorted(pushed.acked()) == [1, 2, 3, 4]
+    logged = [each for each in caplog.records if pushed.name in each.getMessage()]
     assert [each.exc_info is not None for each in logged] == [True]  # one reason, logged once
 
 
-async def test_an_answer_that_breaks_the_judge_is_an_attempt_that_failed(
-    desk: Desk, work: Work, monkeypatch: pytest.MonkeyPatch
+async def test_a_response_that_breaks_the_decision_is_a_failed_attempt(
+    pushed: PushSubscription, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hits: list[Outcome] = []
     original = retry_decision.decide
 
     def decide(outcome: Any, push: Any, *rest: Any) -> Any:
-        if f"for={desk.name}" in push.endpoints[0] and len(hits) < 2:
+        if f"for={pushed.name}" in push.endpoints[0] and len(hits) < 2:
             hits.append(outcome)
             raise OverflowError("a date beyond all dates")
         return original(outcome, push, *rest)
 
     monkeypatch.setattr(subscription_pusher, "decide", decide)
-    await desk.add("/ok")
-    await desk.write({}, {}, {})
+    await pushed.add("/ok")
+    await pushed.write({}, {}, {})
     await work()
-    await desk.drained()
+    await pushed.drained()
     assert len(hits) == 2
-    assert sorted({*desk.acked()}) == [1, 2, 3]
-    assert len(desk.seen()) == 5
+    assert sorted({*pushed.acked()}) == [1, 2, 3]
+    assert len(pushed.seen()) == 5
 
 
-async def test_one_message_that_cannot_be_parked_does_not_hold_up_the_answers_of_others(
-    desk: Desk, work: Work, monkeypatch: pytest.MonkeyPatch
+async def test_one_message_that_cannot_be_parked_does_not_delay_the_results_of_others(
+    pushed: PushSubscription, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = Fault(monkeypatch, PushLeases, "park", desk.name)
-    await desk.add("/ok", format=PushFormat.RAW)
-    await malformed_messages.put(desk.queues, f"{desk.name}.main", malformed_messages.BODIES["half in the key"])
-    await desk.write({}, {})
+    fault = Fault(monkeypatch, PushLeases, "park", pushed.name)
+    await pushed.add("/ok", format=PushFormat.RAW)
+    await malformed_messages.put(pushed.queues, f"{pushed.name}.main", malformed_messages.BODIES["half in the key"])
+    await pushed.write({}, {})
     await work()
 
     async def settled() -> bool:
-        return await desk.waiting() == 1 and fault.hits > 1
+        return await pushed.waiting() == 1 and fault.hits > 1
 
     await until(settled)
-    assert sorted(desk.acked()) == [1, 2]
+    assert sorted(pushed.acked()) == [1, 2]
 
-    async def told() -> bool:
-        return "parking a message failed" in await shown(desk)
+    async def is_shown() -> bool:
+        return "parking a message failed" in await shown(pushed)
 
-    await until(told)
-    assert await desk.letters() == []
+    await until(is_shown)
+    assert await pushed.letters() == []
     fault.wrong = None
-    await desk.drained()
-    assert len(await desk.letters()) == 1
+    await pushed.drained()
+    assert len(await pushed.letters()) == 1
 
     async def taken_back() -> bool:
-        return await shown(desk) == ""
+        return await shown(pushed) == ""
 
     await until(taken_back)
 
 
 async def test_an_endpoint_whose_probe_fails_in_an_unknown_way_is_probed_again(
-    desk: Desk, work: Work, monkeypatch: pytest.MonkeyPatch
+    pushed: PushSubscription, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("purveyor.delivery.push.endpoint_health.OPEN_BACKOFF", Backoff(0.02, 60.0))
     hits = []
@@ -179,24 +179,24 @@ async def test_an_endpoint_whose_probe_fails_in_an_unknown_way_is_probed_again(
 
     def request(self: EndpointSender, message: Any) -> bytes:
         path = b"/status/503" if down else b"/ok"
-        return b"POST %s?for=%s HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n" % (path, desk.name.encode())
+        return b"POST %s?for=%s HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n" % (path, pushed.name.encode())
 
     monkeypatch.setattr(EndpointSender, "build_request", request)
-    await desk.add("/ok")
-    await desk.write(*({} for _ in range(10)))
+    await pushed.add("/ok")
+    await pushed.write(*({} for _ in range(10)))
     await work()
     await until(lambda: len(hits) >= 3)
     down = False
-    await desk.drained()
+    await pushed.drained()
 
 
-async def test_a_line_that_cannot_be_made_is_made_later(
-    desk: Desk, other: Desk, work: Work, told: Told, monkeypatch: pytest.MonkeyPatch
+async def test_a_pusher_that_cannot_be_created_is_created_later(
+    pushed: PushSubscription, other: PushSubscription, work: Work, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, wrong = EndpointPool.__init__, [3]
 
     def made(self: EndpointPool, name: str, *rest: Any, **more: Any) -> None:
-        if name == desk.name and wrong[0]:
+        if name == pushed.name and wrong[0]:
             wrong[0] -= 1
             raise RuntimeError("no room")
         whole(self, name, *rest, **more)
@@ -204,16 +204,16 @@ async def test_a_line_that_cannot_be_made_is_made_later(
     monkeypatch.setattr(push_worker, "_RETRY_SECONDS", 0.02)
     monkeypatch.setattr(EndpointPool, "__init__", made)
     await work()
-    for each in (desk, other):
+    for each in (pushed, other):
         await each.add("/ok")
         await each.write({})
     await other.drained()
-    await desk.drained()
-    assert (desk.name, "failed", "RuntimeError: no room") in told
+    await pushed.drained()
+    assert (pushed.name, "failed", "RuntimeError: no room") in events
     await other.subscriptions.delete(other.name)
 
 
-def test_pauses_double_while_setbacks_follow_each_other_and_begin_anew_after_a_calm(
+def test_pauses_double_while_failures_follow_each_other_and_restart_after_a_quiet_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(push_problems, "_FAILURE_BACKOFF", Backoff(1.0, 60.0))

@@ -1,4 +1,4 @@
-"""How the pipeline tells what it does, in each of its three ways."""
+"""The three reporters of the pipeline: JSON, lines and a live table."""
 
 import dataclasses
 import json

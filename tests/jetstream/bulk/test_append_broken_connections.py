@@ -10,8 +10,8 @@ import pytest
 from purveyor.jetstream.bulk import AppendOptions, Outcome, RefusalKind, Target, append_once
 from purveyor.jetstream.bulk.net.pool import close_idle
 from purveyor.model.errors import ServerUnavailable
-from tests.support.append import BATCHED, CHAINED, make, one, portion_by_portion, stored, table, write_in
-from tests.support.bulk_messages import come_back
+from tests.support.append import BATCHED, CHAINED, choose_write_mode, limit_batch_rows, make, one, stored, table
+from tests.support.bulk_messages import restore_after_failures
 from tests.support.bulk_servers import Proxy, Server, connected, make_stream, serving, state
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,7 @@ def _no_idle_connections() -> None:
 @pytest.fixture(params=[CHAINED, BATCHED], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     chosen: str = request.param
-    write_in(chosen, monkeypatch)
+    choose_write_mode(chosen, monkeypatch)
     return chosen
 
 
@@ -55,7 +55,7 @@ def test_an_outage_is_waited_for_and_no_target_is_forgotten(server: Server, name
     work = [(target, table(range(1, 1501))) for target in targets]
     with Proxy(server.port, stay_down=True) as proxy:
         proxy.cut_after_up = 1_000_000
-        thread = threading.Thread(target=come_back, args=(proxy,))
+        thread = threading.Thread(target=restore_after_failures, args=(proxy,))
         thread.start()
         outcomes = append_once(proxy.address, work)
         thread.join()
@@ -110,7 +110,7 @@ def test_two_writers_and_a_server_that_is_killed_store_each_row_once(tmp_path: P
 def test_a_stream_deleted_during_an_append_is_reported(
     server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    portion_by_portion(monkeypatch, 999)
+    limit_batch_rows(monkeypatch, 999)
     target = make(server.address, name)
 
     def delete(done: int) -> None:

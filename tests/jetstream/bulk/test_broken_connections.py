@@ -17,7 +17,7 @@ from purveyor.jetstream.bulk import (
 )
 from purveyor.jetstream.bulk.net.pool import close_idle
 from purveyor.model.errors import OutcomeUnknown, ServerUnavailable
-from tests.support.bulk_messages import come_back, numbered, rows
+from tests.support.bulk_messages import numbered, restore_after_failures, rows
 from tests.support.bulk_servers import Proxy, Server, connected, make_stream, serving, state
 from tests.support.waiting import wait_until
 
@@ -57,7 +57,7 @@ def test_an_outage_while_publishing_is_waited_for(server: Server, name: str, mod
     make_stream(server.address, name, allow_atomic=True)
     with Proxy(server.port, stay_down=True) as proxy:
         proxy.cut_after_up = COUNT * 50
-        refused = threading.Thread(target=come_back, args=(proxy,))
+        refused = threading.Thread(target=restore_after_failures, args=(proxy,))
         refused.start()
         report = publish_many(proxy.address, outgoing(numbered(f"{name}.a", COUNT)), PublishOptions(mode=mode))
         refused.join()
@@ -139,7 +139,7 @@ def test_an_outage_while_reading(server: Server, name: str, route: Route) -> Non
     publish_many(server.address, outgoing((f"{name}.a", bytes(500), None, None) for n in range(COUNT)))
     with Proxy(server.port, stay_down=True) as proxy:
         proxy.cut_after_down = COUNT * 200
-        thread = threading.Thread(target=come_back, args=(proxy,))
+        thread = threading.Thread(target=restore_after_failures, args=(proxy,))
         thread.start()
         options = ReadOptions(route=route, batch_rows=400)
         found = [n for batch in read_range(proxy.address, name, 1, COUNT, options) for n in batch.column(0).to_pylist()]

@@ -31,7 +31,7 @@ from purveyor.jetstream.bulk.append.replies import KNOWN_ROW
 from purveyor.jetstream.bulk.append.target_state import ChainProgress, RowChain, SentRows
 from purveyor.jetstream.bulk.net.connection import ServerInfo
 from purveyor.jetstream.bulk.net.pool import close_idle
-from tests.support.append import BATCHED, CHAINED, make, one, portion_by_portion, stored, table, write_in
+from tests.support.append import BATCHED, CHAINED, choose_write_mode, limit_batch_rows, make, one, stored, table
 from tests.support.bulk_messages import rows
 from tests.support.bulk_servers import Server, forget_ids, make_stream, request_api, serving, state
 
@@ -41,7 +41,7 @@ TOO_LARGE = ErrorReply(400, 10054, "message size exceeds maximum allowed")
 
 @pytest.fixture(autouse=True)
 def _chained(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_in(CHAINED, monkeypatch)
+    choose_write_mode(CHAINED, monkeypatch)
 
 
 def ways(address: Address, stream: str) -> Counter[str]:
@@ -89,7 +89,7 @@ def test_messages_of_another_writer_leave_no_gap(address: Address, name: str, su
 def test_a_chain_broken_between_two_sends_continues(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    portion_by_portion(monkeypatch, 100)
+    limit_batch_rows(monkeypatch, 100)
     target = make(address, name)
     foreign = once(lambda: publish_many(address, outgoing([(f"{name}.prefill", b"0", None, None)])))
     append_once(address, [(target, table(range(1, 1001)))], AppendOptions(on_progress=foreign))
@@ -204,7 +204,7 @@ def test_a_writer_suspended_during_a_chain_does_no_harm(
     address: Address, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others wrote the rows meanwhile, readers deleted them, and the stream forgot their ids."""
-    portion_by_portion(monkeypatch, 100)
+    limit_batch_rows(monkeypatch, 100)
     make_stream(address, f"KV_{name}", [f"$KV.{name}.>"])
     make(address, name, duplicate_window=100_000_000)
     target = Target(subject=f"{name}.main", stream=name, floor_subject=f"$KV.{name}.ox", floor_stream=f"KV_{name}")

@@ -1,4 +1,4 @@
-"""`purveyor queues permissions` prints what a server of one's own takes as it is."""
+"""`purveyor queues permissions` prints a configuration that an external NATS server accepts."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.support.delivery import definition
 
 def test_a_server_takes_the_printed_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = invoke("queues", "permissions").ok().out
-    for user in ("SOURCES", "PIPELINE", "API", "PUSH"):
+    for user in ("INTAKE", "PIPELINE", "API", "PUSH"):
         monkeypatch.setenv(f"NATS_PASSWORD_{user}", f"s3cret-{user}")
     with serving(tmp_path, printed) as server:
         address = Address.parse(f"nats://api:s3cret-API@127.0.0.1:{server.port}", inbox="_INBOX.api")
@@ -29,7 +29,7 @@ def test_a_server_takes_the_printed_configuration(tmp_path: Path, monkeypatch: p
                     await queues.streams.get("stream:incoming", 1)
 
         asyncio.run(work())
-        monkeypatch.setenv("PURVEYOR_NATS_URL", f"nats://intake:s3cret-SOURCES@127.0.0.1:{server.port}")
+        monkeypatch.setenv("PURVEYOR_NATS_URL", f"nats://intake:s3cret-INTAKE@127.0.0.1:{server.port}")
         monkeypatch.setenv("PURVEYOR_NATS_INBOX", "_INBOX.intake")
         Path("people.ldif").write_text("dn: dc=example,dc=org\nobjectClass: domain\ndc: example\n")
         invoke("import", "people.ldif").ok()

@@ -1,4 +1,4 @@
-"""What tests of prefill, replay, catch-up and audit do: publish events, add subscriptions, run jobs, look at queues."""
+"""Calls for tests of prefill, replay, catch-up and audit: publish events, add subscriptions, run jobs, read queues."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -42,8 +42,8 @@ class Stored:
         return found
 
 
-class Bench:
-    """One server with the queues of the pipeline, and a realm of one's own: tests do not meet each other's objects."""
+class PrefillHarness:
+    """A server with the queues of the pipeline, and a realm for one test, so that tests do not share objects."""
 
     def __init__(self, queues: Queues, context: JobContext, realm: str) -> None:
         self.queues = queues
@@ -52,7 +52,7 @@ class Bench:
         self.subscriptions = Subscriptions(queues)
 
     @classmethod
-    async def make(cls, queues: Queues, spark: SparkSession, directory: Path, realm: str) -> "Bench":
+    async def make(cls, queues: Queues, spark: SparkSession, directory: Path, realm: str) -> "PrefillHarness":
         for queue in internal_queues():
             await queues.ensure(queue)
         await queues.streams.purge(PREFILL.stream)
@@ -70,7 +70,7 @@ class Bench:
         old: Mapping[str, Any] | None = None,
         **attributes: str,
     ) -> int:
-        """An event about an object; its position."""
+        """Publish an event about an object; return its position."""
         event = Event(
             publisher_name="test",
             ts=datetime.now(UTC),
@@ -87,7 +87,7 @@ class Bench:
         return (await self.queues.publish("incoming", data, headers=headers)).sequence
 
     async def publish_many(self, topic: str, count: int) -> None:
-        """New objects with the keys 1, 2, ..."""
+        """Publish new objects with the keys 1, 2, ..."""
         events = (
             Event(publisher_name="test", ts=datetime.now(UTC), realm=self.realm, topic=topic, new={"id": number})
             for number in range(1, count + 1)
@@ -97,7 +97,7 @@ class Bench:
     async def add(
         self, name: str, *topics: str, prefill: bool = True, filter_: Filter | None = None
     ) -> tuple[Record, list[Job]]:
-        """A subscription and the jobs that it asked for, taken off the queue."""
+        """Add a subscription; take its jobs from the queue and return them."""
         definition = Subscription(
             name=name,
             realms_topics=tuple(RealmTopic(self.realm, topic) for topic in topics),
@@ -108,7 +108,7 @@ class Bench:
         return record, await self.jobs()
 
     async def jobs(self) -> list[Job]:
-        """The jobs on the queue, taken off."""
+        """Take the jobs from the queue and return them."""
         taken = []
         for message in await self.queues.fetch(PREFILL.stream, "prefill", 10, wait_seconds=0):
             taken.append(decode_job(message.data))
@@ -127,7 +127,7 @@ class Bench:
         return state
 
     async def stored(self, name: str, kind: str = "prefill") -> list[Stored]:
-        """The messages of a subscription's queue on one of its subjects, in order."""
+        """Return the messages of a subscription on one of its subjects, in order."""
         return await self.messages(f"stream:{name}", f"{name}.{kind}")
 
     async def messages(self, stream: str, subject: str) -> list[Stored]:
@@ -140,7 +140,7 @@ class Bench:
         return found
 
     async def limit(self, name: str, messages: int) -> None:
-        """Let a queue hold so many messages at most, and refuse more; -1 takes the limit away."""
+        """Limit the messages of a queue, which then refuses more; -1 removes the limit."""
         await self.queues.streams.update(f"stream:{name}", {"max_msgs": messages, "discard": "new"})
 
     async def failures(self) -> list[Stored]:
@@ -151,16 +151,16 @@ def ids(messages: Iterable[Stored]) -> list[str]:
     return [message.headers[MSG_ID] for message in messages]
 
 
-async def suspend(bench: Bench, record: Record, at: int, group: str | None = None) -> None:
-    """As if the queue had refused the message at a position, or a group of dispatchers had not understood it."""
-    found = await bench.registered(record.name)
+async def suspend(harness: PrefillHarness, record: Record, at: int, group: str | None = None) -> None:
+    """Suspend a subscription as if its queue had refused a message, or a dispatcher group could not read its record."""
+    found = await harness.registered(record.name)
     reason = Suspension(position=at, reason="full", at=datetime.now(UTC), group=group)
     state = DispatchState(incarnation=record.incarnation, next=at, suspended=reason)
-    await bench.context.registry.put_dispatch(record.name, state, found.dispatch_revision)
+    await harness.context.registry.put_dispatch(record.name, state, found.dispatch_revision)
 
 
 def definition(
-    bench: Bench, name: str, hidden: tuple[str, ...] = DEFAULT_HIDDEN_FIELDS, *, prefill: bool
+    harness: PrefillHarness, name: str, hidden: tuple[str, ...] = DEFAULT_HIDDEN_FIELDS, *, prefill: bool
 ) -> Subscription:
-    topics = (RealmTopic(bench.realm, "a/x"),)
+    topics = (RealmTopic(harness.realm, "a/x"),)
     return Subscription(name=name, realms_topics=topics, request_prefill=prefill, hidden_fields=hidden)
