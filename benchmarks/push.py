@@ -23,19 +23,17 @@ import uvloop
 from benchmarks.api import free_port, memory_mb, nats_url, start_process
 from benchmarks.report import Row, Section
 from purveyor.delivery.push.egress_policy import parse_ranges
-from purveyor.delivery.push.endpoint_health import EndpointHealth
-from purveyor.delivery.push.endpoint_pool import EndpointSender
+from purveyor.delivery.push.endpoint_pool import EndpointHealth, EndpointSender
 from purveyor.delivery.push.http_pool import HttpPool
-from purveyor.delivery.push.push_secrets import PushSecrets, SecretCipher
+from purveyor.delivery.push.push_request import PushSecrets, SecretCipher
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.delivery.transitions import DeliveredMessage
 from purveyor.jetstream import publish_many
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import outgoing
 from purveyor.jetstream.headers import POSITION
-from purveyor.model.delivery_policy import Delivery
+from purveyor.model.delivery_policy import Delivery, Push
 from purveyor.model.delivery_state import SubjectKind
-from purveyor.model.push_config import Push
 from purveyor.model.registration import Record, RecordState
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.client import Queues, connect

@@ -1,6 +1,5 @@
 """The reference pages of the command line, the settings and the HTTP API, generated from code."""
 
-import importlib
 import inspect
 import re
 from enum import Enum
@@ -10,7 +9,7 @@ from typing import Any
 
 import typer
 
-from purveyor.app.cli.main import COMMANDS
+from purveyor.app.cli.main import COMMANDS, load_command
 from purveyor.app.cli.main import app as root
 from purveyor.app.http.application import ApiOptions, describe
 from purveyor.app.settings import PREFIX, Settings
@@ -46,8 +45,8 @@ def cli_page() -> str:
         _CLI,
         _parameters(typer.main.get_command(root)),
     ]
-    for name, (module, _) in COMMANDS.items():
-        parts += _command(typer.main.get_command(importlib.import_module(module).app), f"purveyor {name}")
+    for name in COMMANDS:
+        parts += _command(typer.main.get_command(load_command(name)), f"purveyor {name}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

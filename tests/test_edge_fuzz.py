@@ -22,17 +22,15 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.app.subscription_source import SubscriptionSource
-from purveyor.delivery.push.push_secrets import SecretCipher
+from purveyor.delivery.push.push_request import SecretCipher
 from purveyor.delivery.push.push_worker import PushOptions, PushWorker
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
-from purveyor.model.delivery_policy import Delivery, OrderBy
+from purveyor.model.delivery_policy import Delivery, OrderBy, Push, PushFormat
 from purveyor.model.errors import InvalidInput
-from purveyor.model.event import Event
-from purveyor.model.event_limits import check_event_id, encode_checked
-from purveyor.model.push_config import Push, PushFormat
+from purveyor.model.event import Event, check_event_id, encode_checked
+from purveyor.model.name_rules import LONGEST_EXPRESSION_CHARACTERS
 from purveyor.model.subscription import Filter, RealmTopic, Subscription, matches
-from purveyor.model.topics import LONGEST_EXPRESSION_CHARACTERS
 from purveyor.pipeline.archive.layout import archived_until
 from purveyor.queues.client import Queues, connect
 from purveyor.stages import Context, Retry, SqlStore, Stages

@@ -21,9 +21,8 @@ import pytest
 
 import purveyor
 from purveyor.delivery.credentials import BUCKET as CREDENTIALS
-from purveyor.delivery.credentials import Credentials, password_key, token_key
+from purveyor.delivery.credentials import Credentials, PasswordHasher, password_key, token_key
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters, open_dead_letters
-from purveyor.delivery.password_hashing import PasswordHasher
 from purveyor.delivery.pull import open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
@@ -35,26 +34,24 @@ from purveyor.jetstream.maintenance import BUCKET as MIGRATIONS
 from purveyor.jetstream.maintenance import record_key
 from purveyor.jetstream.server import EmbeddedServer
 from purveyor.model.errors import AlreadyExists, UnreadableRecord
+from purveyor.model.json_fields import Kind
 from purveyor.model.registration import PrefillState, PrefillStatus
-from purveyor.model.stored_record import Kind
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, Queue, Reader
-from purveyor.queues.client import Queues, connect
+from purveyor.queues.client import Action, Queues, QueueStatus, connect
 from purveyor.queues.dead_letters import letter as dead_letters
 from purveyor.queues.dead_letters.letter import DeadLetter, park
 from purveyor.queues.dead_letters.store import RESOLUTION_HEADER, DeadLetterStore, receipt_subject
-from purveyor.queues.ensure import Action, QueueStatus
 from purveyor.queues.migration import snapshot_files as stream_archive
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import Record as MigrationRecord
 from purveyor.queues.permissions import TOPICS
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS, Registry
 from purveyor.queues.sync_client import restore_queue
-from purveyor.sources.ldif.import_ledger import BUCKET as IMPORTS
-from purveyor.sources.ldif.import_ledger import Block, ImportLedger, RecordIdChain
 from purveyor.sources.ldif.ldif_parser import parse_ldif as read_ldif
-from purveyor.sources.schemas.cache import SchemaCache
-from purveyor.sources.schemas.registry import NewSchema, SchemaRegistry
+from purveyor.sources.ldif.queue_store import BUCKET as IMPORTS
+from purveyor.sources.ldif.queue_store import Block, ImportLedger, RecordIdChain
+from purveyor.sources.schemas.registry import NewSchema, SchemaCache, SchemaRegistry
 from purveyor.sources.schemas.schema import SchemaType, Topic
 from tests.support.nats_servers import FAST
 

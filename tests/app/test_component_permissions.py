@@ -11,19 +11,18 @@ import pyarrow as pa
 import pytest
 
 from purveyor.delivery.credentials import BUCKET as CREDENTIALS_BUCKET
-from purveyor.delivery.credentials import Credentials
+from purveyor.delivery.credentials import Credentials, PasswordHasher
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
-from purveyor.delivery.password_hashing import PasswordHasher
 from purveyor.delivery.pull import open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream import ServerOptions, Target, append_once, publish_many, read_range
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import outgoing
 from purveyor.jetstream.config import ConsumerConfig
-from purveyor.jetstream.direct_get import PageRequest, read_page
 from purveyor.jetstream.headers import POSITION
 from purveyor.jetstream.maintenance import BUCKET as MIGRATIONS_BUCKET
 from purveyor.jetstream.server import EmbeddedServer, find_running_server
+from purveyor.jetstream.streams import PageRequest, read_page
 from purveyor.model.control_events import JOB_SUBJECT
 from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import PermissionDenied
@@ -44,8 +43,8 @@ from purveyor.queues.permissions import (
 from purveyor.queues.registry import ACKNOWLEDGED
 from purveyor.queues.sync_client import read_subscriptions, restore_queue, update_dispatch
 from purveyor.sources.http_events import EventPublisher, IncomingEvent
-from purveyor.sources.ldif.import_ledger import BUCKET as IMPORTS_BUCKET
-from purveyor.sources.schemas.cache import SchemaCache
+from purveyor.sources.ldif.queue_store import BUCKET as IMPORTS_BUCKET
+from purveyor.sources.schemas.registry import SchemaCache
 from purveyor.sources.schemas.schema import Topic
 from tests.support.delivery import definition
 from tests.support.ldif_queue import import_file

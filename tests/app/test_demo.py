@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from purveyor.app.demo.sample_directory import Step, changes, initial_entries
 from purveyor.app.demo.subscribers import DeliveryCheck, MeasuredPeriod
+from purveyor.app.demo.system import Step, changes, initial_entries
 from tests.support.command_line import invoke
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

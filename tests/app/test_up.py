@@ -14,11 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from purveyor.app.up.managed_process import Part, PartEvent, UpOptions, make_parts
-from purveyor.app.up.supervisor import Supervisor
+from purveyor.app.up.supervisor import Part, PartEvent, Supervisor, UpOptions, make_parts
 from purveyor.jetstream.server import find_running_server
 from purveyor.model.errors import ServerFailed
-from purveyor.model.restarts import RestartPolicy
+from purveyor.model.retries import RestartPolicy
 from tests.support.command_line import invoke
 from tests.support.killing import alive
 from tests.support.processes import descendants
@@ -227,7 +226,7 @@ def test_everything_comes_up_survives_kill_9_and_stops_in_order(start: START, tm
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 def test_no_part_outlives_a_supervisor_that_is_killed() -> None:
     code = (
-        "import asyncio, sys\nfrom purveyor.app.up.managed_process import Part\n"
+        "import asyncio, sys\nfrom purveyor.app.up.supervisor import Part\n"
         "from purveyor.app.up.supervisor import Supervisor\n"
         "part = Part('part', tuple(sys.argv[1:]), 5)\n"
         "asyncio.run(Supervisor([part], lambda events: print(events.detail, flush=True)).run())"

@@ -5,10 +5,9 @@ import gc
 import pytest
 
 from purveyor.app.wiring import open_services
-from purveyor.delivery.notifier import Notifier
-from purveyor.delivery.password_hashing import PasswordHasher
-from purveyor.delivery.registration_cache import RegistrationCache
+from purveyor.delivery.credentials import PasswordHasher
 from purveyor.delivery.state_writer import StateWriterCache
+from purveyor.delivery.subscription_changes import Notifier, RegistrationCache
 from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect
 

@@ -3,8 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from purveyor.delivery.credentials import BUCKET, MAX_TOKENS_PER_LOGIN, Credentials, token_key
-from purveyor.delivery.password_hashing import PasswordHasher
+from purveyor.delivery.credentials import BUCKET, MAX_TOKENS_PER_LOGIN, Credentials, PasswordHasher, token_key
 from purveyor.delivery.tokens import TokenOptions
 from purveyor.model.errors import AlreadyExists, NotFound, Refused
 from purveyor.queues.client import Queues

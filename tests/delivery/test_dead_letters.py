@@ -16,8 +16,8 @@ from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters
 from purveyor.delivery.pull import DeliveredMessage, PullService, open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.direct_get import PageRequest, read_page
 from purveyor.jetstream.headers import EVENT_ID, POSITION, first
+from purveyor.jetstream.streams import PageRequest, read_page
 from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy
 from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import UnknownMessage, UnknownSubscription

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from purveyor.delivery.pull import open_pull
-from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.delivery.subscriptions import Subscriptions, backlogs, read_status
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import StreamConfig
+from purveyor.jetstream.headers import POSITION
 from purveyor.model.control_events import JobKind, job_id
 from purveyor.model.errors import (
     AlreadyExists,
@@ -29,6 +30,7 @@ from purveyor.model.registration import DispatchState, PrefillState, PrefillStat
 from purveyor.model.subscription import Filter, RealmTopic
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.registry import ACKNOWLEDGED
 from purveyor.queues.subscription_queues import owner_of
 from purveyor.queues.sync_client import read_subscriptions, restore_queue, settle_begin
 from tests.support.delivery import bodies, definition, stored
@@ -468,3 +470,29 @@ async def test_the_limits_apply_to_new_definitions_and_not_to_existing_ones(
         await subscriptions.redefine("ox", lambda now: replace(now, filter=Filter(fields={"a": (10**400,)})))
     with pytest.raises(InvalidInput, match="too many ways"):
         await subscriptions.replay("ox", 1, topics=[RealmTopic("udm", ".*.*.*x")])
+
+
+async def test_the_position_is_that_of_the_newest_message_or_acknowledgement(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    record, _ = await subscriptions.add(definition())
+    registry = await subscriptions.registry()
+    found = await subscriptions.get("ox")
+    empty = await read_status(queues, registry, found)
+    assert (empty.position, empty.main, empty.prefill) == (None, 0, 0)
+
+    for position in (5, 7):
+        await queues.publish("ox.main", b"{}", headers={POSITION: str(position)})
+    await queues.publish("ox.prefill", b"{}", headers={POSITION: "1"})
+    written = await read_status(queues, registry, found)
+    assert (written.position, written.main, written.prefill) == (7, 2, 1)
+    assert (await backlogs(queues))["ox"] == 3
+
+    acknowledged = await queues.bucket(ACKNOWLEDGED)
+    await acknowledged.put("ox", f'{{"incarnation": "{record.incarnation}", "position": 7}}'.encode())
+    await queues.streams.purge("stream:ox")
+    assert (await read_status(queues, registry, found)).position == 7
+
+    await queues.streams.remove("stream:ox")
+    missing = await read_status(queues, registry, found)
+    assert (missing.position, missing.main, missing.prefill) == (7, None, None)

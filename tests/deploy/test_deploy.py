@@ -11,7 +11,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
 from purveyor.app.cli.queues import password_variable
-from purveyor.jetstream.server.binary import find_server
+from purveyor.jetstream.server.process import find_server
 from purveyor.queues.permissions import component_users
 from tests.deploy import schemas
 from tests.support.deployment import DEPLOY, check_command, check_setting, valid

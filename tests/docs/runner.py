@@ -20,7 +20,7 @@ from typing import Self
 
 import purveyor
 from purveyor.app.cli.main import run
-from purveyor.jetstream.server.readiness import free_port
+from purveyor.jetstream.server.server_checks import free_port
 from tests.docs.markdown import Block, Step, blocks, matches, steps
 
 _PATIENCE_SECONDS = 120

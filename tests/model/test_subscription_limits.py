@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from purveyor.model import subscription_limits
 from purveyor.model.errors import InvalidInput
+from purveyor.model.name_rules import check_topic
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
 from purveyor.model.subscription_limits import MOST_STEPS, check_subscription, check_topics, count_matching_steps
-from purveyor.model.topics import check_topic
 
 ACCEPTED = [
     ".*",

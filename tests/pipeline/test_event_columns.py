@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from purveyor.model.control_events import CONTROL_SUBJECT
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import KEY_FIELDS, Event
-from purveyor.pipeline import event_columns
-from purveyor.pipeline.event_columns import COLUMN_TYPES, ROUTE_COLUMNS, parse_columns
+from purveyor.pipeline import event_rows
+from purveyor.pipeline.event_rows import COLUMN_TYPES, ROUTE_COLUMNS, parse_columns
 from tests.support.archive import event
 
 BASE: dict[str, Any] = json.loads(event("k", {"id": "1"}))
@@ -151,7 +151,7 @@ def test_the_verdict_is_the_models_of_broken_text(body: bytes, data: st.DataObje
 )
 def test_ordinary_events_are_never_in_doubt(ordinary: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     right = expected(ordinary)
-    monkeypatch.setattr(event_columns, "_parse_by_rule", lambda body: pytest.fail(f"in doubt: {body!r}"))
+    monkeypatch.setattr(event_rows, "_parse_by_rule", lambda body: pytest.fail(f"in doubt: {body!r}"))
     assert seen([ordinary] * 3) == [right] * 3
     assert seen([ordinary] * 3, ROUTE_COLUMNS) == [right[:2]] * 3
 

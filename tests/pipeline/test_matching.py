@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from purveyor.model.errors import InvalidInput
-from purveyor.model.event import Event
-from purveyor.model.event_limits import encode_checked
+from purveyor.model.event import Event, encode_checked
 from purveyor.model.subscription import Filter, RealmTopic, Subscription, matches
 from purveyor.model.subscription_limits import check_topics
 from purveyor.pipeline import matching

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.model.errors import DataLost, InvalidConfig, NoAnswer, PlanOutdated, ServerUnavailable, UnknownStream
-from purveyor.model.restarts import RestartAfter, RestartPolicy, Restarts, RunEnd
+from purveyor.model.retries import RestartAfter, RestartPolicy, Restarts, RunEnd
 from purveyor.pipeline.job_failures import explain
 from purveyor.pipeline.part_status import PartProgress, PartStatus, State, status_path, write_status
 from purveyor.pipeline.part_supervisor import RESTART_POLICY, Part, PartSupervisor, QueryRun, ThreadRun

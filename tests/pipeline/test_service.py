@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidConfig, PurveyorError, StoreInUse
-from purveyor.pipeline.checkpoint_locks import CheckpointLocks, EngineLocks
+from purveyor.pipeline.checkpoints import CheckpointLocks, EngineLocks
 from purveyor.pipeline.engine import EngineLost
 from purveyor.pipeline.part_status import PartStatus, State, status_path
 from purveyor.pipeline.part_supervisor import Part, ThreadRun
@@ -187,7 +187,7 @@ def test_the_end_of_the_engine_is_the_end(settings: PipelineSettings, spark: Spa
 OWNER = """
 import sys, time
 from pathlib import Path
-from purveyor.pipeline.checkpoint_locks import CheckpointLocks
+from purveyor.pipeline.checkpoints import CheckpointLocks
 locks = CheckpointLocks(Path(sys.argv[1]), sys.argv[2].split(","))
 print(locks.take() is None, flush=True)
 time.sleep(120)

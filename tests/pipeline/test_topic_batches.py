@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purveyor.jetstream.bulk.header_columns import HEADERS_TYPE as HEADERS
+from purveyor.jetstream.bulk.arrow_columns import HEADERS_TYPE as HEADERS
 from purveyor.model.control_events import CONTROL_SUBJECT
-from purveyor.pipeline import topic_batches
-from purveyor.pipeline.topic_batches import UnpackedMessages, group_portions, to_topic_batches
+from purveyor.pipeline import event_rows
+from purveyor.pipeline.event_rows import UnpackedMessages, group_portions, to_topic_batches
 
 TOPICS = ("users/user", "groups/group", "ünï/ö")
 BLOCKS = {
@@ -62,7 +62,7 @@ def test_what_is_unpacked_is_what_was_packed(
 ) -> None:
     made, expected, first = [], [], 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topic_batches, "_MAX_BATCH_BYTES", batch_bytes)
+        patch.setattr(event_rows, "_MAX_BATCH_BYTES", batch_bytes)
         for messages in portions:
             given_ = batch(messages, first, 2)
             expected += [
@@ -100,7 +100,7 @@ def test_a_pack_holds_one_topic_and_what_is_no_event_has_one_of_its_own() -> Non
 def test_a_large_pack_is_cut() -> None:
     found = to_topic_batches(batch([("incoming", b"", event("users/user", 100_000))] * 10))
     assert found.num_rows > 1
-    assert max(len(row["data"]) for row in found.to_pylist()) < topic_batches._MAX_BATCH_BYTES + 101_000
+    assert max(len(row["data"]) for row in found.to_pylist()) < event_rows._MAX_BATCH_BYTES + 101_000
     assert as_tuples(UnpackedMessages([found])) == [
         (n, "incoming", [], event("users/user", 100_000)) for n in range(1, 11)
     ]

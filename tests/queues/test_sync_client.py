@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.server.readiness import free_port
+from purveyor.jetstream.server.server_checks import free_port
 from purveyor.model.errors import ServerUnavailable, UnknownStream
 from purveyor.queues import sync_client
 from purveyor.queues.client import Queues

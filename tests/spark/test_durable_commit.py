@@ -9,11 +9,10 @@ from pyspark.sql import DataFrame
 
 from purveyor.jetstream import EmbeddedServer
 from purveyor.model.errors import UnknownConsumer
-from purveyor.spark.durable_commit import LONG_MOVE_MESSAGES, DurableMover
 from purveyor.spark.offsets import Offset
 from purveyor.spark.options import read_settings
 from purveyor.spark.readers import JetStreamStreamReader
-from purveyor.spark.stream_control import StreamControl
+from purveyor.spark.stream_control import LONG_MOVE_MESSAGES, DurableMover, StreamControl
 from tests.support.broker import Broker
 from tests.support.killing import kill_server
 from tests.support.spark_session import Collector, Read, failure

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions
-from purveyor.model.restarts import RestartPolicy
+from purveyor.model.retries import RestartPolicy
 from tests.support.broker import Broker
 from tests.support.killing import restart_server
 from tests.support.nats_servers import OwnServer

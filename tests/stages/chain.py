@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from purveyor.jetstream.address import Address
 from purveyor.queues.client import Queues, connect
 from purveyor.stages import Context, Request, SqlStore, Stages
-from purveyor.stages.stage_options import Timing
+from purveyor.stages.endpoint import Timing
 
 SERVICES = 3
 TIMING = Timing(ack_wait=timedelta(seconds=1), grace=timedelta(milliseconds=50))

@@ -17,7 +17,7 @@ from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
 from purveyor.stages.crash_points import CrashPoint, set_listener
-from purveyor.stages.stage_options import Timing
+from purveyor.stages.endpoint import Timing
 
 IN_HANDLER = "in the handler"
 POINTS = (*(point.value for point in CrashPoint), IN_HANDLER)

@@ -15,10 +15,10 @@ from purveyor.jetstream.address import Address
 from purveyor.queues.catalogue import endpoint_queue
 from purveyor.queues.client import Queues, connect
 from purveyor.stages import Context, Retry, SqlStore, Stages
-from purveyor.stages.cleanup import Cleanup
+from purveyor.stages.endpoint import Timing
 from purveyor.stages.flow import Outgoing
 from purveyor.stages.source import QueueSource
-from purveyor.stages.stage_options import Timing
+from purveyor.stages.sql_store import Cleanup
 from tests.support.nats_servers import OwnServer
 from tests.support.proxy import TcpProxy
 from tests.support.stages import QUICK, MakeStages, Order, effects, is_empty, rows, sink, stored, waiting

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purveyor.jetstream.bulk.header_columns import HEADERS_TYPE as HEADERS
+from purveyor.jetstream.bulk.arrow_columns import HEADERS_TYPE as HEADERS
 from purveyor.pipeline.archive.layout import EVENTS, PositionRange, archived_until, ranges_in
 from purveyor.pipeline.archive.range_store import RangeStore
 from purveyor.pipeline.archive.reader import ArchiveSource, events
 from purveyor.pipeline.archive.writer import ArchiveSettings, archive_range, start_archive
-from purveyor.pipeline.event_columns import COLUMN_TYPES, parse_columns
+from purveyor.pipeline.event_rows import COLUMN_TYPES, parse_columns
 from tests.support.broker import Broker
 from tests.support.waiting import wait_until
 

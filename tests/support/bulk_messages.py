@@ -9,7 +9,7 @@ from purveyor.jetstream.bulk import (
     Outgoing,
     read_range,
 )
-from purveyor.jetstream.bulk.arrow_bytes import Bytes
+from purveyor.jetstream.bulk.arrow_columns import Bytes
 from purveyor.queues.client import Queues
 from tests.support.bulk_servers import Proxy
 from tests.support.waiting import wait_until

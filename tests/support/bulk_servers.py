@@ -16,7 +16,7 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import outgoing, publish_many
 from purveyor.jetstream.bulk.net.connection import BulkConnection
 from purveyor.jetstream.bulk.net.pool import RetryDeadline, close_idle, connect
-from purveyor.jetstream.server.readiness import free_port
+from purveyor.jetstream.server.server_checks import free_port
 from tests.support.waiting import wait_until
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import find_server
-from purveyor.jetstream.server.readiness import free_port
+from purveyor.jetstream.server.server_checks import free_port
 from tests.support.waiting import wait_until
 
 NODES = 3

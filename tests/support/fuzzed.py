@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from purveyor.model.event_limits import (
+from purveyor.model.event import (
     EARLIEST_TS,
     LATEST_TS,
     LONGEST_ATTRIBUTE_NAME_BYTES,

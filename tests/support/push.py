@@ -16,9 +16,8 @@ from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.headers import POSITION
 from purveyor.jetstream.streams import StoredMessage
-from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy
+from purveyor.model.delivery_policy import Delivery, OrderBy, Push, RetryPolicy
 from purveyor.model.errors import UnknownMessage, UnknownStream
-from purveyor.model.push_config import Push
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues

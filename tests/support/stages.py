@@ -17,7 +17,7 @@ from purveyor.queues.catalogue import DEAD_LETTERS, endpoint_queue
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.letter import DeadLetter, subject_token
 from purveyor.stages import Retry, SqlStore, Stages, Target
-from purveyor.stages.stage_options import Timing
+from purveyor.stages.endpoint import Timing
 from purveyor.stages.testing import stage_kit  # noqa: F401 - a fixture
 
 QUICK = Timing(ack_wait=timedelta(seconds=2), grace=timedelta(milliseconds=100))

@@ -1,7 +1,7 @@
 """Check push settings that a user gives: reject endpoints that push may not reach, encrypt secrets for storage.
 
-A stored definition holds references to secrets (`model/push_config.py`). A secret that is given again unchanged keeps
-its reference.
+A stored definition holds references to secrets (`model/delivery_policy.py`). A secret that is given again unchanged
+keeps its reference.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,8 @@ from typing import Final
 
 from purveyor.app.settings import Settings
 from purveyor.delivery.push.egress_policy import Network, check_endpoint, parse_ranges
-from purveyor.delivery.push.push_secrets import SecretCipher, parse_signing_key
-from purveyor.model.errors import InvalidInput
-from purveyor.model.json_fields import Json
-from purveyor.model.push_config import (
+from purveyor.delivery.push.push_request import SecretCipher, parse_signing_key
+from purveyor.model.delivery_policy import (
     FROM_ENVIRONMENT,
     HIDDEN,
     SEALED,
@@ -22,6 +20,8 @@ from purveyor.model.push_config import (
     Push,
     secret_variable,
 )
+from purveyor.model.errors import InvalidInput
+from purveyor.model.json_fields import Json
 
 SECRET_GRACE_FIELD: Final = "secret_grace_seconds"
 """Given beside a new secret: for this long push also signs with the old secret."""

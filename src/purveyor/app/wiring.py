@@ -10,21 +10,20 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from purveyor.app.console.console import Console
-from purveyor.app.console.sessions import Sessions, admin_login
+from purveyor.app.console.console_login import Sessions, admin_login
 from purveyor.app.http.application import Api, ApiOptions
 from purveyor.app.http.authentication import Authenticator
 from purveyor.app.http.context import Services
 from purveyor.app.telemetry.queue_metrics import QueueMetrics, RegistrySnapshots
-from purveyor.delivery.credentials import Credentials
+from purveyor.delivery.credentials import Credentials, PasswordHasher
 from purveyor.delivery.dead_letters.service import DeadLetters
 from purveyor.delivery.expiry import Expiry
-from purveyor.delivery.password_hashing import PasswordHasher
 from purveyor.delivery.pull import PullService
 from purveyor.delivery.state_writer import SharedServices
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.queues.client import Queues
 from purveyor.sources.http_events import EventPublisher
-from purveyor.sources.schemas.cache import SchemaCache
+from purveyor.sources.schemas.registry import SchemaCache
 
 
 def build_api(options: ApiOptions) -> Api:

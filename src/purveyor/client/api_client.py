@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 import aiohttp
 
-from purveyor.model.backoff import Backoff, RetryDelays, random_jitter
 from purveyor.model.errors import (
     AuthenticationFailed,
     InvalidInput,
@@ -24,6 +23,7 @@ from purveyor.model.errors import (
     Refused,
     ServerUnavailable,
 )
+from purveyor.model.retries import Backoff, RetryDelays, random_jitter
 
 _log = logging.getLogger("purveyor.client")
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0

@@ -13,20 +13,28 @@ The rules by which tokens become invalid are in `tokens`.
 
 People choose passwords, so their hash is argon2. A token has 256 random bits: it cannot be guessed, and a plain hash is
 safe.
+
+A check of a password is costly on purpose, and runs in a thread: the event loop never waits for it. There are fewer
+threads than cores, so that other work continues while many clients log in at once. When too many checks are waiting,
+further logins are refused.
 """
 
 import asyncio
 import contextlib
 import hmac
 import logging
+import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
-from purveyor.delivery.password_hashing import PasswordHasher
+import argon2
+from argon2.exceptions import Argon2Error, InvalidHashError
+
 from purveyor.delivery.tokens import (
     Password,
     Passwords,
@@ -54,10 +62,15 @@ from purveyor.model.errors import (
     UnreadableRecord,
     WrongRevision,
 )
-from purveyor.model.json_fields import Json
-from purveyor.model.stored_record import Kind
+from purveyor.model.json_fields import Json, Kind
 from purveyor.queues.client import Queues
 
+# The minimum that OWASP recommends: about 20 ms and 19 MiB for each check.
+_TIME_COST: Final = 2
+_MEMORY_KIB: Final = 19 * 1024
+_PARALLELISM: Final = 1
+_MAX_WAITING: Final = 1000
+_T = TypeVar("_T")
 BUCKET: Final = "credentials"
 TOKEN_PREFIX: Final = "pvr"
 _PASSWORD_KEY_PREFIX: Final = "subscription."
@@ -76,6 +89,44 @@ _MARKER_AGE: Final = timedelta(hours=1)
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 """The server removes ended credentials this much later: its clock and ours may differ."""
 _log = logging.getLogger(__name__)
+
+
+class PasswordHasher:
+    """Hashes and checks passwords. `close` ends its threads."""
+
+    def __init__(self) -> None:
+        self._argon = argon2.PasswordHasher(time_cost=_TIME_COST, memory_cost=_MEMORY_KIB, parallelism=_PARALLELISM)
+        self._threads = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2), thread_name_prefix="purveyor-hash")
+        self._waiting = 0
+        self._random_hash = self._argon.hash(secrets.token_hex())
+
+    async def hash(self, password: str) -> str:
+        """Return a hash to store; it contains its salt and its costs."""
+        return await self._run(lambda: self._argon.hash(password))
+
+    async def verify(self, stored: str | None, password: str) -> bool:
+        """Return whether a password matches a stored hash. Without a hash: False, after the same time."""
+        matches = await self._run(lambda: self._verify(stored or self._random_hash, password))
+        return matches and stored is not None
+
+    def _verify(self, stored: str, password: str) -> bool:
+        try:
+            return self._argon.verify(stored, password)
+        except (Argon2Error, InvalidHashError):
+            return False
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        if self._waiting >= _MAX_WAITING:
+            raise Unavailable("too many logins are being checked", fix="try again in a moment")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """End the threads; drop waiting checks."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)

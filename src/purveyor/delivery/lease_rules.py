@@ -15,7 +15,7 @@ no delay becomes longer than its duration, counted from the next decision.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
-from purveyor.delivery.lease_types import (
+from purveyor.delivery.leases import (
     AckTarget,
     LeaseDecision,
     LeaseLimit,

@@ -15,9 +15,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from purveyor.delivery.lease_types import AckTarget, Pending, compact_key_of, dead_letter_id, sort_position
-from purveyor.jetstream.direct_get import PageRequest, read_page
-from purveyor.jetstream.streams import StoredMessage
+from purveyor.delivery.leases import AckTarget, Pending, compact_key_of, dead_letter_id, sort_position
+from purveyor.jetstream.streams import PageRequest, StoredMessage, read_page
 from purveyor.model.ack_ranges import SeenMessages
 from purveyor.model.delivery_state import DeliveryState, SubjectKind
 from purveyor.model.errors import UnknownMessage, UnknownStream

@@ -1,8 +1,8 @@
 """Pull: consumers ask for messages and report what became of them. The HTTP API, push and the stages use it.
 
-`lease_rules` holds the rules, `registration_cache` decides whether a subscription is deliverable, `state_writer` stores
-the delivery state and reads the queue. This service holds nothing that another process needs: any number of processes
-serve the same subscriptions.
+`lease_rules` holds the rules, `subscription_changes` decides whether a subscription is deliverable, `state_writer`
+stores the delivery state and reads the queue. This service holds nothing that another process needs: any number of
+processes serve the same subscriptions.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from typing import Final
 
 from purveyor.delivery import lease_rules
 from purveyor.delivery.dead_letters.park import DeadLetterWriter, as_attempt_log, attempt_entry
-from purveyor.delivery.lease_types import (
+from purveyor.delivery.leases import (
     AckTarget,
     LeaseLimit,
     NackRequest,
     Pending,
+    PrefetchedLease,
     dead_letter_id,
     position_of,
     subject_kind_of,
 )
 from purveyor.delivery.message_buffer import MemoryBudget
-from purveyor.delivery.prefetch import PrefetchedLease
-from purveyor.delivery.registration_cache import is_deliverable
 from purveyor.delivery.state_writer import SharedServices, StateWriter, Transition
+from purveyor.delivery.subscription_changes import is_deliverable
 from purveyor.delivery.transitions import (
     MAX_EXPIRED_PER_TRANSITION,
     DeliveredMessage,
@@ -138,7 +138,7 @@ class PullService:
     async def acknowledge(self, name: str, sequence: int, *, instance: str | None = None) -> None:
         """Acknowledge a message, whichever instance has it. It is never delivered again.
 
-        If an `instance` asks for the next message soon after, the same write leases that message to it (`prefetch`).
+        If an `instance` asks for the next message soon after, the same write leases that message to it (`Prefetcher`).
         `UnknownMessage` if the message does not exist (any more) or was never delivered: the acknowledgement may be a
         late one, meant for a deleted subscription of the same name.
         """

@@ -27,11 +27,9 @@ from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from purveyor.delivery import lease_rules
 from purveyor.delivery.acked_cleanup import AckedCleanup
-from purveyor.delivery.lease_types import AckTarget
+from purveyor.delivery.leases import AckTarget, Prefetcher
 from purveyor.delivery.message_buffer import MemoryBudget, MessageBuffer
-from purveyor.delivery.notifier import Notifier
-from purveyor.delivery.prefetch import Prefetcher
-from purveyor.delivery.registration_cache import RegistrationCache
+from purveyor.delivery.subscription_changes import Notifier, RegistrationCache
 from purveyor.jetstream.key_value import Bucket, BucketConfig
 from purveyor.model.delivery_policy import OrderBy
 from purveyor.model.delivery_state import DeliveryState, SubjectKind, decode, encode

@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple, assert_never
 
 from purveyor.delivery import lease_rules
-from purveyor.delivery.lease_types import (
+from purveyor.delivery.leases import (
     AckTarget,
     LeaseDecision,
     LeaseLimit,
     LeasePolicy,
     LeaseRequest,
+    PrefetchedLease,
     dead_letter_id,
     position_of,
 )
-from purveyor.delivery.prefetch import PrefetchedLease
 from purveyor.delivery.state_writer import StateWriter, Transition
 from purveyor.jetstream.headers import Headers
 from purveyor.jetstream.streams import StoredMessage

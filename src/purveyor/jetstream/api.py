@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from purveyor.jetstream.api_protocol import API_PREFIX, NO_RESPONDERS, Resource, encode_request, parse_api_reply
-from purveyor.jetstream.codec import Json, parse_time
-from purveyor.model.backoff import Backoff, RetryDelays
+from purveyor.jetstream.config import Json, parse_time
 from purveyor.model.errors import ServerUnavailable, SetupError, Unavailable
+from purveyor.model.retries import Backoff, RetryDelays
 
 if TYPE_CHECKING:  # the driver of a Spark query imports this module and must not load nats
     from purveyor.jetstream.client import JetStream

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from purveyor.jetstream import headers as header_codec
-from purveyor.jetstream.codec import Json
+from purveyor.jetstream.config import Json
 from purveyor.jetstream.headers import Headers
 from purveyor.model.errors import (
     AlreadyExists,

@@ -11,8 +11,7 @@ from typing import Any
 
 from purveyor.jetstream.api import Api
 from purveyor.jetstream.api_protocol import Resource
-from purveyor.jetstream.codec import Json, format_time, from_wire, parse_time, to_wire
-from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo
+from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo, Json, format_time, from_wire, parse_time, to_wire
 from purveyor.model.errors import InvalidInput, UnknownConsumer
 from purveyor.model.name_rules import check_name
 

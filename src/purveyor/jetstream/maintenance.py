@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from purveyor.model.errors import NotFound, PermissionDenied, UnreadableRecord
-from purveyor.model.json_fields import Json
+from purveyor.model.json_fields import Json, Kind
 from purveyor.model.name_rules import subject_matches
-from purveyor.model.stored_record import Kind
 
 if TYPE_CHECKING:  # an executor that only writes in bulk does not load the asynchronous client
     from purveyor.jetstream.streams import Streams

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 
-from purveyor.jetstream.codec import nanoseconds
+from purveyor.jetstream.config import nanoseconds
 from purveyor.jetstream.connection import Connection, RawMessage
 from purveyor.jetstream.headers import Headers
 from purveyor.model.errors import InvalidInput, NoAnswer, Unavailable

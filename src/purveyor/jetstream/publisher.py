@@ -29,7 +29,6 @@ from purveyor.jetstream.maintenance import (
     is_under_maintenance,
 )
 from purveyor.jetstream.streams import Streams
-from purveyor.model.backoff import Backoff, RetryDelays
 from purveyor.model.errors import (
     NoAnswer,
     OutcomeUnknown,
@@ -42,6 +41,7 @@ from purveyor.model.errors import (
 )
 from purveyor.model.metrics import MIGRATION_WAITS
 from purveyor.model.name_rules import check_header, check_subject
+from purveyor.model.retries import Backoff, RetryDelays
 
 _SEALED_PAUSE_SECONDS = 0.2
 _RETRY_BACKOFF = Backoff(0.05, 1.0)

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from uuid import UUID, uuid5
 
 from purveyor.model import json_fields
-from purveyor.model.json_fields import Json
-from purveyor.model.stored_record import Kind
+from purveyor.model.json_fields import Json, Kind
 from purveyor.model.subscription import RealmTopic, Subscription, read_topics
 
 CONTROL_SUBJECT: Final = "incoming.control"

@@ -23,8 +23,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from purveyor.model import json_fields
 from purveyor.model.ack_ranges import AckRanges, Expired, from_runs, to_runs
 from purveyor.model.errors import InvalidInput
-from purveyor.model.json_fields import Json
-from purveyor.model.stored_record import Kind
+from purveyor.model.json_fields import Json, Kind
 
 DELIVERY_STATE: Final = Kind(
     "delivery state",

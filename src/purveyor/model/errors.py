@@ -204,7 +204,7 @@ class MigrationNeeded(PurveyorError):
 class UnreadableRecord(PurveyorError):
     """A stored record has a version or a field that this program does not know, or is damaged.
 
-    It is never overwritten. What it describes stops until a program that understands it reads it (`stored_record`).
+    It is never overwritten. What it describes stops until a program that understands it reads it (`json_fields.Kind`).
     """
 
 

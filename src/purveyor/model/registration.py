@@ -2,7 +2,7 @@
 
 Each of these is one JSON value of the registry (`queues/registry.py`), with its own writer: delivery writes the record,
 dispatch and catch-up write the dispatch state, prefill writes the prefill state. All have the incarnation: a state that
-a deleted subscription of the same name left behind counts as absent. All have a version (see `stored_record`); in every
+a deleted subscription of the same name left behind counts as absent. All have a version (see `json_fields`); in every
 version of the record `incarnation`, `begin` and `state` keep their names and their meaning, so that a program that does
 not understand the rest can still say where it stopped.
 """
@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Final
 
 from purveyor.model import json_fields
-from purveyor.model.json_fields import Json
-from purveyor.model.stored_record import (
+from purveyor.model.json_fields import (
     FieldCodec,
+    Json,
     Kind,
     field_names,
     member_field,

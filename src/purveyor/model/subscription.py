@@ -12,8 +12,10 @@ from purveyor.model import json_fields
 from purveyor.model.delivery_policy import (
     DEFAULT_HIDDEN_FIELDS,
     DEFAULT_LEASE_SECONDS,
+    AfterDeadLetter,
     Delivery,
     OrderBy,
+    Push,
     RetryPolicy,
     check_lease_seconds,
     check_order,
@@ -27,10 +29,8 @@ from purveyor.model.delivery_policy import (
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import KEY_FIELDS, Event, check_realm_or_topic
 from purveyor.model.json_fields import Json
-from purveyor.model.name_rules import check_subscription_name
-from purveyor.model.push_config import AfterDeadLetter, Push
+from purveyor.model.name_rules import check_subscription_name, check_topic, topic_matches
 from purveyor.model.redaction import find_hiding_field
-from purveyor.model.topics import check_topic, topic_matches
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -53,7 +53,7 @@ _FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RealmTopic:
-    """An exact realm, and a topic: exact, or a regular expression that must match in full (see `topics`)."""
+    """An exact realm, and a topic: exact, or a regular expression that must match in full (see `name_rules`)."""
 
     realm: str
     topic: str

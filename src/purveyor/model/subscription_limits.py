@@ -20,15 +20,15 @@ from typing import Final
 
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput
-from purveyor.model.event_limits import (
+from purveyor.model.event import (
     LONGEST_ATTRIBUTE_NAME_BYTES,
     LONGEST_ATTRIBUTE_VALUE_BYTES,
     LONGEST_REALM_BYTES,
     LONGEST_TOPIC_BYTES,
 )
 from purveyor.model.json_fields import check_json, check_optional_text, check_surrogates, check_text
+from purveyor.model.name_rules import ESCAPE, REPEAT, SET, is_exact
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
-from purveyor.model.topics import ESCAPE, REPEAT, SET, is_exact
 
 LARGEST_SUBSCRIPTION_BYTES: Final = 256 << 10
 

@@ -3,8 +3,8 @@
 Both are the `jetstream` format of `purveyor.spark`, and both parse each message in the task that reads it: so dispatch
 and archive agree on what is an event, and the JVM never parses JSON.
 
-- `jetstream-events`, for the archive, adds the columns of `event_columns.COLUMN_TYPES` to those of the message.
-- `jetstream-packs`, for dispatch, groups the messages of one topic into one row (see `topic_batches`).
+- `jetstream-events`, for the archive, adds the columns of `COLUMN_TYPES` to those of the message.
+- `jetstream-packs`, for dispatch, groups the messages of one topic into one row (see `event_rows`).
 """
 
 import dataclasses
@@ -17,8 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from purveyor.pipeline.event_columns import COLUMN_TYPES, parse_columns
-from purveyor.pipeline.topic_batches import DDL, to_topic_batches
+from purveyor.pipeline.event_rows import COLUMN_TYPES, TOPIC_BATCH_DDL, parse_columns, to_topic_batches
 from purveyor.spark.options import ReadSettings
 from purveyor.spark.readers import JetStreamReader, JetStreamStreamReader
 from purveyor.spark.source import JetStreamDataSource
@@ -91,7 +90,7 @@ def _with_event_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class TopicBatchSource(JetStreamDataSource):
-    """Rows of `topic_batches.SCHEMA`; the options of `JetStreamDataSource`."""
+    """Rows of `TOPIC_BATCH_SCHEMA`; the options of `JetStreamDataSource`."""
 
     @classmethod
     def name(cls) -> str:
@@ -100,7 +99,7 @@ class TopicBatchSource(JetStreamDataSource):
 
     def schema(self) -> str:
         """Return the columns of a topic batch."""
-        return DDL
+        return TOPIC_BATCH_DDL
 
     def reader(self, schema: StructType) -> "TopicBatchReader":
         """Make the reader for `spark.read`, with which dispatch reads a part of a batch again."""

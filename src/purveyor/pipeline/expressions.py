@@ -2,7 +2,7 @@
 
 Spark's `rlike` is not used: Java follows a repeated group by recursion, so a long topic ends in a StackOverflowError,
 which ends the whole JVM; and an expression that takes minutes cannot be stopped there. Python's engine needs no stack,
-checks for signals while it works, and is the one by which `model.topics` defines the rule.
+checks for signals while it works, and is the one by which `model.name_rules` defines the rule.
 
 Spark can also kill a worker process. So an expression that exceeds its limit affects its own subscription, and nothing
 else.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final, NamedTuple, TypeAlias
 
-from purveyor.model.topics import topic_matches
+from purveyor.model.name_rules import topic_matches
 
 Pair: TypeAlias = tuple[str, str]
 """A realm and a topic, or a realm and an expression."""

@@ -5,9 +5,9 @@ exceptions, with the stack trace of Python, or of Java with the causes, as their
 names the error by its type; the type decides whether to try again (`explain`).
 
 After an outage (of a server, a disk, a worker process, the JVM) the same batch succeeds: the supervisor restarts the
-query, which repeats the batch. A job that fails on its data fails each time: `dispatch.isolation` and
-`archive.isolation` divide the batch until they find the message that it fails on, and park that message. A job that
-does not end is cancelled after a long time, and counts as one that fails on its data.
+query, which repeats the batch. A job that fails on its data fails each time: `Isolation` of dispatch and
+`RangeIsolation` of the archive divide the batch until they find the message that it fails on, and park that message. A
+job that does not end is cancelled after a long time, and counts as one that fails on its data.
 """
 
 import asyncio

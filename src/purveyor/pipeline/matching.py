@@ -25,8 +25,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import in_range
+from purveyor.model.name_rules import is_exact
 from purveyor.model.subscription import Filter, Scalar, Subscription
-from purveyor.model.topics import is_exact
 from purveyor.pipeline.expressions import MAX_KNOWN_TOPICS, Expressions, Pair, TargetTopics, TopicInterests, TopicMatch
 from purveyor.spark.pyspark_internals import arrow_function
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from purveyor.model.restarts import GiveUp, RestartPolicy, Restarts, RunEnd
+from purveyor.model.retries import GiveUp, RestartPolicy, Restarts, RunEnd
 from purveyor.pipeline.job_failures import Failure, explain
 from purveyor.pipeline.part_status import PartProgress, PartStatus, State
 from purveyor.spark.progress import progress_of

@@ -1,6 +1,6 @@
 """The subscriptions of the registry, assembled from its keys; also those that this program does not understand. Pure.
 
-A part that this program does not understand (see `model.stored_record`) makes its subscription `Unreadable`; all other
+A part that this program does not understand (see `model.json_fields`) makes its subscription `Unreadable`; all other
 subscriptions are served. Of the record itself, `incarnation`, `begin` and `state` are read in any case: they mean the
 same in every version, and say where a subscription has to be suspended.
 """
@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput, UnreadableRecord
+from purveyor.model.json_fields import UPGRADE, Kind
 from purveyor.model.registration import (
     DISPATCH_STATE,
     PREFILL_STATE,
@@ -21,7 +22,6 @@ from purveyor.model.registration import (
     RecordState,
     Suspension,
 )
-from purveyor.model.stored_record import UPGRADE, Kind
 
 Value: TypeAlias = tuple[int, bytes | None]
 """A revision and the stored bytes; None for a deletion."""

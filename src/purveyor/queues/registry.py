@@ -17,8 +17,8 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from purveyor.jetstream.direct_get import PageRequest, read_page
 from purveyor.jetstream.key_value import OPERATION, Bucket, BucketConfig
+from purveyor.jetstream.streams import PageRequest, read_page
 from purveyor.model.delivery_state import AckSummary, decode_summary, incarnation_of
 from purveyor.model.errors import (
     NoAnswer,

@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.codec import to_wire
-from purveyor.jetstream.config import Storage
+from purveyor.jetstream.config import Storage, to_wire
 from purveyor.jetstream.key_value import OPERATION, BucketConfig
 from purveyor.model import json_fields
 from purveyor.model.errors import AlreadyExists, InvalidInput, UnknownMessage, UnknownStream

@@ -26,8 +26,8 @@ from purveyor.model.errors import (
     UnreadableRecord,
     WrongRevision,
 )
+from purveyor.model.json_fields import UPGRADE
 from purveyor.model.name_rules import check_subscription_name
-from purveyor.model.stored_record import UPGRADE
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS
 

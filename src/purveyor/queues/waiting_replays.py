@@ -14,9 +14,8 @@ from typing import Final
 from purveyor.jetstream.key_value import Bucket
 from purveyor.model import json_fields
 from purveyor.model.errors import AlreadyExists, InvalidInput, Unavailable, WrongRevision
-from purveyor.model.json_fields import Json
-from purveyor.model.name_rules import check_subscription_name
-from purveyor.model.stored_record import (
+from purveyor.model.json_fields import (
+    Json,
     Kind,
     field_names,
     moment_field,
@@ -25,6 +24,7 @@ from purveyor.model.stored_record import (
     whole_field,
     write_fields,
 )
+from purveyor.model.name_rules import check_subscription_name
 
 _FIELDS: Final = (
     text_field("incarnation"),

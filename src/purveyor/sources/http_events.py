@@ -20,8 +20,7 @@ from purveyor.jetstream.headers import EVENT_ID
 from purveyor.jetstream.publisher import Expect
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import InvalidInput, UnknownStream
-from purveyor.model.event import SUBJECT, Event
-from purveyor.model.event_limits import check_event_id
+from purveyor.model.event import SUBJECT, Event, check_event_id
 from purveyor.model.json_fields import Json
 from purveyor.model.metrics import PUBLISHED
 from purveyor.model.tracing import Carrier

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from purveyor.model.errors import Unavailable
-from purveyor.model.json_fields import Json, text, whole
-from purveyor.model.stored_record import Kind
+from purveyor.model.json_fields import Json, Kind, text, whole
 from purveyor.spark.offsets import Offset
 
 SYNCED_NAME: Final = "synced.json"

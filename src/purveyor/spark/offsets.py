@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from purveyor.model.errors import DataLost
-from purveyor.model.stored_record import Kind
+from purveyor.model.json_fields import Kind
 
 OFFSET = Kind("offset in the checkpoint", ("stream", "created", "sequence", "lost"))
 ROWS_PER_PARTITION = 500_000

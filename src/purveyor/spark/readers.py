@@ -11,7 +11,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from purveyor.jetstream.bulk import ReadOptions, read_range
 from purveyor.model.errors import DataLost, PlanOutdated
-from purveyor.spark.durable_commit import LONG_MOVE_MESSAGES, DurableMover, Releases
 from purveyor.spark.offsets import (
     ROWS_PER_PARTITION,
     BatchSizer,
@@ -24,7 +23,7 @@ from purveyor.spark.offsets import (
     split_range,
 )
 from purveyor.spark.options import NamedOffset, ReadSettings
-from purveyor.spark.stream_control import StreamControl
+from purveyor.spark.stream_control import LONG_MOVE_MESSAGES, DurableMover, Releases, StreamControl
 from purveyor.spark.task_tuning import freeze_imports
 
 _log = logging.getLogger(__name__)

@@ -1,10 +1,9 @@
 """Transactional stages: message in, database work, messages out, as one. Inbox, outbox, flows of several stages."""
 
 from purveyor.stages.application import Stages
-from purveyor.stages.endpoint import Endpoint
+from purveyor.stages.endpoint import Endpoint, Retry
 from purveyor.stages.handler_types import Context, Goto, Next, Refuse, Reply, Request, Target
 from purveyor.stages.sql_store import SqlStore
-from purveyor.stages.stage_options import Retry
 
 __all__ = [
     "Context",

@@ -15,16 +15,14 @@ from purveyor.model import tracing
 from purveyor.model.errors import AlreadyExists, InvalidConfig, NoAnswer, UnknownMessage
 from purveyor.queues.catalogue import DEAD_LETTERS, STAGE_REPLIES, Queue, check_endpoint, endpoint_queue, stage_durable
 from purveyor.queues.client import Queues
-from purveyor.stages.cleanup import Cleanup
-from purveyor.stages.endpoint import Endpoint
+from purveyor.stages.endpoint import Endpoint, Timing
 from purveyor.stages.flow import FLOW, Flow, Frame, Outgoing, check_sendable, first_message, new_id
 from purveyor.stages.handler_types import NewFlow, Target
 from purveyor.stages.message_codec import load
 from purveyor.stages.relay import Relay
 from purveyor.stages.runner import Runner, StageServices
 from purveyor.stages.source import QueueSource, Source
-from purveyor.stages.sql_store import Database, SqlStore
-from purveyor.stages.stage_options import Timing
+from purveyor.stages.sql_store import Cleanup, Database, SqlStore
 
 log = logging.getLogger("purveyor.stages")
 

@@ -35,7 +35,7 @@ from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
 from purveyor.stages.crash_points import CrashPoint, has_listener, reach
 from purveyor.stages.flow import Outgoing
-from purveyor.stages.leader_lock import LeaderLock, acquire
+from purveyor.stages.sql_dialects import LeaderLock, acquire
 from purveyor.stages.sql_statements import Row
 from purveyor.stages.sql_store import SqlStore, now_ms
 from purveyor.stages.stage_dead_letters import is_permanent, row_dead_letter, to_outgoing

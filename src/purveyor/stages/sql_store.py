@@ -1,12 +1,20 @@
-"""`SqlStore`: the database with inbox and outbox, and the transactions in which handlers run.
+"""`SqlStore`: the database with inbox and outbox, the transactions in which handlers run, and the cleanup of old rows.
 
 The database belongs to the user: stages work in its transactions, so that a message and its effect are one commit.
+
+`Cleanup` removes rows that no longer matter, in small batches, by one instance at a time. It removes a row of the
+outbox a while after the relay sent it: until then a replay can send it again. It removes a row of the inbox a while
+after its message was processed, and only at or below the sequence up to which the broker delivers nothing again: the
+inbox knows a message as long as the broker can deliver it.
 """
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 from psycopg import AsyncConnection as Psycopg
@@ -17,17 +25,30 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
 from purveyor.model.errors import InvalidConfig, ServerUnavailable, SetupError
+from purveyor.stages.endpoint import Timing
 from purveyor.stages.flow import Outgoing
 from purveyor.stages.handler_types import DatabaseKind
-from purveyor.stages.leader_lock import LeaderLock, PostgresLeaderLock, SqliteLeaderLock
-from purveyor.stages.sql_dialects import NOTIFY_CHANNEL, Postgres, Sqlite, driver_connection
-from purveyor.stages.sql_statements import Claim, Failures, Statements, add_tables
+from purveyor.stages.source import Source
+from purveyor.stages.sql_dialects import (
+    NOTIFY_CHANNEL,
+    LeaderLock,
+    Postgres,
+    PostgresLeaderLock,
+    Sqlite,
+    SqliteLeaderLock,
+    driver_connection,
+)
+from purveyor.stages.sql_statements import Claim, CleanupBatch, Failures, Statements, add_tables
 
 Database: TypeAlias = AsyncSession | AsyncConnection | Psycopg[Any]
 """The database objects that a handler may take, and that `Stages.send` accepts."""
 
 _SQLITE_BUSY_TIMEOUT_SECONDS: Final = 30
 _RECONNECT_DELAY_SECONDS: Final = 1.0
+log = logging.getLogger("purveyor.stages")
+
+_CLEANUP_BATCH_ROWS: Final = 2000
+_CLEANUP_PAUSE_SECONDS: Final = 0.05
 
 
 def now_ms() -> int:
@@ -208,3 +229,51 @@ def _check_driver(url: URL) -> None:
         raise InvalidConfig(
             f"stages do not work with {url.drivername!r}", fix="use postgresql+psycopg or sqlite+aiosqlite"
         )
+
+
+class Cleanup:
+    """Removes old rows of inbox and outbox at an interval."""
+
+    def __init__(self, store: SqlStore, sources: Mapping[str, Source], timing: Timing) -> None:
+        """Take the `sources` by the stages whose inbox they fill."""
+        self._store = store
+        self._sources = sources
+        self._timing = timing
+
+    async def run(self) -> None:
+        """Clean up at the interval of `Timing.upkeep`, until cancelled."""
+        while True:
+            await asyncio.sleep(self._timing.upkeep.total_seconds())
+            try:
+                await self.run_once()
+            except Exception as error:  # noqa: BLE001 - the next round may succeed
+                log.warning("the cleanup of inbox and outbox failed: %s", error)
+
+    async def run_once(self) -> tuple[int, int]:
+        """Remove all old rows, unless another instance does; return the number of removed rows of outbox and inbox."""
+        lock = await self._store.leader_lock("upkeep")
+        outbox = inbox = 0
+        try:
+            if not await lock.try_acquire():
+                return 0, 0
+            statements, now, connection = self._store.statements, now_ms(), lock.connection
+            batch = CleanupBatch(now - _milliseconds(self._timing.outbox_kept), _CLEANUP_BATCH_ROWS)
+            while (removed := await statements.clean_outbox(connection, batch)).rows:
+                outbox += removed.rows
+                batch = replace(batch, begin=removed.up_to)
+                await asyncio.sleep(_CLEANUP_PAUSE_SECONDS)
+            for stage, source in self._sources.items():
+                floor = await source.ack_floor()
+                batch = CleanupBatch(now - _milliseconds(self._timing.inbox_kept), _CLEANUP_BATCH_ROWS)
+                while (removed := await statements.clean_inbox(connection, stage, floor, batch)).rows:
+                    inbox += removed.rows
+                    batch = replace(batch, begin=removed.up_to)
+                    await asyncio.sleep(_CLEANUP_PAUSE_SECONDS)
+        finally:
+            with contextlib.suppress(Exception):
+                await lock.close()
+        return outbox, inbox
+
+
+def _milliseconds(duration: timedelta) -> int:
+    return duration // timedelta(milliseconds=1)

@@ -32,8 +32,8 @@ from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters.letter import DeadLetter
 from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.stages.application import Stages
+from purveyor.stages.endpoint import Timing
 from purveyor.stages.sql_store import SqlStore
-from purveyor.stages.stage_options import Timing
 
 _FAST_TIMING: Final = Timing(ack_wait=timedelta(seconds=2), grace=timedelta(0))
 _POLL_INTERVAL_SECONDS: Final = 0.02

@@ -13,8 +13,8 @@ from purveyor.jetstream.address import Address
 from purveyor.model.errors import UnknownStream
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues, connect
-from purveyor.sources.ldif.import_ledger import BLOCK_RECORDS, Block, ImportLedger, RecordIdChain
 from purveyor.sources.ldif.ldif_parser import parse_ldif
+from purveyor.sources.ldif.queue_store import BLOCK_RECORDS, Block, ImportLedger, RecordIdChain
 from tests.support.command_line import PROGRAM, Cli, invoke, on_terminal, url_of
 from tests.support.ldif_queue import expected, names, parked
 from tests.support.ldif_text import people, person

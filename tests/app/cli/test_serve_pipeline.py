@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from purveyor.jetstream.server import EmbeddedServer
-from purveyor.jetstream.server.readiness import free_port
+from purveyor.jetstream.server.server_checks import free_port
 from tests.support.broker import Broker
 from tests.support.command_line import invoke, url_of
 from tests.support.metrics_page import MetricsPage

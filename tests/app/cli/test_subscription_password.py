@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.delivery.credentials import Credentials
-from purveyor.delivery.password_hashing import PasswordHasher
+from purveyor.delivery.credentials import Credentials, PasswordHasher
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect

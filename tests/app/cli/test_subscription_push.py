@@ -15,13 +15,13 @@ import pytest
 from purveyor.app.http.application import ApiOptions
 from purveyor.app.push_input import PushInput
 from purveyor.delivery.push.egress_policy import parse_ranges
-from purveyor.delivery.push.push_problems import PushProblems
-from purveyor.delivery.push.push_secrets import KEY_FILE_NAME, SecretCipher, generate_secret
+from purveyor.delivery.push.push_reports import PushProblems
+from purveyor.delivery.push.push_request import KEY_FILE_NAME, SecretCipher, generate_secret
 from purveyor.delivery.push.push_worker import PushOptions, PushWorker
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.headers import POSITION
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions, find_running_server
-from purveyor.model.push_config import Push
+from purveyor.model.delivery_policy import Push
 from purveyor.model.subscription import Subscription
 from purveyor.queues.client import connect
 from purveyor.queues.permissions import PUSH, component_users

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from purveyor.app.console import flow_svg
 from purveyor.app.console.alerts import Alert, Level
-from purveyor.app.console.collector import recorded_numbers
-from purveyor.app.console.flow_graph import MAX_SUBSCRIPTIONS, Flow, build_flow, oldest_age
+from purveyor.app.console.flow_graph import MAX_SUBSCRIPTIONS, Flow, build_flow, oldest_age, render_svg
 from purveyor.app.console.html import alerts as as_html
 from purveyor.app.console.snapshot import (
     PartSnapshot,
@@ -18,6 +16,7 @@ from purveyor.app.console.snapshot import (
     QueueSnapshot,
     ReaderSnapshot,
     SystemSnapshot,
+    recorded_numbers,
 )
 from purveyor.app.console.time_series import History
 from purveyor.model.registration import DispatchState, PrefillState, PrefillStatus, Record, RecordState, Suspension
@@ -233,11 +232,11 @@ def test_of_a_thousand_subscriptions_those_in_need_are_drawn() -> None:
     assert "sub:s7" in {box.id for box in flow.boxes}
     assert sum(box.id.startswith("sub:") for box in flow.boxes) == MAX_SUBSCRIPTIONS
     assert flow.hidden == 1002 - MAX_SUBSCRIPTIONS
-    assert f"and {flow.hidden} more" in flow_svg.render(flow)
+    assert f"and {flow.hidden} more" in render_svg(flow)
 
 
 def test_nothing_that_comes_from_outside_becomes_markup() -> None:
     evil = '<img src=x onerror="alert(1)">'
     silent = replace(PIPELINE, host=evil, at=NOW - timedelta(days=1))
     flow = flow_of(world(unreadable={evil: unreadable(evil)}, pipelines=(silent,)))
-    assert "<img" not in as_html(flow.alerts) + flow_svg.render(flow)
+    assert "<img" not in as_html(flow.alerts) + render_svg(flow)

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from purveyor.app.console.console import ConsoleOptions
-from purveyor.app.console.sessions import COOKIE
+from purveyor.app.console.console_login import COOKIE
 from purveyor.jetstream.address import Address
 from tests.support.console import ADMIN, Chromium, Site, log_in
 from tests.support.running_api import RunningApi

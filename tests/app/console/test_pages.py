@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from playwright.async_api import Page, expect
 
-from purveyor.delivery.push.attempt_log import AttemptLog
-from purveyor.delivery.push.retry_decision import Outcome
+from purveyor.delivery.push.push_reports import AttemptLog
+from purveyor.delivery.push.settlement import Outcome
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.config import Retention, StreamConfig
 from purveyor.pipeline.part_status import State

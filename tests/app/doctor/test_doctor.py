@@ -13,7 +13,7 @@ import pytest
 
 from purveyor.app.doctor import deployment_checks, machine_checks
 from purveyor.app.doctor.deployment_checks import check_pipeline
-from purveyor.app.doctor.findings import Finding, Weight
+from purveyor.app.doctor.machine_checks import Finding, Weight
 from purveyor.app.settings import Settings
 from purveyor.jetstream.config import StreamConfig
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from purveyor.app.views import schema_view
-from purveyor.sources.schemas import cache
+from purveyor.app import json_views
+from purveyor.sources.schemas import registry
 from tests.support.nats_servers import OwnServer
 from tests.support.running_api import RunningApi, event, problem
 from tests.support.waiting import wait_until
@@ -58,7 +58,7 @@ def test_a_publisher_that_is_bound_to_realms_sees_only_those(
 def test_events_flow_when_the_list_of_topics_is_full_and_it_says_so(
     own_server: OwnServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cache, "MAX_TOPICS", 3)
+    monkeypatch.setattr(registry, "MAX_TOPICS", 3)
     monkeypatch.setattr("purveyor.app.http.topics.MAX_TOPICS", 3)
     address = own_server().address
     with RunningApi(lambda: address) as api, caplog.at_level(logging.WARNING):
@@ -84,7 +84,7 @@ def test_expressions_do_not_run_in_the_event_loop(
 ) -> None:
     assert admin.post("/v1/topics", json={"realm": "shop", "topic": f"t-{name}"}).status_code == 201
     in_event_loop: list[bool] = []
-    to_view = schema_view._to_view
+    to_view = json_views._to_view
 
     def watched(*given: Any) -> Any:
         try:
@@ -95,7 +95,7 @@ def test_expressions_do_not_run_in_the_event_loop(
             in_event_loop.append(True)
         return to_view(*given)
 
-    monkeypatch.setattr(schema_view, "_to_view", watched)
+    monkeypatch.setattr(json_views, "_to_view", watched)
     assert admin.get("/v1/topics").status_code == 200
     assert in_event_loop
     assert not any(in_event_loop)

@@ -10,7 +10,7 @@ import pytest
 from purveyor.app.telemetry import prometheus
 from purveyor.app.telemetry.pipeline_metrics import PipelineMetrics
 from purveyor.app.telemetry.prometheus import serve_metrics
-from purveyor.jetstream.server.readiness import free_port
+from purveyor.jetstream.server.server_checks import free_port
 from purveyor.model.metrics import MIGRATION_WAITS, WaitTracker
 from purveyor.pipeline.part_status import PartProgress, PartStatus, State
 from tests.support.metrics_page import HOST, MetricsPage, answers, fetch

@@ -21,13 +21,13 @@ from purveyor.app.subscription_source import SubscriptionSource
 from purveyor.app.telemetry import traces
 from purveyor.jetstream import bulk
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk.header_columns import HEADERS_TYPE as HEADERS
+from purveyor.jetstream.bulk.arrow_columns import HEADERS_TYPE as HEADERS
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model import tracing
 from purveyor.model.errors import SetupError
 from purveyor.model.event import Event
 from purveyor.pipeline.dispatch import subscriber_messages as dispatched
-from purveyor.pipeline.message_copies import copy_headers
+from purveyor.pipeline.dispatch.subscriber_messages import copy_headers
 from purveyor.queues.client import Queues, connect
 from purveyor.stages import Context, SqlStore, Stages
 from tests.support.running_api import PASSWORD, Consumer, RunningApi, begin_replay, event, fill, on_server, wanted

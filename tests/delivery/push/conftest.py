@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.push.push_secrets import SecretCipher
+from purveyor.delivery.push.push_request import SecretCipher
 from purveyor.delivery.push.push_worker import PushOptions, PushWorker
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address

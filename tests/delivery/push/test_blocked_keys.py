@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from purveyor.delivery.push.attempt_log import attempts_bucket
-from purveyor.delivery.push.blocked_keys import BlockedKeys
+from purveyor.delivery.push.push_leases import BlockedKeys
+from purveyor.delivery.push.push_reports import attempts_bucket
 from purveyor.jetstream.server import ServerOptions
 from purveyor.model.errors import Refused
 from purveyor.queues.catalogue import DEAD_LETTERS

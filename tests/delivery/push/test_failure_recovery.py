@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.push import push_problems, push_worker, retry_decision, subscription_pusher
+from purveyor.delivery.push import push_reports, push_worker, settlement, subscription_pusher
 from purveyor.delivery.push.endpoint_pool import EndpointPool, EndpointSender
 from purveyor.delivery.push.http_pool import HostPool
 from purveyor.delivery.push.push_leases import PushLeases
-from purveyor.delivery.push.push_problems import FailureSeries
+from purveyor.delivery.push.push_reports import FailureSeries
 from purveyor.delivery.push.push_worker import PushWorker
-from purveyor.delivery.push.retry_decision import Outcome
-from purveyor.delivery.subscription_status import read_status
-from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model.backoff import Backoff
+from purveyor.delivery.push.settlement import Outcome
+from purveyor.delivery.subscriptions import Subscriptions, read_status
+from purveyor.model.delivery_policy import PushFormat
 from purveyor.model.errors import Refused
-from purveyor.model.push_config import PushFormat
+from purveyor.model.retries import Backoff
 from purveyor.queues.client import Queues
 from tests.support import malformed_messages
 from tests.support.push import Events, PushSubscription, Site
@@ -28,7 +27,7 @@ Work = Callable[..., Awaitable[PushWorker]]
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_problems, "_FAILURE_BACKOFF", Backoff(0.02, 0.1))
+    monkeypatch.setattr(push_reports, "_FAILURE_BACKOFF", Backoff(0.02, 0.1))
 
 
 class Fault:
@@ -94,7 +93,7 @@ async def test_results_are_kept_while_they_cannot_be_settled(
     fault = Fault(monkeypatch, PushLeases, "settle", pushed.name)
     await pushed.add("/ok")
     await pushed.write(*({} for _ in range(4)))
-    with caplog.at_level(logging.ERROR, "purveyor.delivery.push.push_problems"):
+    with caplog.at_level(logging.ERROR, "purveyor.delivery.push.push_reports"):
         await work()
         await until(lambda: len(pushed.seen()) == 4 and fault.hits > 5)
 
@@ -113,7 +112,7 @@ async def test_a_response_that_breaks_the_decision_is_a_failed_attempt(
     pushed: PushSubscription, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hits: list[Outcome] = []
-    original = retry_decision.decide
+    original = settlement.decide
 
     def decide(outcome: Any, push: Any, *rest: Any) -> Any:
         if f"for={pushed.name}" in push.endpoints[0] and len(hits) < 2:
@@ -164,7 +163,7 @@ async def test_one_message_that_cannot_be_parked_does_not_delay_the_results_of_o
 async def test_an_endpoint_whose_probe_fails_in_an_unknown_way_is_probed_again(
     pushed: PushSubscription, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purveyor.delivery.push.endpoint_health.OPEN_BACKOFF", Backoff(0.02, 60.0))
+    monkeypatch.setattr("purveyor.delivery.push.endpoint_pool.OPEN_BACKOFF", Backoff(0.02, 60.0))
     hits = []
     whole = HostPool.probe
 
@@ -216,7 +215,7 @@ async def test_a_pusher_that_cannot_be_created_is_created_later(
 def test_pauses_double_while_failures_follow_each_other_and_restart_after_a_quiet_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(push_problems, "_FAILURE_BACKOFF", Backoff(1.0, 60.0))
+    monkeypatch.setattr(push_reports, "_FAILURE_BACKOFF", Backoff(1.0, 60.0))
     series, now, pauses = FailureSeries("a loop"), 100.0, []
     for _ in range(8):
         series.add(ValueError("no"), now)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from purveyor.delivery.push.http_pool import HttpPool
-from purveyor.delivery.push.retry_decision import Outcome
-from purveyor.model.push_config import Endpoint
+from purveyor.delivery.push.settlement import Outcome
+from purveyor.model.delivery_policy import Endpoint
 from tests.support.certificates import self_signed
 from tests.support.push import LOCAL, Site
 

@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 
 from purveyor.delivery import transitions
-from purveyor.delivery.push.attempt_log import AttemptLog
-from purveyor.delivery.push.blocked_keys import BlockedKeys
-from purveyor.delivery.push.push_leases import PushLeases
-from purveyor.delivery.push.push_problems import read_problems
+from purveyor.delivery.push.push_leases import BlockedKeys, PushLeases
+from purveyor.delivery.push.push_reports import AttemptLog, read_problems
 from purveyor.delivery.push.push_worker import PushWorker
 from purveyor.delivery.state_writer import SharedServices
-from purveyor.delivery.subscription_status import read_status
-from purveyor.model.delivery_policy import OrderBy, RetryPolicy
-from purveyor.model.push_config import AckCodes, AfterDeadLetter
+from purveyor.delivery.subscriptions import read_status
+from purveyor.model.delivery_policy import AckCodes, AfterDeadLetter, OrderBy, RetryPolicy
 from purveyor.model.registration import RecordState
 from purveyor.queues.catalogue import DEAD_LETTERS
 from tests.support.push import SWIFT, Events, PushSubscription

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from purveyor.delivery.push.push_worker import PushWorker
-from purveyor.model.delivery_policy import OrderBy
-from purveyor.model.push_config import AfterDeadLetter, PushFormat
+from purveyor.model.delivery_policy import AfterDeadLetter, OrderBy, PushFormat
 from tests.support import malformed_messages
 from tests.support.push import Events, PushSubscription
 

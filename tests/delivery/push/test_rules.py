@@ -7,25 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from purveyor.delivery.push.endpoint_health import (
+from purveyor.delivery.push.endpoint_pool import (
     FAILURES_TO_OPEN,
     LARGEST_WINDOW,
-    OPEN_BACKOFF,
     SMALLEST_WINDOW,
     BreakerState,
     CircuitBreaker,
     ConcurrencyWindow,
     is_slow,
 )
-from purveyor.delivery.push.retry_decision import (
+from purveyor.delivery.push.push_reports import OPEN_BACKOFF
+from purveyor.delivery.push.settlement import (
     Action,
     Outcome,
     backoff_seconds,
     decide,
     retry_after_seconds,
 )
-from purveyor.model.delivery_policy import LONGEST_DELAY_SECONDS, RetryPolicy
-from purveyor.model.push_config import AckCodes, Push
+from purveyor.model.delivery_policy import LONGEST_DELAY_SECONDS, AckCodes, Push, RetryPolicy
 from tests.support.scale import pick
 
 PUSH = Push(endpoints=("https://shop.example/in",))

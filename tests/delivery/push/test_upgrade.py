@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.push.attempt_log import AttemptLog, attempts_bucket
-from purveyor.delivery.push.push_problems import read_problems
+from purveyor.delivery.push.push_reports import AttemptLog, attempts_bucket, read_problems
 from purveyor.delivery.push.push_worker import PushWorker
 from purveyor.jetstream.key_value import Bucket
-from purveyor.model.delivery_policy import OrderBy
-from purveyor.model.push_config import AfterDeadLetter
+from purveyor.model.delivery_policy import AfterDeadLetter, OrderBy
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS
 from tests.support.push import Events, PushSubscription
 from tests.support.waiting import until

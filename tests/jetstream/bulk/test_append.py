@@ -21,7 +21,7 @@ from purveyor.jetstream.bulk import (
     outgoing,
     publish_many,
 )
-from purveyor.jetstream.bulk.append.replies import RefusalAction, decide_action
+from purveyor.jetstream.bulk.replies import RefusalAction, decide_action
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidConfig, InvalidInput, ServerUnavailable, UnknownStream
 from tests.support.append import BATCHED, CHAINED, choose_write_mode, limit_batch_rows, make, one, stored, table

@@ -27,10 +27,10 @@ from purveyor.jetstream.bulk.append.chained_writes import (
     WriteSpeed,
     WriteSpeeds,
 )
-from purveyor.jetstream.bulk.append.replies import KNOWN_ROW
 from purveyor.jetstream.bulk.append.target_state import ChainProgress, RowChain, SentRows
 from purveyor.jetstream.bulk.net.connection import ServerInfo
 from purveyor.jetstream.bulk.net.pool import close_idle
+from purveyor.jetstream.bulk.replies import KNOWN_ROW
 from tests.support.append import BATCHED, CHAINED, choose_write_mode, limit_batch_rows, make, one, stored, table
 from tests.support.bulk_messages import rows
 from tests.support.bulk_servers import Server, forget_ids, make_stream, request_api, serving, state

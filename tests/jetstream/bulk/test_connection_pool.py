@@ -18,8 +18,7 @@ import pytest
 
 from purveyor.jetstream.address import Address, Tls
 from purveyor.jetstream.bulk import close_idle, outgoing, publish_many, read_range
-from purveyor.jetstream.bulk.net.connect import parse_key_file
-from purveyor.jetstream.bulk.net.pool import RetryDeadline, connect, release
+from purveyor.jetstream.bulk.net.pool import RetryDeadline, connect, parse_key_file, release
 from purveyor.model.errors import AuthenticationFailed, NoAnswer, ServerTooOld, SetupError, UnknownStream
 from tests.support.bulk_messages import numbered
 from tests.support.bulk_servers import Server, connected, make_stream, request_api, serving

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purveyor.jetstream.bulk import outgoing
-from purveyor.jetstream.bulk.header_columns import join
+from purveyor.jetstream.bulk.arrow_columns import join
 from purveyor.jetstream.bulk.publish.frame_builder import (
     FrameOptions,
     PreparedRows,
@@ -17,7 +17,7 @@ from purveyor.jetstream.bulk.publish.frame_builder import (
     prepare,
 )
 from purveyor.jetstream.bulk.publish.pipelined import as_bytes, split_rows
-from purveyor.jetstream.bulk.read.cursor import filter_batch, remove_covered
+from purveyor.jetstream.bulk.read.range_rows import filter_batch, remove_covered
 from purveyor.model.errors import InvalidHeader, InvalidInput, InvalidSubject, PublishRefused
 
 OPTIONS = FrameOptions(b"made.", None, 1 << 20)

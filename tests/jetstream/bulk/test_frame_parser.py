@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purveyor.jetstream.bulk.arrow_bytes import parse_fixed_width
+from purveyor.jetstream.bulk.arrow_columns import parse_fixed_width
 from purveyor.jetstream.bulk.net.frame_parser import (
     Frames,
     MalformedFrames,
@@ -13,7 +13,7 @@ from purveyor.jetstream.bulk.net.frame_parser import (
     parse_message_lines,
 )
 from purveyor.jetstream.bulk.options import SCHEMA
-from purveyor.jetstream.bulk.read.row_decoder import from_consumer
+from purveyor.jetstream.bulk.read.range_rows import from_consumer
 from tests.support.bulk_messages import Message, array, frame
 
 

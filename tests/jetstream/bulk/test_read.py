@@ -18,7 +18,7 @@ from purveyor.jetstream.bulk import (
     publish_many,
     read_range,
 )
-from purveyor.jetstream.bulk.header_columns import read_blocks
+from purveyor.jetstream.bulk.arrow_columns import read_blocks
 from purveyor.jetstream.bulk.read.read_range import choose_route
 from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName, InvalidSubject, PurveyorError, UnknownStream
 from tests.support.bulk_messages import numbered

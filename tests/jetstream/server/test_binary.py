@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.jetstream.server.binary import OLDEST, WHEEL, find_server, parse_version
+from purveyor.jetstream.server.process import OLDEST, WHEEL, find_server, parse_version
 from purveyor.model.errors import ServerMissing, ServerTooOld
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from purveyor.jetstream.config import StreamConfig
 from purveyor.jetstream.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
-from purveyor.jetstream.server.disk_limit import DiskCheck, DiskStatus, Limit, Space, check_disk, size_of
+from purveyor.jetstream.server.server_checks import DiskCheck, DiskStatus, Limit, Space, check_disk, size_of
 from purveyor.model.errors import PurveyorError
 from purveyor.queues import connect
 from tests.support.small_disk import SmallDisk

@@ -23,7 +23,7 @@ from purveyor.jetstream.server import (
     supervisor,
 )
 from purveyor.jetstream.server.config import Permissions
-from purveyor.jetstream.server.readiness import free_port
+from purveyor.jetstream.server.server_checks import free_port
 from purveyor.model.errors import ServerFailed, ServerMissing, SetupError, StoreInUse
 from tests.jetstream.server.processes import Events, jetstream_of, kill, store_one, stored
 from tests.support.killing import alive

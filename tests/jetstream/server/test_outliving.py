@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from purveyor.jetstream.server import find_running_server
-from purveyor.jetstream.server.files import Files
-from purveyor.jetstream.server.store_lock import lock_store
+from purveyor.jetstream.server.files import Files, lock_store
 from purveyor.model.errors import StoreInUse
 from tests.jetstream.server.processes import Supervisor, kill, store_one, stored
 from tests.support.killing import alive

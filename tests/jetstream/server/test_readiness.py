@@ -9,7 +9,7 @@ import pytest
 
 from purveyor.jetstream.server import EmbeddedServer
 from purveyor.jetstream.server.config import Identity
-from purveyor.jetstream.server.readiness import free_port, is_port_free, why_not_ready
+from purveyor.jetstream.server.server_checks import free_port, is_port_free, why_not_ready
 from purveyor.model.errors import SetupError
 
 ADA = Identity("purveyor-1", "ada", "s3cret")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from purveyor.jetstream.server import find_running_server
-from purveyor.jetstream.server.files import LOG_LIMIT_BYTES, Files, PortFile
-from purveyor.jetstream.server.store_lock import StoreLock, lock_store
+from purveyor.jetstream.server.files import LOG_LIMIT_BYTES, Files, PortFile, StoreLock, lock_store
 from purveyor.model.errors import SetupError, StoreInUse
 from purveyor.model.file_lock import LockOwner
 

@@ -9,7 +9,7 @@ from purveyor.pipeline.archive import reader as reading
 from purveyor.pipeline.archive.layout import COLUMNS
 from purveyor.pipeline.archive.maintenance import snapshot
 from purveyor.pipeline.archive.reader import ArchiveSource, as_archived, events, objects_at
-from purveyor.pipeline.event_columns import COLUMN_TYPES
+from purveyor.pipeline.event_rows import COLUMN_TYPES
 from purveyor.pipeline.event_sources import event_format
 from purveyor.pipeline.job_failures import explain
 from tests.support.archive import Archive, event

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from purveyor.jetstream.bulk import outgoing, publish_many
 from purveyor.model.registration import Record, RecordState
-from purveyor.pipeline.dispatch import subscription_snapshot
+from purveyor.pipeline.dispatch import batch_plan
 from purveyor.pipeline.dispatch.batch_job import BatchJob, BatchReport
 from purveyor.pipeline.dispatch.dispatch_query import Dispatcher
 from tests.support.dispatch_harness import INCOMING, DispatchHarness, event
@@ -187,7 +187,7 @@ def test_a_subscription_deleted_before_its_events_are_dispatched_is_dropped_quie
 
 
 def test_a_deletion_that_was_begun_and_left_is_ended(harness: DispatchHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription_snapshot, "ABANDONED_SECONDS", 0.0)
+    monkeypatch.setattr(batch_plan, "ABANDONED_SECONDS", 0.0)
     harness.add("ox")
     harness.add("zoo")
     found = harness.begin_deletion("ox")

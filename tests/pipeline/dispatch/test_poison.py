@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from purveyor.jetstream.bulk import outgoing, publish_many
 from purveyor.model.subscription import Filter
 from purveyor.pipeline.audit import audit
-from purveyor.pipeline.dispatch import isolation
+from purveyor.pipeline.dispatch import batch_job
 from purveyor.pipeline.job_failures import data_fault, is_data_at_fault, is_message_at_fault, park_once
 from purveyor.queues.dead_letters.letter import DeadLetter
 from purveyor.queues.dead_letters.store import DeadLetterStore, Resolution
@@ -288,7 +288,7 @@ def test_a_worker_that_is_killed_blames_no_event(harness: DispatchHarness, poiso
 def test_a_batch_that_never_ends_is_cancelled_and_divided(
     harness: DispatchHarness, poison: Poison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "time_limit_seconds", lambda span, _: 1.0 if span.first <= 3 <= span.last else 600.0)
+    monkeypatch.setattr(batch_job, "time_limit_seconds", lambda span, _: 1.0 if span.first <= 3 <= span.last else 600.0)
     harness.add("ox")
     harness.events(1, 3)
     poison.positions = {3: None}

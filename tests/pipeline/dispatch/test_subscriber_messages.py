@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from purveyor.pipeline.dispatch.subscriber_messages import INVALID_TARGET, rows_by_target
-from purveyor.pipeline.topic_batches import UnpackedMessages
+from purveyor.pipeline.event_rows import UnpackedMessages
 
 GOOD, POISON = True, False
 MATCHED = pa.struct([("targets", pa.list_(pa.int32())), ("passing", pa.list_(pa.list_(pa.int32())))])

@@ -12,7 +12,7 @@ from purveyor.model.control_events import CONTROL_SUBJECT, CatchUpJob, decode_jo
 from purveyor.model.errors import UnreadableRecord
 from purveyor.model.registration import Record
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.pipeline.dispatch import batch_plan, subscription_snapshot, suspensions
+from purveyor.pipeline.dispatch import batch_plan, suspensions
 from purveyor.pipeline.dispatch.dispatch_query import Dispatcher
 from purveyor.queues.registry import Unreadable
 from purveyor.queues.sync_client import read_subscriptions, settle_begin
@@ -130,7 +130,7 @@ def test_a_record_that_a_newer_program_writes_while_its_beginning_is_settled_is_
         harness.put_raw("ox", "definition", newer(active))
         return settle_begin(*args)
 
-    monkeypatch.setattr(subscription_snapshot, "settle_begin", too_late)
+    monkeypatch.setattr(batch_plan, "settle_begin", too_late)
     harness.dispatch()
     suspended = unreadable(harness, "ox").suspended
     assert suspended is not None

@@ -4,7 +4,7 @@ import pytest
 
 from purveyor.model.control_events import CatchUpJob
 from purveyor.model.registration import DispatchState, Record
-from purveyor.pipeline.prefill import catch_up
+from purveyor.pipeline.prefill import jobs
 from purveyor.pipeline.prefill.job_context import JobResult
 from tests.support.poison import Poison
 from tests.support.prefill_harness import PrefillHarness, ids, suspend
@@ -23,8 +23,8 @@ async def suspended(harness: PrefillHarness, record: Record, at: int, group: str
 async def test_what_was_missed_is_written_in_rounds_and_the_dispatcher_takes_over(
     harness: PrefillHarness, unique: str, monkeypatch: pytest.MonkeyPatch, group: str | None
 ) -> None:
-    monkeypatch.setattr(catch_up, "ROUND_POSITIONS", 40)
-    monkeypatch.setattr(catch_up, "SMALL_GAP", 10)
+    monkeypatch.setattr(jobs, "ROUND_POSITIONS", 40)
+    monkeypatch.setattr(jobs, "SMALL_GAP", 10)
     record, _ = await harness.add(unique, "a/x", prefill=False)
     await harness.publish_many("a/x", 100)
     assert record.begin is not None

@@ -8,7 +8,7 @@ from purveyor.model.redaction import redact
 from purveyor.pipeline.archive.reader import events
 from purveyor.pipeline.dispatch.batch_job import BatchJob, archived_topic_batches
 from purveyor.pipeline.dispatch.batch_plan import PlannedTarget
-from purveyor.pipeline.message_copies import redact_bodies
+from purveyor.pipeline.dispatch.subscriber_messages import redact_bodies
 from tests.support.prefill_harness import PrefillHarness, Stored, definition
 from tests.support.scale import chance
 

@@ -16,8 +16,8 @@ from purveyor.model.registration import (
 )
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.pipeline.archive.layout import PositionRange
-from purveyor.pipeline.prefill.catch_up import ROUND_POSITIONS, after_round, next_round
 from purveyor.pipeline.prefill.job_context import NotStarted, is_gone, start_prefill, start_replay
+from purveyor.pipeline.prefill.jobs import ROUND_POSITIONS, after_round, next_round
 from purveyor.pipeline.prefill.worker import after_failure
 from purveyor.queues.registry import Registered
 

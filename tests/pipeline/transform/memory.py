@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from purveyor.model import json_fields
+from purveyor.pipeline.transform.directory_records import descendant_prefix
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.dn import descendant_prefix
 
 
 class MemoryPages:

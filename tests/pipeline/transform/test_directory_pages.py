@@ -4,8 +4,8 @@ import pytest
 
 from purveyor.model.errors import UnreadableRecord
 from purveyor.pipeline.transform.directory_pages import MAX_PAGE_BYTES, MAX_PAGE_ENTRIES, PagedDirectory
+from purveyor.pipeline.transform.directory_records import parse_dn
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.dn import parse_dn
 from tests.pipeline.transform.memory import MemoryPages
 
 

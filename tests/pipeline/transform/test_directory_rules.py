@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purveyor.pipeline.transform.directory_pages import PagedDirectory
+from purveyor.pipeline.transform.directory_records import InvalidRecord, Record, parse_dn, parse_record
 from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, Store, apply_record
-from purveyor.pipeline.transform.dn import InvalidRecord, parse_dn
-from purveyor.pipeline.transform.records import Record, parse_record
 from tests.pipeline.transform.memory import MemoryPages, MemoryStore, body, modify, person
 
 ADA = "uid=ada,ou=people,dc=e"

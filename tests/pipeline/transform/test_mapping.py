@@ -7,9 +7,9 @@ import pytest
 
 from purveyor.model.errors import InvalidConfig
 from purveyor.pipeline.transform import Mapping, load_mapping, parse_mapping
+from purveyor.pipeline.transform.directory_records import parse_record
 from purveyor.pipeline.transform.directory_rules import Entry
 from purveyor.pipeline.transform.mapping import MappedObject, Unmatched
-from purveyor.pipeline.transform.records import parse_record
 from tests.pipeline.transform.memory import body
 
 

@@ -8,8 +8,8 @@ import pytest
 from purveyor.model.errors import DataLost, InvalidName, Unavailable
 from purveyor.model.event import Event
 from purveyor.pipeline.transform import directory_rules, load_mapping
+from purveyor.pipeline.transform.directory_records import DistinguishedName, parse_dn
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.dn import DistinguishedName, parse_dn
 from purveyor.pipeline.transform.mapping import MappedObject, Mapping, Unmatched
 from purveyor.pipeline.transform.record_transform import Message, Output, TransformRules, transform
 from purveyor.queues.dead_letters.letter import DeadLetter

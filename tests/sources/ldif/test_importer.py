@@ -13,11 +13,10 @@ from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues, connect
-from purveyor.sources.ldif.import_ledger import BLOCK_RECORDS, Block, ImportLedger, RecordIdChain
 from purveyor.sources.ldif.importer import Importer, ImportListener
 from purveyor.sources.ldif.inputs import Input, InputChange, find_inputs
 from purveyor.sources.ldif.ldif_parser import parse_ldif
-from purveyor.sources.ldif.queue_store import BlockResult, QueueStore
+from purveyor.sources.ldif.queue_store import BLOCK_RECORDS, Block, BlockResult, ImportLedger, QueueStore, RecordIdChain
 from purveyor.sources.ldif.records import BrokenRecord
 from tests.support.ldif_queue import expected, import_file, names, parked, stored
 from tests.support.ldif_text import people, person

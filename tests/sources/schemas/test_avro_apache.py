@@ -24,7 +24,7 @@ from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibi
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from purveyor.sources.schemas import avro_compatibility, avro_schema
+from purveyor.sources.schemas import avro_schema
 from purveyor.sources.schemas.schema import Encoding
 from tests.support.avro_schemas import avro_fields, avro_record, parse_definition
 from tests.support.scale import chance, pick
@@ -39,7 +39,7 @@ def apache_reads(reader: dict[str, Any], writer: dict[str, Any]) -> bool:
 
 
 def we_read(reader: dict[str, Any], writer: dict[str, Any]) -> bool:
-    return not avro_compatibility.find_unreadable(avro_schema.parse(reader), avro_schema.parse(writer))
+    return not avro_schema.find_unreadable(avro_schema.parse(reader), avro_schema.parse(writer))
 
 
 def with_aliases(definition: dict[str, Any], random: Random) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_we_name_the_place_inside_of_a_union_and_apache_does_not() -> None:
     inner = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int"}]}
     narrow = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "string"}]}
     writer, reader = record(("a", ["null", inner])), record(("a", ["null", narrow]))
-    ours = avro_compatibility.find_unreadable(avro_schema.parse(reader), avro_schema.parse(writer))
+    ours = avro_schema.find_unreadable(avro_schema.parse(reader), avro_schema.parse(writer))
     assert ours == ("a.x: int cannot be read as string",)
     checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
     theirs = checker.get_compatibility(avro.schema.parse(json.dumps(reader)), avro.schema.parse(json.dumps(writer)))

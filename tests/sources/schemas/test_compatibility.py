@@ -15,7 +15,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from purveyor.model.errors import InvalidInput
-from purveyor.sources.schemas import avro_compatibility, avro_schema, json_compatibility
+from purveyor.sources.schemas import avro_schema, json_compatibility
 from purveyor.sources.schemas.schema import Compatibility, Encoding, SchemaType
 from purveyor.sources.schemas.validators import compile_schema, find_incompatibilities
 from tests.support.avro_schemas import avro_fields, avro_record, parse_definition
@@ -180,7 +180,7 @@ def test_what_is_called_readable_in_avro_is_read_by_fastavro() -> None:
         decoder = compile_schema(SchemaType.AVRO, Encoding.BINARY, old)
         clear = decoder.decode(stream.getvalue())
         assert decoder.find_mistakes(clear) == [], "what was decoded is in the JSON form of the same schema"
-        if not avro_compatibility.find_unreadable(reader, writer):
+        if not avro_schema.find_unreadable(reader, writer):
             proven += 1
             stream.seek(0)
             read = fastavro.schemaless_reader(stream, copy.deepcopy(old), copy.deepcopy(new))

@@ -10,8 +10,7 @@ from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidInput, SchemaMismatch, Unavailable
 from purveyor.model.subscription import RealmTopic
 from purveyor.queues.client import connect
-from purveyor.sources.schemas.cache import SchemaCache
-from purveyor.sources.schemas.registry import NewSchema, SchemaRegistry
+from purveyor.sources.schemas.registry import NewSchema, SchemaCache, SchemaRegistry
 from purveyor.sources.schemas.schema import Compatibility, SchemaType, Topic
 from tests.support.proxy import TcpProxy
 from tests.support.waiting import until

@@ -11,7 +11,7 @@ from purveyor.app.cli.output import progress, write, write_json, write_note
 from purveyor.app.cli.render import format_table
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidInput, ServerMissing, Unavailable, UnknownStream
-from purveyor.model.stored_record import UPGRADE
+from purveyor.model.json_fields import UPGRADE
 from purveyor.queues.catalogue import incoming
 
 if TYPE_CHECKING:

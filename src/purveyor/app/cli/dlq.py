@@ -9,7 +9,7 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.output import escape, progress, write, write_bytes, write_json, write_note
 from purveyor.app.cli.render import format_block, format_payload, format_table, format_time
-from purveyor.app.views.dead_letter_view import dead_letter_details, dead_letter_summary, report_json
+from purveyor.app.json_views import dead_letter_details, dead_letter_summary, report_json
 from purveyor.delivery.dead_letters.park import ATTEMPTS_LOG, attempts_of
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters, Page, Report, open_dead_letters
 from purveyor.model.errors import InvalidInput

@@ -9,8 +9,7 @@ from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import write, write_json
 from purveyor.app.cli.render import format_table
 from purveyor.app.doctor.deployment_checks import AskApi, check_pipeline, check_server
-from purveyor.app.doctor.findings import Finding, Weight, is_wrong
-from purveyor.app.doctor.machine_checks import check_machine
+from purveyor.app.doctor.machine_checks import Finding, Weight, check_machine, is_wrong
 from purveyor.app.settings import Settings
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError

@@ -34,12 +34,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dlq": ("purveyor.app.cli.dlq", "List, show, redrive and discard dead letters."),
     "archive": ("purveyor.app.cli.archive", "Query the archive in SQL, make snapshots, compact, audit."),
     "stages": ("purveyor.app.cli.stages", "Print tables and status of transactional stages."),
-    "pub": ("purveyor.app.cli.pub", "Publish messages, and print where they are stored."),
-    "sub": ("purveyor.app.cli.sub", "Watch a subject, or read a stream."),
+    "pub": ("purveyor.app.cli.pub_sub:pub_app", "Publish messages, and print where they are stored."),
+    "sub": ("purveyor.app.cli.pub_sub:sub_app", "Watch a subject, or read a stream."),
     "queues": ("purveyor.app.cli.queues", "Compare the queue catalogue with the server, and migrate."),
     "doctor": ("purveyor.app.cli.doctor", "Find problems of the installation, with their fixes."),
 }
-"""For each command the module that defines its `app`, and its line in the overview."""
+"""For each command the module that defines its `app` (or `module:name` of it), and its line in the overview."""
+
+
+def load_command(name: str) -> typer.Typer:
+    """Import the module of a command, and return its application."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    loaded: typer.Typer = getattr(importlib.import_module(module), attribute or "app")
+    return loaded
 
 
 class LazyGroup(TyperGroup):
@@ -59,8 +66,7 @@ class LazyGroup(TyperGroup):
         name, found, rest = super().resolve_command(ctx, args)
         if found is None or name is None:
             return name, found, rest
-        module = importlib.import_module(COMMANDS[name][0])
-        command = typer.main.get_command(module.app)
+        command = typer.main.get_command(load_command(name))
         command.name = name
         return name, command, rest
 

@@ -21,7 +21,7 @@ from purveyor.model.event import SUBJECT
 from purveyor.queues.catalogue import incoming
 from purveyor.queues.client import Queues
 from purveyor.sources.http_events import NO_LOGIN, EventPublisher, IncomingEvent, check_event_size, event_trace
-from purveyor.sources.schemas.cache import SchemaCache
+from purveyor.sources.schemas.registry import SchemaCache
 
 if TYPE_CHECKING:
     from purveyor.jetstream import bulk

@@ -12,7 +12,7 @@ from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.parsers import parse_topic
 from purveyor.app.cli.render import format_block, format_table
-from purveyor.app.views.schema_view import check_object, schema_json
+from purveyor.app.json_views import check_object, schema_json
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput, UnknownSchema
 from purveyor.model.json_fields import Json

@@ -64,8 +64,13 @@ def pipeline(
     from purveyor.app.telemetry.pipeline_metrics import PipelineMetrics  # noqa: PLC0415
     from purveyor.app.telemetry.setup import telemetry  # noqa: PLC0415
     from purveyor.pipeline.engine import EngineLost, start_engine  # noqa: PLC0415
-    from purveyor.pipeline.part_factories import check_files, make_parts  # noqa: PLC0415
-    from purveyor.pipeline.service import PartName, PipelineService, PipelineSettings  # noqa: PLC0415
+    from purveyor.pipeline.service import (  # noqa: PLC0415
+        PartName,
+        PipelineService,
+        PipelineSettings,
+        check_files,
+        make_parts,
+    )
 
     chosen = []
     for word in parts.split(","):

@@ -54,9 +54,8 @@ from purveyor.app.cli.subscription_view import (
     unreadable_text,
 )
 from purveyor.app.push_input import PushInput
-from purveyor.delivery.push.push_problems import PushProblem, read_problems
-from purveyor.delivery.subscription_status import SubscriptionStatus, backlogs, read_status
-from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.delivery.push.push_reports import PushProblem, read_problems
+from purveyor.delivery.subscriptions import Subscriptions, SubscriptionStatus, backlogs, read_status
 from purveyor.model.delivery_policy import read_hidden_fields
 from purveyor.model.errors import InvalidInput
 from purveyor.model.subscription import Filter, Scalar, Subscription

@@ -14,8 +14,7 @@ from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.output import write, write_json
 from purveyor.app.cli.parsers import parse_duration
 from purveyor.app.settings import Settings
-from purveyor.delivery.credentials import Credentials
-from purveyor.delivery.password_hashing import PasswordHasher
+from purveyor.delivery.credentials import Credentials, PasswordHasher
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.errors import InvalidInput, InvalidName
 from purveyor.queues.client import Queues

@@ -16,19 +16,21 @@ from purveyor.app.cli.parsers import parse_duration
 from purveyor.app.cli.subscription_password import read_first_line
 from purveyor.app.cli.subscription_view import status_json
 from purveyor.app.push_input import SECRET_GRACE_FIELD, PushInput
-from purveyor.delivery.push.push_secrets import generate_secret
-from purveyor.delivery.subscription_status import SubscriptionStatus, read_status
-from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy, default_order
-from purveyor.model.errors import InvalidInput
-from purveyor.model.json_fields import Json
-from purveyor.model.push_config import (
+from purveyor.delivery.push.push_request import generate_secret
+from purveyor.delivery.subscriptions import Subscriptions, SubscriptionStatus, read_status
+from purveyor.model.delivery_policy import (
     FROM_ENVIRONMENT,
     HIDDEN,
     AckCodes,
     AfterDeadLetter,
+    Delivery,
+    OrderBy,
     PushFormat,
+    RetryPolicy,
+    default_order,
 )
+from purveyor.model.errors import InvalidInput
+from purveyor.model.json_fields import Json
 from purveyor.model.subscription import Subscription
 from purveyor.queues.client import Queues
 

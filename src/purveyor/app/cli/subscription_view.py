@@ -4,12 +4,11 @@ import json
 from datetime import UTC, datetime, timedelta
 
 from purveyor.app.cli.render import format_block, format_time
-from purveyor.delivery.push.push_problems import PushProblem
-from purveyor.delivery.subscription_status import SubscriptionStatus
+from purveyor.delivery.push.push_reports import PushProblem
+from purveyor.delivery.subscriptions import SubscriptionStatus
 from purveyor.model.ack_ranges import Expired
-from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS
-from purveyor.model.push_config import AfterDeadLetter
-from purveyor.model.stored_record import UPGRADE
+from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS, AfterDeadLetter
+from purveyor.model.json_fields import UPGRADE
 from purveyor.model.subscription import Subscription
 from purveyor.queues.registry import PrefillState, Registered, Suspension, Unreadable
 

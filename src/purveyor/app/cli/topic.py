@@ -9,10 +9,9 @@ from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.parsers import parse_label, utc_now
 from purveyor.app.cli.render import format_block, format_table
-from purveyor.app.views.schema_view import KnownTopicView, find_topic, list_known_topics
+from purveyor.app.json_views import KnownTopicView, find_topic, list_known_topics
 from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.sources.schemas.cache import MAX_TOPICS
-from purveyor.sources.schemas.registry import SchemaRegistry
+from purveyor.sources.schemas.registry import MAX_TOPICS, SchemaRegistry
 from purveyor.sources.schemas.schema import Topic
 
 app = typer.Typer(

@@ -11,9 +11,7 @@ from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import StatusPrinter
 from purveyor.app.process_setup import private_umask, restrict_permissions
 from purveyor.app.settings import Settings
-from purveyor.app.up.data_dir_lock import hold_data_dir
-from purveyor.app.up.managed_process import LOG, PartEvent, UpOptions, make_parts
-from purveyor.app.up.supervisor import ALL, Supervisor
+from purveyor.app.up.supervisor import ALL, LOG, PartEvent, Supervisor, UpOptions, hold_data_dir, make_parts
 
 app = typer.Typer(help="Run all parts on this machine.", rich_markup_mode=None, add_completion=False)
 _INTERRUPTED = 130

@@ -1,5 +1,5 @@
 """The console: what an operator sees of Purveyor in a browser, served by the API at `/`.
 
-`collector` reads a `snapshot` of the system; `alerts`, `flow_graph` and `flow_svg` compute what to show (pure); `pages`
-show it; `auth_middleware` requires a login. The API imports NiceGUI at the first login, not at its start.
+`snapshot` reads the state of the system; `alerts` and `flow_graph` compute what to show (pure); `pages` show it;
+`console_login` requires a login. The API imports NiceGUI at the first login, not at its start.
 """

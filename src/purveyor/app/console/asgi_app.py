@@ -11,21 +11,20 @@ from purveyor.app.console import html
 from purveyor.app.console.console import Console
 from purveyor.app.console.html import ICON
 from purveyor.app.console.page_base import card, page_frame
-from purveyor.app.console.pages import (
-    dead_letters,
-    overview,
-    pipeline,
-    queues,
-    subscription,
-    subscriptions,
-)
+from purveyor.app.console.pages import dead_letters, queues
+from purveyor.app.console.pages.overview import install_overview, install_pipeline
+from purveyor.app.console.pages.subscriptions import install_subscription, install_subscriptions
 
 
 def build_pages(console: Console) -> tuple[ASGIApp, contextlib.AbstractAsyncContextManager[object]]:
     """Return the application, and the lifespan to enter before its first request."""
     shell = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    for page in (overview, queues, subscriptions, subscription, dead_letters, pipeline):
-        page.install(console)
+    install_overview(console)
+    queues.install(console)
+    install_subscriptions(console)
+    install_subscription(console)
+    dead_letters.install(console)
+    install_pipeline(console)
     _install_not_found(console)
     framework.config.quasar_config["brand"] = {"primary": "#2f5fd0", "negative": "#c02b2b", "positive": "#24774b"}
     ui.run_with(

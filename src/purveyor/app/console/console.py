@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 
 from starlette.types import ASGIApp
 
-from purveyor.app.console.collector import Collector
-from purveyor.app.console.sessions import Sessions
+from purveyor.app.console.console_login import Sessions
+from purveyor.app.console.snapshot import Collector
 from purveyor.app.http.authentication import Authenticator
 from purveyor.app.http.context import Services
 from purveyor.app.push_input import PushInput
@@ -107,6 +107,6 @@ _has_console = False
 
 
 def _import_pages() -> "Callable[[Console], tuple[ASGIApp, contextlib.AbstractAsyncContextManager[object]]]":
-    from purveyor.app.console.asgi_app import build_pages  # noqa: PLC0415 - imports NiceGUI: see `auth_middleware`
+    from purveyor.app.console.asgi_app import build_pages  # noqa: PLC0415 - imports NiceGUI: see `console_login`
 
     return build_pages

@@ -11,10 +11,9 @@ from nicegui.client import Client
 from nicegui.events import GenericEventArguments
 
 from purveyor.app.console import html
-from purveyor.app.console.auth_middleware import LOGIN, SESSION
 from purveyor.app.console.console import Console
+from purveyor.app.console.console_login import LOGIN, SESSION, Session
 from purveyor.app.console.formatting import format_number
-from purveyor.app.console.sessions import Session
 from purveyor.app.console.snapshot import SystemSnapshot
 from purveyor.model.errors import PurveyorError
 

@@ -1,14 +1,34 @@
-"""The state of the system at one moment, as plain values. `collector` reads it, `alerts` and the pages use it."""
+"""The state of the system at one moment, as plain values, and the collector that reads it for the console.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+The collector needs a few requests for any number of subscriptions. All pages that ask within a second share one
+snapshot. While no page is open, the collector still reads periodically, so that an operator who opens the console at
+night sees the last hour.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
+from purveyor.app.console.time_series import History, Key
+from purveyor.app.http.context import Services
+from purveyor.app.telemetry.queue_metrics import kind_of
+from purveyor.jetstream.maintenance import STREAM_PREFIX
+from purveyor.jetstream.streams import StreamUsage
+from purveyor.model.errors import PurveyorError, Unavailable, UnknownStream
 from purveyor.model.json_fields import Json
+from purveyor.model.metrics import DELIVERED, REDELIVERED, RETURNED
+from purveyor.queues import status_board
 from purveyor.queues.catalogue import DEFAULT_GROUP, RECEIPTS
+from purveyor.queues.client import Queues
+from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.registry import Registered, Unreadable
+from purveyor.queues.status_board import Notice
 
 _NO_GROUP: Final = ("archive", RECEIPTS)
 
@@ -137,3 +157,167 @@ class SystemSnapshot:
     def reader(self, queue: str, durable: str) -> ReaderSnapshot | None:
         """Return a reader of a queue."""
         return next((reader for reader in self.readers.get(queue, ()) if reader.durable == durable), None)
+
+
+_log = logging.getLogger(__name__)
+FRESH_SECONDS: Final = 0.8
+_REST_FACTOR: Final = 20
+"""A snapshot stays fresh for this multiple of the CPU time it took: with thousands of queues it is read less often."""
+_MAX_FRESH_SECONDS: Final = 5.0
+_IDLE_INTERVAL_SECONDS: Final = 15.0
+_TIMEOUT_SECONDS: Final = 3.0
+_READ_BY_DURABLES: Final = ("ldif", "incoming", "prefill")
+
+
+class Collector:
+    """Reads snapshots of one server. `read` never raises: a server that does not answer is part of the snapshot."""
+
+    def __init__(self, services: Callable[[], Services]) -> None:
+        self._services = services
+        self._lock = asyncio.Lock()
+        self._latest = SystemSnapshot(
+            at=datetime.now(UTC), problem="The console has not read the queues yet", fix="Wait a moment"
+        )
+        self._read_at = float("-inf")
+        self._fresh_seconds = FRESH_SECONDS
+        self.history = History()
+
+    async def run(self) -> None:
+        """Read snapshots periodically, until cancelled."""
+        while True:
+            with contextlib.suppress(Exception):  # the next request of a page reports it
+                await self.read()
+            await asyncio.sleep(_IDLE_INTERVAL_SECONDS)
+
+    async def read(self, *, fresh: bool = False) -> SystemSnapshot:
+        """Return a snapshot, usually at most a second old. `fresh`: read it now, after a change by the operator."""
+        async with self._lock:
+            if fresh or time.monotonic() - self._read_at > self._fresh_seconds:
+                cpu_before = time.thread_time()
+                self._latest = await self._collect()
+                self._read_at = time.monotonic()
+                rest = _REST_FACTOR * (time.thread_time() - cpu_before)
+                self._fresh_seconds = min(max(FRESH_SECONDS, rest), _MAX_FRESH_SECONDS)
+            return self._latest
+
+    async def _collect(self) -> SystemSnapshot:
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                found = await self._read_all(self._services())
+        except (TimeoutError, Unavailable) as error:
+            problem = error.message if isinstance(error, PurveyorError) else "The NATS server does not answer"
+            return replace(self._latest, at=datetime.now(UTC), problem=problem, fix=_fix(error))
+        except PurveyorError as error:
+            _log.warning("the console cannot read the queues: %s", error)
+            return replace(self._latest, at=datetime.now(UTC), problem=error.message, fix=_fix(error))
+        self.history.add(found.at.timestamp(), recorded_numbers(found))
+        return found
+
+    async def _read_all(self, services: Services) -> SystemSnapshot:
+        queues = services.queues
+        await queues.connection.wait_until_connected(_TIMEOUT_SECONDS)
+        usage = await queues.streams.usage()
+        last_sequences = {stream_usage.stream: stream_usage.last_sequence for stream_usage in usage}
+        registered = await services.registry_snapshots.read()
+        readers = {
+            name: await _readers(queues, f"{STREAM_PREFIX}{name}")
+            for name in _READ_BY_DURABLES
+            if f"{STREAM_PREFIX}{name}" in last_sequences
+        }
+        return SystemSnapshot(
+            at=datetime.now(UTC),
+            queues=queue_snapshots(usage, frozenset({*registered.subscriptions, *registered.unreadable})),
+            readers=readers,
+            subscriptions=registered.subscriptions,
+            unreadable=registered.unreadable,
+            pipelines=tuple(map(pipeline_snapshot, await status_board.read_notices(queues, "pipeline"))),
+            dead_letters=await DeadLetterStore(queues).counts(),
+        )
+
+
+async def _readers(queues: Queues, stream: str) -> tuple[ReaderSnapshot, ...]:
+    try:
+        found = await queues.consumers.list(stream)
+    except UnknownStream:  # removed meanwhile
+        return ()
+    return tuple(
+        ReaderSnapshot(
+            durable=each.name,
+            ack_floor=each.ack_floor.stream_seq,
+            pending=each.num_pending,
+            unanswered=each.num_ack_pending,
+            redelivered=each.num_redelivered,
+            waiting=each.num_waiting,
+            keeps_newest=each.name == RECEIPTS,
+        )
+        for each in found
+    )
+
+
+def queue_snapshots(usage: Iterable[StreamUsage], subscriptions: frozenset[str]) -> dict[str, QueueSnapshot]:
+    """Return Purveyor's queues by name, without other streams of the server. Pure."""
+    found: dict[str, QueueSnapshot] = {}
+    for stream_usage in usage:
+        kind = kind_of(stream_usage.stream, subscriptions)
+        if kind is None:
+            continue
+        name = stream_usage.stream.removeprefix(STREAM_PREFIX)
+        found[name] = QueueSnapshot(
+            name=name,
+            kind=QueueKind(kind),
+            messages=stream_usage.messages,
+            bytes=stream_usage.bytes,
+            last_sequence=stream_usage.last_sequence,
+            oldest=stream_usage.oldest,
+            sealed=stream_usage.sealed,
+            consumers=stream_usage.consumers,
+        )
+    return found
+
+
+def pipeline_snapshot(notice: Notice) -> PipelineSnapshot:
+    """Return a pipeline from its notice on the status board. Pure."""
+    status = notice.value
+    pid = status.get("pid")
+    parts = status.get("parts")
+    return PipelineSnapshot(
+        label=notice.key.partition(".")[2],
+        at=notice.at or datetime.fromtimestamp(0, UTC),
+        host=str(status.get("host") or ""),
+        pid=pid if isinstance(pid, int) else None,
+        group=str(status.get("group") or ""),
+        spark_ui=str(status["spark_ui"]) if status.get("spark_ui") else None,
+        stopped=status.get("stopped") is True,
+        parts=tuple(PartSnapshot.of(part) for part in parts if isinstance(part, dict))
+        if isinstance(parts, list)
+        else (),
+    )
+
+
+def recorded_numbers(snapshot: SystemSnapshot) -> Mapping[Key, float]:
+    """Return the recorded_numbers to record over time. Pure, apart from the counters of this process.
+
+    last: how much was ever written to a queue. done: how much of that has left it. floor: how far a reader is.
+    """
+    found: dict[Key, float] = {}
+    for name, queue in snapshot.queues.items():
+        found["last", name] = queue.last_sequence
+        found["done", name] = queue.last_sequence - queue.messages
+        found["waiting", name] = queue.messages
+    for name, readers in snapshot.readers.items():
+        for reader in readers:
+            found["floor", name, reader.durable] = reader.ack_floor
+    for origin, count in snapshot.dead_letters.items():
+        found["dead", origin] = count
+    for name, (_, part) in snapshot.parts.items():
+        found["batch_ms", name] = part.batch_ms or 0
+        found["lag", name] = part.lag or 0
+        found["rows_per_second", name] = part.rows_per_second
+    for series, counter in (("delivered", DELIVERED), ("redelivered", REDELIVERED), ("returned", RETURNED)):
+        for (name,), value in counter.values().items():
+            found[series, name] = value
+    return found
+
+
+def _fix(error: BaseException) -> str | None:
+    return error.fix if isinstance(error, PurveyorError) else None

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import aiohttp
 
-from purveyor.app.demo.sample_directory import Step, changes, initial_entries
 from purveyor.app.demo.subscribers import (
     DeliveryCheck,
     MeasuredPeriod,
@@ -20,7 +19,7 @@ from purveyor.app.demo.subscribers import (
     fill_table,
     find_table_difference,
 )
-from purveyor.app.demo.system import DemoSystem, Print, run_system, wait_until
+from purveyor.app.demo.system import DemoSystem, Print, Step, changes, initial_entries, run_system, wait_until
 from purveyor.app.process_setup import event_loop_factory
 from purveyor.jetstream.server import find_running_server
 

@@ -19,7 +19,7 @@ from aiohttp import web
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from purveyor.app.demo.sample_directory import Step
+from purveyor.app.demo.system import Step
 from purveyor.app.subscription_source import SubscriptionSource
 from purveyor.client import Consumer, ConsumerOptions, Message
 from purveyor.jetstream.address import Address

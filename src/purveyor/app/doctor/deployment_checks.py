@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from purveyor.app.doctor.findings import Finding, note, ok, warning, wrong
+from purveyor.app.doctor.machine_checks import Finding, note, ok, warning, wrong
 from purveyor.app.settings import Settings
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.api import account, clock_offset_seconds
@@ -248,7 +248,7 @@ AskApi = Callable[[str], dict[str, Any]]
 
 def check_pipeline(settings: Settings, ask_api: AskApi | None) -> Iterator[Finding]:
     """Check the files of the pipeline; without a server only those on this machine."""
-    from purveyor.pipeline.checkpoint_recovery import REPLACED  # noqa: PLC0415 - it brings Spark
+    from purveyor.pipeline.checkpoints import REPLACED  # noqa: PLC0415 - it brings Spark
 
     directory = settings.data_dir / "checkpoints"
     found = sorted(path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
@@ -262,11 +262,11 @@ def check_pipeline(settings: Settings, ask_api: AskApi | None) -> Iterator[Findi
 
 def _check_checkpoint(path: Path, archive: Path, ask_api: AskApi | None) -> Finding:
     """Compare a checkpoint with its stream, by the rule that its part follows when it starts."""
-    from purveyor.pipeline import checkpoint_recovery as recovery  # noqa: PLC0415 - it brings Spark
+    from purveyor.pipeline import checkpoints  # noqa: PLC0415 - it brings Spark
     from purveyor.pipeline.archive.layout import archived_until  # noqa: PLC0415
 
     try:
-        found = recovery.read_checkpoint(path)
+        found = checkpoints.read_checkpoint(path)
         if found.damage is None and (found.offset is None or ask_api is None):
             where = "no batch yet" if found.offset is None else f"at {found.offset.sequence}"
             return ok("checkpoints", f"{path.name}: {where}")
@@ -275,12 +275,12 @@ def _check_checkpoint(path: Path, archive: Path, ask_api: AskApi | None) -> Find
                 "checkpoints", f"{path.name}: {found.damage}", "start the pipeline: it repairs the checkpoint, or stops"
             )
         offset, stream = found.offset, found.offset.stream
-        rule: recovery.Rule
-        rule, durable = recovery.dispatch_rule, path.name.removeprefix("dispatch-")
+        rule: checkpoints.Rule
+        rule, durable = checkpoints.dispatch_rule, path.name.removeprefix("dispatch-")
         if path.name == "archive":
-            rule = recovery.archive_rule(archive, archived_until(archive))
+            rule = checkpoints.archive_rule(archive, archived_until(archive))
         elif path.name == "transform":
-            rule, durable = recovery.transform_rule, "transformer"
+            rule, durable = checkpoints.transform_rule, "transformer"
         view = _view(stream, ask_api(f"STREAM.INFO.{stream}"))
         decision = rule(found, view, _floor(ask_api, f"CONSUMER.INFO.{stream}.{durable}"))
     except NotFound:
@@ -293,11 +293,11 @@ def _check_checkpoint(path: Path, archive: Path, ask_api: AskApi | None) -> Find
     except PurveyorError as error:
         return note("checkpoints", f"{path.name} cannot be compared: {error.message}", error.fix)
     match decision:
-        case recovery.StartOver(reason):
+        case checkpoints.StartOver(reason):
             return warning(
                 "checkpoints", f"{path.name}: {reason}", "none needed: the part replaces the checkpoint when it starts"
             )
-        case recovery.Continue(str() as text):
+        case checkpoints.Continue(str() as text):
             return warning("checkpoints", f"{path.name}: {text}", "import each directory again")
         case _:
             return ok("checkpoints", f"{path.name} is at {offset.sequence} of {view.last} in {stream}")

@@ -1,4 +1,7 @@
-"""Checks of the machine: versions, Java, nats-server, data directory, secrets, disk, ports, Spark master."""
+"""Checks of the machine: versions, Java, nats-server, data directory, secrets, disk, ports, Spark master.
+
+The module begins with `Finding`, the result of every check of `purveyor doctor`.
+"""
 
 import http.client
 import os
@@ -9,19 +12,67 @@ import socket
 import stat
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from purveyor import __version__
-from purveyor.app.doctor.findings import Finding, note, ok, warning, wrong
 from purveyor.app.settings import Settings
-from purveyor.jetstream.server.binary import find_server
 from purveyor.jetstream.server.config import local_address
-from purveyor.jetstream.server.readiness import is_port_free
+from purveyor.jetstream.server.process import find_server
+from purveyor.jetstream.server.server_checks import is_port_free
 from purveyor.model.errors import PurveyorError, SetupError
+
+
+class Weight(Enum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Information; no action is needed."""
+    WARNING = "warning"
+    """It works, but may fail later or is not safe."""
+    WRONG = "wrong"
+    """Something does not work, or data will be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check: its subject, its severity, a text, and a fix."""
+
+    about: str
+    weight: Weight
+    text: str
+    fix: str | None = None
+
+
+def ok(about: str, text: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding(about, Weight.OK, text)
+
+
+def note(about: str, text: str, fix: str | None = None) -> Finding:
+    """Return an informational finding."""
+    return Finding(about, Weight.NOTE, text, fix)
+
+
+def warning(about: str, text: str, fix: str) -> Finding:
+    """Return a warning."""
+    return Finding(about, Weight.WARNING, text, fix)
+
+
+def wrong(about: str, text: str, fix: str) -> Finding:
+    """Return a problem."""
+    return Finding(about, Weight.WRONG, text, fix)
+
+
+def is_wrong(findings: Iterable[Finding]) -> bool:
+    """Return whether a finding is a problem."""
+    return any(finding.weight is Weight.WRONG for finding in findings)
+
 
 MIN_PYTHON: Final = (3, 11)
 _GIB: Final = 1 << 30

@@ -2,6 +2,9 @@
 
 The API listens as soon as it starts. Until it reaches the NATS server, and whenever the server does not answer,
 requests get a 503 that says so. So the parts of a deployment may start in any order.
+
+The routes that monitoring reads (liveness, readiness and Prometheus metrics) need no login. No metric holds a secret, a
+key or a body, but metrics name subscriptions and queues: block `/metrics` at the proxy if those names are confidential.
 """
 
 import asyncio
@@ -12,34 +15,37 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from fastapi import FastAPI
-from pydantic import TypeAdapter
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, TypeAdapter
 from starlette.types import ASGIApp
 
 from purveyor import __version__
-from purveyor.app.console.auth_middleware import ConsoleMiddleware
 from purveyor.app.console.console import Console, ConsoleOptions
+from purveyor.app.console.console_login import ConsoleMiddleware
 from purveyor.app.http import (
+    context,
     dead_letters,
     events,
     messages,
-    probes,
     problems,
     schemas,
     subscriptions,
     tokens,
     topics,
 )
-from purveyor.app.http.auth_middleware import AuthMiddleware
 from purveyor.app.http.authentication import Authenticator, Login
-from purveyor.app.http.context import Services
-from purveyor.app.http.fast_path import FastPath
+from purveyor.app.http.context import AuthMiddleware, Services
+from purveyor.app.http.messages import FastPath
+from purveyor.app.http.problems import document_errors
 from purveyor.app.push_input import PushInput
-from purveyor.delivery.credentials import Credentials, ended_session
-from purveyor.delivery.password_hashing import PasswordHasher
-from purveyor.delivery.registration_cache import RegistrationCache
+from purveyor.app.telemetry.prometheus import CONTENT_TYPE, render
+from purveyor.app.telemetry.queue_metrics import server_up
+from purveyor.delivery.credentials import Credentials, PasswordHasher, ended_session
+from purveyor.delivery.subscription_changes import RegistrationCache
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError, ServerUnavailable, Unavailable
+from purveyor.model.event import SUBJECT
 from purveyor.queues.client import Queues, connect
 
 _log = logging.getLogger(__name__)
@@ -249,8 +255,9 @@ def _build_routes(api: Api) -> FastAPI:
     )
     problems.install(app)
     # The busiest first: the router tries them in order.
-    for part in (messages, events, subscriptions, dead_letters, schemas, topics, tokens, probes):
+    for part in (messages, events, subscriptions, dead_letters, schemas, topics, tokens):
         app.include_router(part.router)
+    app.include_router(probes_router)
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -283,3 +290,38 @@ def _complete_openapi(schema: dict[str, Any]) -> dict[str, Any]:
                     body = {"schema": {"$ref": "#/components/schemas/ProblemBody"}}
                     answer["content"] = {problems.MEDIA_TYPE: body}
     return schema
+
+
+probes_router = APIRouter(tags=["health"])
+
+
+class Health(BaseModel):
+    """The state of this process."""
+
+    status: str = "ok"
+
+
+@probes_router.get("/healthz")
+async def healthz() -> Health:
+    """The process is alive. Restarting it would not solve any other problem."""
+    return Health()
+
+
+@probes_router.get("/readyz", responses=document_errors())
+async def readyz(request: Request) -> Health:
+    """The NATS server answers, so the API can serve requests. 503 otherwise."""
+    services = context.services(request)
+    await services.queues.connection.wait_until_connected(0.1)
+    await services.queues.streams.names(subject=SUBJECT)
+    return Health(status="ready")
+
+
+@probes_router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Metrics for Prometheus. While the NATS server does not answer, `purveyor_nats_up` is 0."""
+    try:
+        found = await context.services(request).queue_metrics.read()
+    except Unavailable:  # the API has not reached the server yet
+        found = [server_up(there=False)]
+    page = await asyncio.to_thread(render, found)  # thousands of lines: keep the event loop free
+    return Response(page, headers={"Content-Type": CONTENT_TYPE})

@@ -27,9 +27,8 @@ from purveyor.app.http.connections import address_group
 from purveyor.app.http.login_throttle import Attempt, CredentialKind, Decision, LoginThrottle
 from purveyor.app.http.models import MAX_PASSWORD_LENGTH
 from purveyor.app.http.problems import Problem
-from purveyor.delivery.credentials import Credentials, password_key, token_id, token_key
-from purveyor.delivery.password_hashing import PasswordHasher
-from purveyor.delivery.registration_cache import RegistrationCache
+from purveyor.delivery.credentials import Credentials, PasswordHasher, password_key, token_id, token_key
+from purveyor.delivery.subscription_changes import RegistrationCache
 from purveyor.model.errors import InvalidName, Unavailable, UnknownSubscription
 from purveyor.model.name_rules import check_subscription_name
 

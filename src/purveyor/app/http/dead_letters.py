@@ -11,7 +11,7 @@ from purveyor.app.http import context
 from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import RequestBody
 from purveyor.app.http.problems import document_errors
-from purveyor.app.views.dead_letter_view import dead_letter_details, dead_letter_summary, report_json
+from purveyor.app.json_views import dead_letter_details, dead_letter_summary, report_json
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, Report
 from purveyor.model.errors import InvalidInput
 

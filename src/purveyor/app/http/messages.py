@@ -2,6 +2,10 @@
 
 They are the busiest routes and avoid work: the API sends a message as the bytes stored in the queue, and only adds the
 sequence and the number of deliveries.
+
+`FastPath` serves the two requests of a consumer's loop, `next` and `ok`, without the framework, which would cost more
+than the work. It calls the same handlers, and only for requests in their plain form. Every other form, and so every
+invalid request, goes through FastAPI, which validates it.
 """
 
 import asyncio
@@ -14,18 +18,21 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal, TypeVar, assert_never
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.types import Message, Receive, Scope, Send
 
 from purveyor.app.http import context
+from purveyor.app.http.context import count_response
 from purveyor.app.http.events import EventBody
 from purveyor.app.http.models import LeaseSeconds, RequestBody, Seconds, Sequence, Wait
-from purveyor.app.http.problems import document_errors
+from purveyor.app.http.problems import answer_to, document_errors
 from purveyor.delivery.pull import DEFAULT_INSTANCE, MAX_LEASE_MESSAGES, DeliveredMessage, PullService
 from purveyor.jetstream.headers import EVENT_ID, first
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import WindowFull, describe
 from purveyor.model.json_fields import Json
+from purveyor.model.metrics import HTTP_REQUESTS
 
 router = APIRouter(prefix="/v1/subscriptions/{name}/messages", tags=["messages"])
 INSTANCE: Final = "X-Consumer-Instance"
@@ -317,3 +324,67 @@ async def _wait(request: Request, asking: Awaitable[T], nothing: T, wait_seconds
 async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+_PATH: Final = re.compile(r"/v1/subscriptions/([A-Za-z0-9_-]{1,64})/messages/(?:next|(\d{1,18})/status)")
+_QUERY: Final = re.compile(rb"(?:timeout=(\d{1,3}(?:\.\d{1,3})?))?(?:&?pop=(true|false))?")
+_NEXT_ROUTE: Final = "/v1/subscriptions/{name}/messages/next"
+_STATUS_ROUTE: Final = "/v1/subscriptions/{name}/messages/{sequence}/status"
+_DEFAULT_WAIT_SECONDS: Final = 5.0
+_OK: Final = StatusReport(status="ok")
+_OK_BODIES: Final = frozenset({b'{"status": "ok"}', b'{"status":"ok"}'})
+_JSON_HEADER: Final = (b"content-type", b"application/json")
+
+
+class FastPath:
+    """ASGI middleware between `AuthMiddleware` and the FastAPI application."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or pass it on unchanged."""
+        found = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await self._app(scope, receive, count_response(scope, send))
+            return
+        name, sequence = found.groups()
+        if sequence is None and scope["method"] == "GET":
+            query = _QUERY.fullmatch(scope["query_string"])
+            if query is not None:
+                seconds, pop = query.groups()
+                request = Request(scope, receive)
+                wait = _DEFAULT_WAIT_SECONDS if seconds is None else float(seconds)
+                answer = await _answer(next_message(request, name, wait, pop == b"true"))
+                HTTP_REQUESTS.add(_NEXT_ROUTE, "GET", str(answer.status_code))
+                await answer(scope, receive, send)
+                return
+        elif sequence is not None and scope["method"] == "PATCH" and not scope["query_string"]:
+            first = await receive()
+            if not first.get("more_body") and first.get("body") in _OK_BODIES and _JSON_HEADER in scope["headers"]:
+                request = Request(scope, receive)
+                answer = await _answer(settle_message(request, name, int(sequence), _OK))
+                HTTP_REQUESTS.add(_STATUS_ROUTE, "PATCH", str(answer.status_code))
+                await answer(scope, receive, send)
+                return
+            receive = _replay(first, receive)
+        await self._app(scope, receive, count_response(scope, send))
+
+
+async def _answer(work: Awaitable[Response]) -> Response:
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 - `answer_to` has an answer for every error
+        return answer_to(error)
+
+
+def _replay(first: Message, receive: Receive) -> Receive:
+    """Replay the consumed first message to the next application."""
+    consumed: Message | None = first
+
+    async def read() -> Message:
+        nonlocal consumed
+        message, consumed = consumed, None
+        return await receive() if message is None else message
+
+    return read

@@ -13,19 +13,17 @@ from purveyor.delivery.pull import MAX_WAIT_SECONDS
 from purveyor.model.ack_ranges import Expired
 from purveyor.model.control_events import ReplayPoint
 from purveyor.model.delivery_policy import (
+    LONGEST_ACK_DEADLINE_SECONDS,
     LONGEST_DELAY_SECONDS,
     LONGEST_LEASE_SECONDS,
     LONGEST_RETENTION_SECONDS,
+    MOST_ENDPOINTS,
+    SHORTEST_ACK_DEADLINE_SECONDS,
     SHORTEST_RETENTION_SECONDS,
     Delivery,
 )
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json, check_json, check_surrogates
-from purveyor.model.push_config import (
-    LONGEST_ACK_DEADLINE_SECONDS,
-    MOST_ENDPOINTS,
-    SHORTEST_ACK_DEADLINE_SECONDS,
-)
 from purveyor.model.registration import PrefillStatus, RecordState
 from purveyor.model.subscription import RealmTopic, Subscription, read_topics
 from purveyor.queues.registry import Registered, Unreadable

@@ -10,7 +10,7 @@ from purveyor.app.http import context
 from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import RequestBody, TopicBody
 from purveyor.app.http.problems import document_errors
-from purveyor.app.views.schema_view import check_object, schema_json, visible_part
+from purveyor.app.json_views import check_object, schema_json, visible_part
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json
 from purveyor.model.subscription import RealmTopic, read_topics

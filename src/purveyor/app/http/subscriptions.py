@@ -20,7 +20,7 @@ from purveyor.app.http.models import (
     unreadable_json,
 )
 from purveyor.app.http.problems import document_errors
-from purveyor.delivery.push.push_problems import PushProblem, read_problems
+from purveyor.delivery.push.push_reports import PushProblem, read_problems
 from purveyor.model import tracing
 from purveyor.model.errors import InvalidName, UnreadableRecord
 from purveyor.model.json_fields import Json

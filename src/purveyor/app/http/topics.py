@@ -12,8 +12,8 @@ from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import RequestBody
 from purveyor.app.http.problems import document_errors
 from purveyor.app.http.schemas import READERS
-from purveyor.app.views.schema_view import find_topic, list_known_topics, unknown_topic
-from purveyor.sources.schemas.cache import MAX_TOPICS
+from purveyor.app.json_views import find_topic, list_known_topics, unknown_topic
+from purveyor.sources.schemas.registry import MAX_TOPICS
 from purveyor.sources.schemas.schema import Topic
 
 router = APIRouter(prefix="/v1/topics", tags=["topics"])

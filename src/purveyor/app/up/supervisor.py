@@ -1,12 +1,247 @@
-"""The supervisor of all parts: starts them in the order of their dependencies, and stops them in reverse."""
+"""The supervisor of all parts: it starts them in the order of their dependencies, and stops them in reverse.
+
+`ManagedProcess` starts the process of one part, reports the events that it prints, restarts it when it dies, and stops
+it. The process cannot outlive this one: on Linux the kernel signals it when its parent dies, also by kill -9.
+
+A lock file allows one `purveyor up` for a data directory.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Final
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
 
-from purveyor.app.up.managed_process import RESTART_POLICY, ManagedProcess, OnEvent, Part, PartEvent
-from purveyor.model.restarts import RestartPolicy
+from purveyor.jetstream.server.process import describe_exit, tie_to_parent
+from purveyor.model.errors import ServerFailed, SetupError, StoreInUse
+from purveyor.model.file_lock import FileLock, LockOwner
+from purveyor.model.retries import GiveUp, RestartPolicy, Restarts, RunEnd
+
+PROGRAM: Final = (sys.executable, "-c", "from purveyor.app.cli import main; main()")
+"""The command of this program."""
+NATS: Final = "NATS"
+PIPELINE: Final = "pipeline"
+API: Final = "API"
+PUSH: Final = "push"
+_MAX_LINE_BYTES: Final = 1 << 20
+_KEPT_ERROR_LINES: Final = 20
+RESTART_POLICY: Final = RestartPolicy(max_deaths=None, first_pause_seconds=0.5, max_pause_seconds=30.0)
+LOG: Final = "log"
+"""The event of a log line in JSON, which `up` passes on unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part: its command line, and how long it may take to stop."""
+
+    name: str
+    command: tuple[str, ...]
+    grace_seconds: float
+    must_be_ready: bool = False
+    """Whether the supervisor starts the later parts only when this one is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """The flags of the parts; `options` stand before the command of every part."""
+
+    options: tuple[str, ...] = ()
+    with_nats: bool = True
+    pipeline: tuple[str, ...] = ()
+    push: tuple[str, ...] = ()
+    api: tuple[str, ...] = ()
+    nats: tuple[str, ...] = ()
+
+
+def make_parts(options: UpOptions) -> tuple[Part, ...]:
+    """Return the parts in the order of their start; clients come after their servers, and stop before them.
+
+    >>> [part.name for part in make_parts(UpOptions())]
+    ['NATS', 'pipeline', 'push', 'API']
+    """
+
+    def command(name: str, *flags: str) -> tuple[str, ...]:
+        return (*PROGRAM, *options.options, "serve", name, "--json", *flags)
+
+    nats = Part(NATS, command("nats", *options.nats), grace_seconds=20, must_be_ready=True)
+    return (
+        *((nats,) if options.with_nats else ()),
+        Part(PIPELINE, command("pipeline", *options.pipeline), grace_seconds=60),
+        Part(PUSH, command("push", *options.push), grace_seconds=20),
+        Part(API, command("api", *options.api), grace_seconds=20),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PartEvent:
+    """An event of a part, with the other fields that the part printed."""
+
+    part: str
+    event: str
+    detail: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+OnEvent = Callable[[PartEvent], None]
+
+
+class ManagedProcess:
+    """Runs the process of one part from `run` to `stop`. Create it in the main thread, which starts processes."""
+
+    def __init__(
+        self,
+        part: Part,
+        on_event: OnEvent,
+        *,
+        restart_policy: RestartPolicy = RESTART_POLICY,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.part = part
+        self.ready = asyncio.Event()
+        """Set when the part was ready once."""
+        self._on_event = on_event
+        self._restart_policy = restart_policy
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self._was_ready = False
+        self._error_lines: deque[str] = deque(maxlen=_KEPT_ERROR_LINES)
+        self._last_errors: dict[str, str] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """Return the id of the process; None if none runs now."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
+
+    async def run(self) -> None:
+        """Run until `stop`; raise ServerFailed with the error of the part if it cannot start at all."""
+        restarts = Restarts(self._restart_policy)
+        while not self._stopping.is_set():
+            code, end = await self._run_once()
+            if self._stopping.is_set():
+                break
+            decision = restarts.decide(end, time.monotonic())
+            reason = self._error_text() or describe_exit(code)
+            if isinstance(decision, GiveUp):
+                raise ServerFailed(f"{self.part.name} did not start: {reason}", fix=self._fix())
+            self._report("died", f"{reason}; starting again in {decision.pause_seconds:g} s")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), decision.pause_seconds)
+
+    async def stop(self) -> None:
+        """Stop the process; kill it with its children if it does not end within its grace period."""
+        self._stopping.set()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), self.part.grace_seconds)
+        except TimeoutError:
+            self._report("killed", f"it did not stop within {self.part.grace_seconds:g} s")
+            self.kill()
+            await process.wait()
+
+    def kill(self) -> None:
+        """Kill the process at once, with its children, which are in its session."""
+        self._stopping.set()
+        if self._process is not None and self._process.returncode is None:
+            _kill_group(self._process.pid)
+
+    async def _run_once(self) -> tuple[int, RunEnd]:
+        """Start the process, and wait until it ends."""
+        self._was_ready = False
+        self._error_lines.clear()
+        began = time.monotonic()
+        process = self._process = await asyncio.create_subprocess_exec(
+            *tie_to_parent(self.part.command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C in a terminal is for `up`, which stops the parts in order
+            limit=_MAX_LINE_BYTES,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        readers = [
+            asyncio.create_task(_read_lines(process.stdout, self._read_output)),
+            asyncio.create_task(_read_lines(process.stderr, self._read_error_line)),
+        ]
+        code = await process.wait()
+        _kill_group(process.pid)  # its children, such as a JVM, would work on for a moment
+        await asyncio.wait(readers, timeout=1)
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+        ran_seconds = time.monotonic() - began
+        return code, RunEnd(ran_seconds=ran_seconds, was_ready=self._was_ready, exit_code=code)
+
+    def _read_output(self, line: str) -> None:
+        try:
+            fields = dict(json.loads(line))
+            event = str(fields.pop("event"))
+        except (ValueError, TypeError, KeyError):
+            self._report("said", line)
+            return
+        if event == "progress":
+            self._progress(fields)
+            return
+        if event == "ready":
+            self._was_ready = True
+            self.ready.set()
+        self._report(event, str(fields.pop("detail", "")), fields)
+
+    def _progress(self, fields: Mapping[str, Any]) -> None:
+        """Report a progress line of the pipeline only if it has a new error."""
+        name, error = str(fields.get("part")), str(fields.get("error") or "")
+        if error and error != self._last_errors.get(name):
+            self._report("trouble", f"{name} {fields.get('state')}: {error}", fields)
+        self._last_errors[name] = error
+
+    def _read_error_line(self, line: str) -> None:
+        if line.startswith('{"'):
+            self._report(LOG, line)
+            return
+        self._error_lines.append(line)
+        if not line.startswith(("error: ", "fix: ")):
+            self._report("note", line)
+
+    def _error_text(self) -> str:
+        """Return the error message with which the process ended."""
+        return next((line.removeprefix("error: ") for line in self._error_lines if line.startswith("error: ")), "")
+
+    def _fix(self) -> str | None:
+        return next((line.removeprefix("fix: ") for line in self._error_lines if line.startswith("fix: ")), None)
+
+    def _report(self, event: str, detail: str, fields: Mapping[str, Any] | None = None) -> None:
+        self._on_event(PartEvent(self.part.name, event, detail, fields or {}))
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+async def _read_lines(stream: asyncio.StreamReader, on_line: Callable[[str], None]) -> None:
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:  # longer than any line of Purveyor: the rest comes as the next line
+            continue
+        if not line:
+            return
+        on_line(line.decode(errors="replace").rstrip("\r\n"))
+
 
 ALL: Final = "everything"
 
@@ -91,3 +326,38 @@ class Supervisor:
             process, task = self._running.pop()
             await process.stop()
             await asyncio.gather(task, return_exceptions=True)
+
+
+LOCK_FILE_NAME = "up.lock"
+
+
+@contextlib.contextmanager
+def hold_data_dir(data_dir: Path) -> Iterator[None]:
+    """Lock the directory during the block; raise StoreInUse with the process that holds the lock."""
+    lock = FileLock(data_dir / LOCK_FILE_NAME)
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        is_ours = lock.try_lock()
+    except OSError as error:
+        raise SetupError(
+            f"{data_dir} cannot be used for data: {error.strerror}", fix="choose another with --data-dir"
+        ) from error
+    if not is_ours:
+        raise _in_use(data_dir, lock.owner())
+    try:
+        lock.write_owner()
+        yield
+    finally:
+        lock.release()
+
+
+def _in_use(data_dir: Path, owner: LockOwner | None) -> StoreInUse:
+    if owner is None:
+        return StoreInUse(
+            f"`purveyor up` already runs on {data_dir}, in an unknown process",
+            fix=f"find it with: fuser {data_dir / LOCK_FILE_NAME}",
+        )
+    return StoreInUse(
+        f"`purveyor up` already runs on {data_dir}: process {owner.pid}, since {owner.started_at}",
+        fix=f"use that one, or stop it with: kill {owner.pid}; or choose another --data-dir",
+    )

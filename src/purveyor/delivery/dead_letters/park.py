@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, assert_never
 
 from purveyor.delivery.lease_rules import MAX_FAILURES_PER_MESSAGE
-from purveyor.delivery.lease_types import position_of
+from purveyor.delivery.leases import position_of
 from purveyor.delivery.state_writer import StateWriter
 from purveyor.jetstream.headers import FIRST_FAILED_AT, REDRIVE_COUNT, Headers, first, number
 from purveyor.jetstream.streams import StoredMessage

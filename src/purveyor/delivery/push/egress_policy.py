@@ -11,8 +11,8 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+from purveyor.model.delivery_policy import Endpoint
 from purveyor.model.errors import InvalidConfig, InvalidInput, Refused, Unavailable
-from purveyor.model.push_config import Endpoint
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -16,9 +16,9 @@ from typing import Final, cast
 import httptools
 
 from purveyor.delivery.push.egress_policy import Address, Network, resolve
-from purveyor.delivery.push.retry_decision import Outcome
+from purveyor.delivery.push.settlement import Outcome
+from purveyor.model.delivery_policy import Endpoint
 from purveyor.model.errors import PurveyorError, Refused
-from purveyor.model.push_config import Endpoint
 
 DEFAULT_CONNECTIONS_PER_HOST: Final = 256
 _IDLE_SECONDS: Final = 50.0

@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from purveyor.delivery.push.attempt_log import AttemptLog
-from purveyor.delivery.push.blocked_keys import BlockedKeys
 from purveyor.delivery.push.egress_policy import Network
 from purveyor.delivery.push.endpoint_pool import EndpointFactory
 from purveyor.delivery.push.http_pool import DEFAULT_CONNECTIONS_PER_HOST, HttpPool
-from purveyor.delivery.push.push_leases import PushLeases
-from purveyor.delivery.push.push_problems import EventCallback, FailureSeries, PushProblems
-from purveyor.delivery.push.push_secrets import SecretCipher
+from purveyor.delivery.push.push_leases import BlockedKeys, PushLeases
+from purveyor.delivery.push.push_reports import AttemptLog, EventCallback, FailureSeries, PushProblems
+from purveyor.delivery.push.push_request import SecretCipher
 from purveyor.delivery.push.subscription_pusher import PushServices, SubscriptionPusher
 from purveyor.delivery.state_writer import SharedServices
 from purveyor.delivery.subscriptions import Subscriptions

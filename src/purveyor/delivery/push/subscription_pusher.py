@@ -16,22 +16,23 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from purveyor.delivery.notifier import Listener
-from purveyor.delivery.push.attempt_log import AttemptLog
-from purveyor.delivery.push.blocked_keys import BlockedKeys
-from purveyor.delivery.push.endpoint_health import is_slow
-from purveyor.delivery.push.endpoint_pool import EarliestTimer, EndpointFactory, EndpointPool, EndpointSender
-from purveyor.delivery.push.push_leases import PushLeases
-from purveyor.delivery.push.push_problems import UNAVAILABLE_PAUSE_SECONDS, EventCallback, PushProblems, PushReporter
-from purveyor.delivery.push.retry_decision import Action, Decision, Outcome, decide
-from purveyor.delivery.push.settlement import PushResult, ResultSettler
+from purveyor.delivery.push.endpoint_pool import EarliestTimer, EndpointFactory, EndpointPool, EndpointSender, is_slow
+from purveyor.delivery.push.push_leases import BlockedKeys, PushLeases
+from purveyor.delivery.push.push_reports import (
+    UNAVAILABLE_PAUSE_SECONDS,
+    AttemptLog,
+    EventCallback,
+    PushProblems,
+    PushReporter,
+)
+from purveyor.delivery.push.settlement import Action, Decision, Outcome, PushResult, ResultSettler, decide
+from purveyor.delivery.subscription_changes import Listener
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.delivery.transitions import DeliveredMessage, PullResult, limit_error
 from purveyor.jetstream.connection import Connection
 from purveyor.model import metrics, tracing
-from purveyor.model.delivery_policy import OrderBy
+from purveyor.model.delivery_policy import AfterDeadLetter, OrderBy, Push
 from purveyor.model.errors import PrefillFailed, PurveyorError, UnknownSubscription, describe
-from purveyor.model.push_config import AfterDeadLetter, Push
 from purveyor.model.subscription import Subscription
 from purveyor.queues.registry import Registered
 

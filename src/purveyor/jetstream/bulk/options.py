@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from purveyor.jetstream.bulk import header_columns
+from purveyor.jetstream.bulk import arrow_columns
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidConfig
 from purveyor.model.name_rules import check_header, check_name, check_subject
@@ -17,7 +17,7 @@ SCHEMA: Final = pa.schema(
         pa.field("sequence", pa.int64()),
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
         pa.field("subject", pa.string()),
-        pa.field("headers", header_columns.HEADERS_TYPE),
+        pa.field("headers", arrow_columns.HEADERS_TYPE),
         pa.field("data", pa.binary()),
     ]
 )
@@ -27,7 +27,7 @@ OUTGOING_SCHEMA: Final = pa.schema(
     [
         pa.field("subject", pa.string()),
         pa.field("data", pa.binary()),
-        pa.field("headers", header_columns.HEADERS_TYPE),
+        pa.field("headers", arrow_columns.HEADERS_TYPE),
         pa.field("msg_id", pa.string()),
     ]
 )

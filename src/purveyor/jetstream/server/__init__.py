@@ -1,11 +1,11 @@
 """The embedded NATS server and its store."""
 
-from purveyor.jetstream.server.binary import ServerBinary, find_server
 from purveyor.jetstream.server.config import ServerOptions, ServerTls
 from purveyor.jetstream.server.embedded import EmbeddedServer
-from purveyor.jetstream.server.store_lock import find_running_server
+from purveyor.jetstream.server.files import find_running_server
+from purveyor.jetstream.server.process import ServerBinary, find_server
 from purveyor.jetstream.server.supervisor import EventKind, ServerEvent
-from purveyor.model.restarts import RestartPolicy
+from purveyor.model.retries import RestartPolicy
 
 __all__ = [
     "EmbeddedServer",

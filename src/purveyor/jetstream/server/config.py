@@ -9,7 +9,7 @@ from pathlib import Path
 
 from purveyor.jetstream.address import DEFAULT_INBOX, Tls
 from purveyor.model.errors import InvalidConfig
-from purveyor.model.restarts import RestartPolicy
+from purveyor.model.retries import RestartPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

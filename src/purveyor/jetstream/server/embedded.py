@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.server.binary import find_server
 from purveyor.jetstream.server.config import ServerOptions
-from purveyor.jetstream.server.files import Files
-from purveyor.jetstream.server.store_lock import lock_store
+from purveyor.jetstream.server.files import Files, lock_store
+from purveyor.jetstream.server.process import find_server
 from purveyor.jetstream.server.supervisor import Listener, Supervisor
 from purveyor.model.errors import PurveyorError, ServerFailed, ServerMissing
 

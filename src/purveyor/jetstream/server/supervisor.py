@@ -18,15 +18,22 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from purveyor.jetstream.address import Address, Tls
-from purveyor.jetstream.server.binary import ServerBinary
 from purveyor.jetstream.server.config import USER, Identity, ServerOptions, client_url, quote, render, render_users
-from purveyor.jetstream.server.disk_limit import DiskStatus, Limit, Space, check_disk, size_of
-from purveyor.jetstream.server.files import Files, PortFile
-from purveyor.jetstream.server.process import ServerProcess
-from purveyor.jetstream.server.readiness import free_port, is_port_free, stored_bytes, why_not_ready
-from purveyor.jetstream.server.store_lock import StoreLock, address_of
+from purveyor.jetstream.server.files import Files, PortFile, StoreLock, address_of
+from purveyor.jetstream.server.process import ServerBinary, ServerProcess
+from purveyor.jetstream.server.server_checks import (
+    DiskStatus,
+    Limit,
+    Space,
+    check_disk,
+    free_port,
+    is_port_free,
+    size_of,
+    stored_bytes,
+    why_not_ready,
+)
 from purveyor.model.errors import PurveyorError, ServerFailed, SetupError
-from purveyor.model.restarts import GiveUp, Restarts, RunEnd
+from purveyor.model.retries import GiveUp, Restarts, RunEnd
 
 logger = logging.getLogger(__name__)
 _WATCH_INTERVAL_SECONDS = 0.1
@@ -187,7 +194,7 @@ class Supervisor:
         """Watch the server until it ends or a stop is requested; return True if it has to restart for its disk.
 
         A stream whose write failed for lack of space accepts nothing until the server restarts, and the limit of the
-        store is set at the start (see `disk_limit`). Clients see a restart as a short pause.
+        store is set at the start (see `server_checks`). Clients see a restart as a short pause.
         """
         disk_was_full, full_was_reported, stored, read_store_at = False, False, None, 0.0
         while not self._stop_requested.wait(_WATCH_INTERVAL_SECONDS) and child.exit_reason() is None:

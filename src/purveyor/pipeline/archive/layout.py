@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from purveyor.model.stored_record import Kind
+from purveyor.model.json_fields import Kind
 
 EVENTS, RANGES, SNAPSHOTS = "events", "ranges", "snapshots"
 FORMAT = "format.json"

@@ -35,11 +35,10 @@ from purveyor.pipeline.archive.layout import (
 from purveyor.pipeline.archive.range_store import RangeStore
 from purveyor.pipeline.archive.reader import ArchiveSource, objects_at
 from purveyor.spark.checkpoint_files import committed_offset
-from purveyor.spark.durable_commit import Releases
 from purveyor.spark.offsets import Offset
 from purveyor.spark.options import read_settings
 from purveyor.spark.progress import is_active
-from purveyor.spark.stream_control import StreamControl
+from purveyor.spark.stream_control import Releases, StreamControl
 
 FAN_IN = 8
 FILE_BYTES = 128 << 20

@@ -30,8 +30,8 @@ from purveyor.pipeline.archive.layout import ORDER, PositionRange, archived_unti
 from purveyor.pipeline.archive.maintenance import ArchiveMaintenance
 from purveyor.pipeline.archive.range_store import RangeStore
 from purveyor.pipeline.archive.reader import ArchiveSource, as_archived
-from purveyor.pipeline.checkpoint_recovery import archive_rule, recover
-from purveyor.pipeline.event_columns import COLUMN_TYPES
+from purveyor.pipeline.checkpoints import archive_rule, recover
+from purveyor.pipeline.event_rows import COLUMN_TYPES
 from purveyor.pipeline.event_sources import event_format
 from purveyor.pipeline.job_failures import (
     MIN_TIME_LIMIT_SECONDS,
@@ -68,7 +68,7 @@ def start_archive(spark: SparkSession, settings: ArchiveSettings) -> StreamingQu
     """Start the query and its maintenance; both end with `query.stop()`.
 
     Without a checkpoint it begins where the archive ends, and so it does with one that does not fit the stream (see
-    `checkpoint_recovery`). The stream keeps everything for the archive's durable. So a message that is not there was
+    `checkpoints`). The stream keeps everything for the archive's durable. So a message that is not there was
     removed on purpose, by a delete or a purge: that is logged, and its position is covered.
     """
     source = settings.source

@@ -5,7 +5,7 @@ The steps of a batch, and what a crash after each step means:
     1. settle beginnings, read subscriptions   the registry is right, nothing is written
     2. suspend those not understood            the same, and the registry has where they stop
     3. fill small gaps before the batch        these queues have more of their events
-    4. write the batch (see `isolation`)       queues have all or a part of the batch
+    4. write the batch (see `Isolation`)       queues have all or a part of the batch
     5. settle refusals                         the same, or a suspension is noted
     6. note the progress of once-suspended     the same
     7. Spark commits the batch                 it is done
@@ -34,12 +34,17 @@ from purveyor.model.registration import DispatchState
 from purveyor.model.tracing import Value
 from purveyor.pipeline.archive.layout import PositionRange
 from purveyor.pipeline.archive.reader import ArchiveSource, events
-from purveyor.pipeline.checkpoint_recovery import dispatch_rule, recover
-from purveyor.pipeline.dispatch.batch_job import BatchJob, BatchReport, archived_topic_batches
-from purveyor.pipeline.dispatch.batch_plan import PlannedTarget, is_note_due, plan_batch
-from purveyor.pipeline.dispatch.isolation import Attempt, Isolation, WriteOutcome
+from purveyor.pipeline.checkpoints import dispatch_rule, recover
+from purveyor.pipeline.dispatch.batch_job import (
+    Attempt,
+    BatchJob,
+    BatchReport,
+    Isolation,
+    WriteOutcome,
+    archived_topic_batches,
+)
+from purveyor.pipeline.dispatch.batch_plan import STREAM, PlannedTarget, SubscriptionTracker, is_note_due, plan_batch
 from purveyor.pipeline.dispatch.subscriber_messages import ORIGIN
-from purveyor.pipeline.dispatch.subscription_snapshot import STREAM, SubscriptionTracker
 from purveyor.pipeline.dispatch.suspensions import CatchUpRequests, RejectedTargets, UnreadableSubscriptions
 from purveyor.pipeline.event_sources import topic_batch_format
 from purveyor.queues.catalogue import DEFAULT_GROUP
@@ -86,7 +91,7 @@ def start_dispatch(spark: SparkSession, settings: DispatchSettings) -> Streaming
 
     It ends with an error when the server is away for longer than the patience, or when the stream is not the one of the
     checkpoint. Started again, it repeats its last batch. A checkpoint that does not fit the stream is replaced (see
-    `checkpoint_recovery`).
+    `checkpoints`).
     """
     options = connection_options(settings.address) | {"stream": STREAM, "durable": settings.group}
     recover(settings.checkpoint, read_settings(options), dispatch_rule)

@@ -32,8 +32,12 @@ from purveyor.model.control_events import JOB_SUBJECT, CatchUpJob, JobKind, job_
 from purveyor.model.errors import InvalidName, PurveyorError, Unavailable, UnknownStream, WrongRevision
 from purveyor.model.registration import DispatchState, Suspension
 from purveyor.pipeline.archive.layout import PositionRange
-from purveyor.pipeline.dispatch.batch_plan import PlannedTarget, first_missing_position, is_dispatchable
-from purveyor.pipeline.dispatch.subscription_snapshot import SubscriptionTracker
+from purveyor.pipeline.dispatch.batch_plan import (
+    PlannedTarget,
+    SubscriptionTracker,
+    first_missing_position,
+    is_dispatchable,
+)
 from purveyor.queues.catalogue import PREFILL, subscription_queue
 from purveyor.queues.registry import Registered, Snapshot, Unreadable
 from purveyor.queues.sync_client import read_subscriptions, restore_queue, update_dispatch

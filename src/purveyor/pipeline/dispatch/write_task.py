@@ -42,8 +42,8 @@ from purveyor.pipeline.dispatch.subscriber_messages import (
     redact_table,
     rows_by_target,
 )
+from purveyor.pipeline.event_rows import UnpackedMessages, group_portions
 from purveyor.pipeline.expressions import MAX_KNOWN_TOPICS, Pair, TargetTopics
-from purveyor.pipeline.topic_batches import UnpackedMessages, group_portions
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters.letter import DeadLetter, park, subject_token

@@ -30,8 +30,7 @@ from purveyor.jetstream.headers import POSITION
 from purveyor.model import tracing
 from purveyor.model.errors import InvalidInput, PublishRefused, UnknownStream
 from purveyor.model.redaction import redact
-from purveyor.pipeline.dispatch.subscriber_messages import find_traces
-from purveyor.pipeline.message_copies import add_headers, copy_headers, redact_bodies
+from purveyor.pipeline.dispatch.subscriber_messages import add_headers, copy_headers, find_traces, redact_bodies
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters.letter import DeadLetter, park
 from purveyor.spark.pyspark_internals import map_in_arrow

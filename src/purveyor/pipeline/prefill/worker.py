@@ -30,7 +30,6 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.messages import Message
 from purveyor.jetstream.publisher import Expect
 from purveyor.model import json_fields
-from purveyor.model.backoff import Backoff
 from purveyor.model.control_events import JOB, CatchUpJob, Job, PrefillJob, ReplayJob, decode_job
 from purveyor.model.errors import (
     InvalidInput,
@@ -41,6 +40,7 @@ from purveyor.model.errors import (
     WrongRevision,
 )
 from purveyor.model.registration import PrefillState, PrefillStatus
+from purveyor.model.retries import Backoff
 from purveyor.model.tracing import carrier_from_headers
 from purveyor.pipeline.archive.reader import ArchiveSource
 from purveyor.pipeline.job_failures import Failure, explain

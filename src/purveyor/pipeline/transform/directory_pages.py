@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from purveyor.model.errors import UnreadableRecord
-from purveyor.model.stored_record import UPGRADE
+from purveyor.model.json_fields import UPGRADE
+from purveyor.pipeline.transform.directory_records import descendant_prefix
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.dn import descendant_prefix
 
 MAX_PAGE_ENTRIES: Final = 64
 MAX_PAGE_BYTES: Final = 48 << 10

@@ -14,15 +14,18 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from purveyor.model.ldif_changes import Change, Step
-from purveyor.pipeline.transform.dn import (
+from purveyor.pipeline.transform.directory_records import (
+    Attributes,
     DistinguishedName,
     InvalidRecord,
+    Modification,
+    Record,
+    Value,
     fold_value,
     parse_dn,
     rdn_values,
     renamed_dn,
 )
-from purveyor.pipeline.transform.records import Attributes, Modification, Record, Value
 
 ENTRY_UUID: Final = "entryuuid"
 MAX_CHANGED_ENTRIES: Final = (1 << 19) - 1

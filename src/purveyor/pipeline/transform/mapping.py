@@ -18,9 +18,8 @@ from typing import Any, Final, TypeVar
 
 from purveyor.model.errors import InvalidConfig, InvalidInput
 from purveyor.model.event import check_realm_or_topic
+from purveyor.pipeline.transform.directory_records import Value, attribute_key
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.dn import attribute_key
-from purveyor.pipeline.transform.records import Value
 
 _OBJECT_CLASS: Final = "objectclass"
 RESERVED_PROPERTIES: Final = ("dn", "uuid")

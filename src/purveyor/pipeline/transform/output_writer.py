@@ -35,7 +35,7 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk.append.append_once import append_once, newest_position
 from purveyor.jetstream.bulk.net.pool import RetryDeadline, connect, release, request_api
 from purveyor.jetstream.bulk.options import AppendOptions, Target
-from purveyor.jetstream.codec import to_wire
+from purveyor.jetstream.config import to_wire
 from purveyor.model.errors import InvalidConfig, PublishRefused, UnknownConsumer, UnknownMessage
 from purveyor.model.event import LDIF_SUBJECT
 from purveyor.model.metrics import MIGRATION_WAITS

@@ -14,12 +14,10 @@ from typing import Any, Final, TypeAlias
 
 from purveyor.jetstream.headers import Headers
 from purveyor.model.errors import InvalidInput, PurveyorError, describe
-from purveyor.model.event import Event
-from purveyor.model.event_limits import encode_checked
+from purveyor.model.event import Event, encode_checked
+from purveyor.pipeline.transform.directory_records import InvalidRecord, parse_record
 from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, Store, apply_record, undo_changes
-from purveyor.pipeline.transform.dn import InvalidRecord
 from purveyor.pipeline.transform.mapping import MappedObject, Mapping, Unmatched, object_classes
-from purveyor.pipeline.transform.records import parse_record
 from purveyor.queues.dead_letters.letter import DeadLetter, fit_letter
 
 ORIGIN: Final = "transform"

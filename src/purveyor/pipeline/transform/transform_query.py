@@ -17,7 +17,7 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk.options import AppendOptions
 from purveyor.model import metrics
 from purveyor.model.errors import InvalidConfig
-from purveyor.pipeline.checkpoint_recovery import recover, transform_rule
+from purveyor.pipeline.checkpoints import recover, transform_rule
 from purveyor.pipeline.transform.mapping import load_mapping
 from purveyor.pipeline.transform.output_writer import (
     RESULT,

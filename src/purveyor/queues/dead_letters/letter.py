@@ -12,7 +12,7 @@ The body of a dead letter is the unchanged body of the original message. Headers
 | `Purveyor-Attempts` | the number of attempts |
 | `Purveyor-First-Error`, `Purveyor-Last-Error` | the times of the first and last failure, in UTC |
 | `Purveyor-Details` | more, as a JSON object |
-| `Purveyor-Letter-Version` | the version of these headers (see `model.stored_record`) |
+| `Purveyor-Letter-Version` | the version of these headers (see `model.json_fields`) |
 | `Purveyor-Original-<name>` | each header of the original, its id (`Nats-Msg-Id`) among them |
 """
 
@@ -29,7 +29,7 @@ from urllib.parse import quote
 from purveyor.jetstream import headers as header_codec
 from purveyor.jetstream.headers import MAX_HEADER_BLOCK_BYTES, MSG_ID, PARKED_POSITION, Headers
 from purveyor.model.errors import InvalidInput
-from purveyor.model.stored_record import VERSION, Kind
+from purveyor.model.json_fields import VERSION, Kind
 from purveyor.queues.catalogue import DEAD_LETTERS
 
 if TYPE_CHECKING:

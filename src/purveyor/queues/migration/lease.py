@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from purveyor.jetstream.api import Api
 from purveyor.jetstream.api_protocol import API_PREFIX
-from purveyor.jetstream.codec import to_wire
+from purveyor.jetstream.config import to_wire
 from purveyor.jetstream.connection import NatsSubscription
 from purveyor.jetstream.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from purveyor.jetstream.key_value import Bucket, BucketConfig

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from purveyor.jetstream.api import Api
-from purveyor.jetstream.codec import Json, from_wire
-from purveyor.jetstream.config import Retention, StreamInfo
+from purveyor.jetstream.config import Json, Retention, StreamInfo, from_wire
 from purveyor.jetstream.key_value import Bucket, BucketServices
 from purveyor.jetstream.maintenance import BUCKET, record_key
 from purveyor.model.errors import (

@@ -9,10 +9,10 @@ import dataclasses
 from dataclasses import dataclass
 from enum import Enum
 
-from purveyor.jetstream.codec import Json
+from purveyor.jetstream.config import Json
 from purveyor.jetstream.maintenance import MIGRATION_RECORD, STREAM_PREFIX
 from purveyor.model.errors import InvalidInput
-from purveyor.model.stored_record import VERSION
+from purveyor.model.json_fields import VERSION
 from purveyor.queues.migration.plan import Strategy
 
 CONTINUES = "purveyor.continues"

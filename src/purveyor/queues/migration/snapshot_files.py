@@ -17,10 +17,10 @@ from typing import Final
 
 from purveyor.jetstream.api import Api
 from purveyor.jetstream.api_protocol import ErrorReply, Resource, to_error
-from purveyor.jetstream.codec import Json
+from purveyor.jetstream.config import Json
 from purveyor.jetstream.connection import NatsSubscription, RawMessage
 from purveyor.model.errors import DataLost, InvalidInput, NoAnswer, Refused, UnreadableRecord
-from purveyor.model.stored_record import VERSION, Kind
+from purveyor.model.json_fields import VERSION, Kind
 
 _DATA: Final = "stream.tar.s2"
 _MANIFEST: Final = "manifest.json"

@@ -1,7 +1,7 @@
 """An import: reads inputs, parses records, assigns ids, and stores them block by block, in order.
 
-This module connects `inputs`, `ldif_parser`, `import_ledger` and `queue_store`, and counts and reports. Memory holds a
-few portions of the input and one block.
+This module connects `inputs`, `ldif_parser` and `queue_store`, and counts and reports. Memory holds a few portions of
+the input and one block.
 """
 
 import asyncio
@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
 from purveyor.model.errors import InvalidInput
-from purveyor.sources.ldif.import_ledger import Block, RecordIdChain
 from purveyor.sources.ldif.inputs import Input, InputChange, InputReader
 from purveyor.sources.ldif.ldif_parser import LdifParser
-from purveyor.sources.ldif.queue_store import BlockResult, RecordStore
+from purveyor.sources.ldif.queue_store import Block, BlockResult, RecordIdChain, RecordStore
 from purveyor.sources.ldif.records import BrokenRecord, Record
 
 _IDLE_SECONDS = 0.2  # without new input for this long, the importer stores a block that is not full

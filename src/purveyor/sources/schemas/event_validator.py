@@ -20,10 +20,8 @@ from purveyor.model.errors import (
     UnknownSchema,
     UnreadableRecord,
 )
-from purveyor.model.event import Event
-from purveyor.model.event_limits import check_realm_topic, encode_checked
-from purveyor.model.json_fields import Json
-from purveyor.model.stored_record import UPGRADE
+from purveyor.model.event import Event, check_realm_topic, encode_checked
+from purveyor.model.json_fields import UPGRADE, Json
 from purveyor.model.subscription import RealmTopic, read_topics
 from purveyor.sources.schemas.schema import (
     SCHEMA,

@@ -2,7 +2,7 @@
 
 A schema governs the topics that it names, exact or by expression. `event_validator` checks events against its newest
 revision. A revision never changes: a commit adds one, a rollback adds a copy of an earlier one, so that the numbers
-show the history. `json_compatibility` and `avro_compatibility` decide whether a revision may follow another.
+show the history. `json_compatibility` and `avro_schema` decide whether a revision may follow another.
 """
 
 import dataclasses
@@ -17,10 +17,9 @@ from typing import Final
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidName, UnknownSchema
 from purveyor.model.event import check_realm_or_topic
-from purveyor.model.json_fields import Json
-from purveyor.model.stored_record import Kind
+from purveyor.model.json_fields import Json, Kind
+from purveyor.model.name_rules import is_exact
 from purveyor.model.subscription import RealmTopic, read_topics
-from purveyor.model.topics import is_exact
 
 SCHEMA: Final = Kind("schema", ("name", "type", "encoding", "compatibility", "realms_topics", "revisions"))
 """In every version `realms_topics` keeps its meaning: a program that cannot read the rest refuses events of these

@@ -20,7 +20,6 @@ from typing import Any, Final, Protocol, assert_never
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json, describe_type
 from purveyor.sources.schemas import (
-    avro_compatibility,
     avro_schema,
     json_compatibility,
 )
@@ -94,7 +93,7 @@ def find_unreadable(kind: SchemaType, *, reader: Json, writer: Json) -> tuple[st
         case SchemaType.JSON_SCHEMA:
             return json_compatibility.find_narrowed(writer, reader)
         case SchemaType.AVRO:
-            return avro_compatibility.find_unreadable(avro_schema.parse(reader), avro_schema.parse(writer))
+            return avro_schema.find_unreadable(avro_schema.parse(reader), avro_schema.parse(writer))
         case _:
             assert_never(kind)
 

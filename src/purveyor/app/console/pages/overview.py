@@ -1,19 +1,27 @@
-"""The overview page: alerts, key numbers, and the flow as a live picture."""
+"""The overview page and the pipeline page.
+
+The overview shows alerts, key numbers, and the flow as a live picture. The pipeline page shows the reported state of
+its parts, their batches over time, and the last error of each.
+"""
+
+import time
+from typing import Any
 
 from nicegui import ui
 
-from purveyor.app.console import flow_svg, html
+from purveyor.app.console import html
+from purveyor.app.console.alerts import SILENT_SECONDS, Level
 from purveyor.app.console.console import Console
-from purveyor.app.console.flow_graph import Flow, build_flow
+from purveyor.app.console.flow_graph import Flow, all_alerts, build_flow, render_svg
 from purveyor.app.console.formatting import format_count, format_duration, format_number, format_rate
 from purveyor.app.console.html import TableColumn
 from purveyor.app.console.page_base import LiveHtml, card, page_frame
-from purveyor.app.console.snapshot import QueueKind, SystemSnapshot
-from purveyor.app.console.time_series import History
+from purveyor.app.console.snapshot import PartSnapshot, PipelineSnapshot, QueueKind, SystemSnapshot
+from purveyor.app.console.time_series import COLOURS, History, plot, rate_line, value_line
 
 
-def install(console: Console) -> None:
-    """Register the page."""
+def install_overview(console: Console) -> None:
+    """Register the page `/`."""
 
     @ui.page("/", title="Overview · Purveyor")
     async def overview() -> None:
@@ -27,7 +35,7 @@ def install(console: Console) -> None:
             flow = build_flow(snapshot, console.collector.history)
             alerts.show(html.alerts(flow.alerts))
             numbers.show(key_numbers(snapshot, console.collector.history))
-            drawn.show(flow_svg.render(flow))
+            drawn.show(render_svg(flow))
             ways.show(as_list(flow))
 
         page.on_snapshot(show)
@@ -85,3 +93,141 @@ def as_list(flow: Flow) -> str:
         for arrow in flow.arrows
     ]
     return html.table(heads, rows, label="The flow")
+
+
+_CHART_SECONDS = 10.0
+_STATES = {"running": Level.FINE, "starting": Level.NOTE, "waiting": Level.STUCK, "failed": Level.STUCK}
+_PARTS = ("transform", "dispatch", "archive")
+
+
+def install_pipeline(console: Console) -> None:
+    """Register the page `/console/pipeline`."""
+
+    @ui.page("/console/pipeline", title="Pipeline · Purveyor")
+    async def pipeline() -> None:
+        here = "/console/pipeline"
+        with page_frame(console, here, "Pipeline", "What Spark does between the sources and the queues.") as page:
+            alerts = LiveHtml()
+            with card("Parts"):
+                parts = LiveHtml()
+            with ui.element("div").classes("split"):
+                with card("Batch times", "How long a batch took, in milliseconds."):
+                    times = ui.echart(plot([], now=time.time())).classes("chart")
+                with card("Throughput", "Messages per second, from the ack floor of each reader."):
+                    done = ui.echart(plot([], now=time.time())).classes("chart")
+            with card("Processes"):
+                processes = LiveHtml()
+        plotted_at = 0.0
+
+        def show(snapshot: SystemSnapshot) -> None:
+            nonlocal plotted_at
+            history, now = console.collector.history, snapshot.at.timestamp()
+            about = [each for each in all_alerts(snapshot, history) if each.about.partition(":")[0] in _ABOUT]
+            alerts.show(html.alerts(about) if about else "")
+            parts.show(_parts(snapshot))
+            processes.show(_processes(snapshot))
+            if now - plotted_at >= _CHART_SECONDS:
+                plotted_at = now
+                _draw(times, _times(history, now))
+                _draw(done, _done(snapshot, history, now))
+
+        page.on_snapshot(show)
+        await page.begin()
+
+
+_ABOUT = ("pipeline", "part", "server")
+
+
+def _parts(snapshot: SystemSnapshot) -> str:
+    found = snapshot.parts
+    if not found:
+        return html.empty("No pipeline has reported", "Start one with purveyor serve pipeline, or purveyor up.")
+    heads = (
+        TableColumn("Part"),
+        TableColumn("State"),
+        TableColumn("Position", numeric=True),
+        TableColumn("Behind", numeric=True),
+        TableColumn("Rows/s", numeric=True, hint="The speed of the last batch"),
+        TableColumn("Batch", numeric=True),
+        TableColumn("Batches", numeric=True, hint="The number of the last batch"),
+        TableColumn("Restarts", numeric=True),
+        TableColumn("Last error"),
+    )
+    rows = [
+        (
+            part.name,
+            _state(snapshot, pipeline, part),
+            format_number(part.position),
+            format_number(part.lag),
+            format_rate(part.rows_per_second).removesuffix("/s") if part.batch_ms is not None else None,
+            None if part.batch_ms is None else f"{format_number(part.batch_ms)} ms",
+            format_number(part.batch),
+            format_number(part.restarts),
+            part.error,
+        )
+        for pipeline, part in found.values()
+    ]
+    return html.table(heads, rows, label="Parts")
+
+
+def _state(snapshot: SystemSnapshot, pipeline: PipelineSnapshot, part: PartSnapshot) -> html.Markup:
+    silent = (snapshot.at - pipeline.at).total_seconds()
+    if pipeline.stopped:
+        return html.badge("stopped", Level.WARNING)
+    if silent > SILENT_SECONDS:
+        return html.badge(f"silent for {format_duration(silent)}", Level.STUCK)
+    return html.badge(part.state, _STATES.get(part.state, Level.NOTE))
+
+
+def _processes(snapshot: SystemSnapshot) -> str:
+    if not snapshot.pipelines:
+        return html.empty("None", "A running pipeline reports every two seconds.")
+    heads = (
+        TableColumn("Process"),
+        TableColumn("Group", hint="The dispatcher group. Each group gets all events"),
+        TableColumn("Parts"),
+        TableColumn("Last report"),
+        TableColumn("Spark UI"),
+    )
+    rows = [
+        (
+            f"{each.pid or '?'} on {each.host or '?'}",
+            each.group or None,
+            ", ".join(part.name for part in each.parts),
+            f"{format_duration(max((snapshot.at - each.at).total_seconds(), 0.0))} ago",
+            _spark(each),
+        )
+        for each in snapshot.pipelines
+    ]
+    return html.table(heads, rows, label="Processes")
+
+
+def _spark(each: PipelineSnapshot) -> html.Cell:
+    if each.spark_ui is None or not each.spark_ui.startswith(("http://", "https://")):
+        return "off; PURVEYOR_SPARK_UI=true turns it on"
+    return html.Markup(
+        f'<a href="{html.cell(each.spark_ui)}" target="_blank" rel="noreferrer">{html.cell(each.spark_ui)}</a>'
+    )
+
+
+def _times(history: History, now: float) -> dict[str, Any]:
+    lines = [
+        value_line(name, history.of("batch_ms", name), now, colour)
+        for name, colour in zip(_PARTS, COLOURS, strict=False)
+    ]
+    return plot(lines, now=now, unit=" ms")
+
+
+def _done(snapshot: SystemSnapshot, history: History, now: float) -> dict[str, Any]:
+    readers = (("ldif", "transformer"), ("incoming", snapshot.dispatcher), ("incoming", "archive"))
+    lines = [
+        rate_line(name, history.of("floor", *reader), now, colour)
+        for name, reader, colour in zip(_PARTS, readers, COLOURS, strict=False)
+    ]
+    return plot(lines, now=now, unit="/s")
+
+
+def _draw(chart: ui.echart, options: dict[str, Any]) -> None:
+    chart.options.clear()
+    chart.options.update(options)
+    chart.update()

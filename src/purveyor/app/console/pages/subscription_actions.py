@@ -20,19 +20,18 @@ from purveyor.app.console.formatting import HINTS
 from purveyor.app.console.html import TableColumn
 from purveyor.app.console.page_base import ConsolePage, button, confirm, modal, notify_error
 from purveyor.app.push_input import PushInput
-from purveyor.delivery.push.endpoint_health import EndpointHealth
-from purveyor.delivery.push.endpoint_pool import EndpointSender
+from purveyor.delivery.push.endpoint_pool import EndpointHealth, EndpointSender
 from purveyor.delivery.push.http_pool import HttpPool
-from purveyor.delivery.push.push_secrets import PushSecrets, generate_secret
-from purveyor.delivery.push.retry_decision import Outcome
+from purveyor.delivery.push.push_request import PushSecrets, generate_secret
+from purveyor.delivery.push.settlement import Outcome
 from purveyor.delivery.transitions import DeliveredMessage
 from purveyor.jetstream.headers import EVENT_ID
 from purveyor.model import json_fields
 from purveyor.model.control_events import ReplayPoint
+from purveyor.model.delivery_policy import PushFormat
 from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import InvalidInput, InvalidName, PurveyorError
 from purveyor.model.json_fields import Json
-from purveyor.model.push_config import PushFormat
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import Subscription
 from purveyor.queues.registry import Registered, Unreadable

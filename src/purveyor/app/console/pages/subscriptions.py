@@ -1,5 +1,9 @@
-"""The subscriptions page: state, backlog, topics and prefill of each."""
+"""The subscriptions page with state, backlog, topics and prefill of each, and the page of one subscription.
 
+The page of one shows backlog, position, deliveries over time, leased messages, and actions.
+"""
+
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -10,12 +14,27 @@ from purveyor.app.console import html
 from purveyor.app.console.alerts import Level
 from purveyor.app.console.console import Console
 from purveyor.app.console.flow_graph import all_alerts
-from purveyor.app.console.formatting import format_duration, format_number, format_rate
+from purveyor.app.console.formatting import format_ago, format_duration, format_number, format_rate, format_time
 from purveyor.app.console.html import TableColumn
-from purveyor.app.console.page_base import PagedTable, button, card, page_frame
-from purveyor.app.console.pages.subscription_actions import add_subscription
+from purveyor.app.console.page_base import ConsolePage, LiveHtml, PagedTable, button, card, page_frame
+from purveyor.app.console.pages.dead_letters import attempts_table
+from purveyor.app.console.pages.queue_browser import (
+    QueueHead,
+    WaitingMessage,
+    action_link,
+    failed_attempts,
+    preview_line,
+    read_queue_head,
+    show_message,
+)
+from purveyor.app.console.pages.subscription_actions import Actions, add_subscription
 from purveyor.app.console.snapshot import QueueSnapshot, SystemSnapshot
+from purveyor.app.console.time_series import COLOURS, plot, rate_line, value_line
 from purveyor.app.telemetry.queue_metrics import state_of
+from purveyor.delivery.subscriptions import SubscriptionStatus, read_status
+from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS
+from purveyor.model.delivery_state import SubjectKind
+from purveyor.model.errors import PurveyorError
 from purveyor.model.registration import PrefillStatus
 from purveyor.queues.registry import Registered, Unreadable
 
@@ -43,8 +62,8 @@ class Row:
     dead: int
 
 
-def install(console: Console) -> None:
-    """Register the page."""
+def install_subscriptions(console: Console) -> None:
+    """Register the list of subscriptions."""
 
     @ui.page("/console/subscriptions", title="Subscriptions · Purveyor")
     async def subscriptions() -> None:
@@ -164,3 +183,195 @@ def _table(found: Sequence[Row]) -> str:
         ],
         label="Subscriptions",
     )
+
+
+_CHART_SECONDS = 10.0
+
+
+def install_subscription(console: Console) -> None:
+    """Register the page of one subscription."""
+
+    @ui.page("/console/subscriptions/{name}", title="Subscription · Purveyor")
+    async def subscription(name: str) -> None:
+        here = "/console/subscriptions"
+        with page_frame(console, here, name, "A subscription, its queue, and the delivery of its messages.") as page:
+            shown = _SubscriptionView(page, name)
+        page.on_snapshot(shown.show)
+        await page.begin()
+
+
+class _SubscriptionView:
+    """The content of the page of one subscription."""
+
+    def __init__(self, page: ConsolePage, name: str) -> None:
+        self._page, self._name = page, name
+        self._plotted_at = 0.0
+        self._head = QueueHead()
+        self._registered: Registered | None = None
+        self._alerts = LiveHtml()
+        self._actions = Actions(page, name)
+        self._numbers = LiveHtml()
+        with ui.element("div").classes("split"):
+            with card("Deliveries", "Messages per second in the last half hour."):
+                self._deliveries = ui.echart(plot([], now=time.time())).classes("chart")
+            with card("Failures", "Redelivered, returned and dead-lettered messages per second, and the backlog."):
+                self._errors = ui.echart(plot([], now=time.time())).classes("chart")
+        with card("Next messages", "The oldest waiting messages: the attempts of each, and the instance that has it."):
+            self._waiting_table = LiveHtml()
+        with card("Definition"):
+            self._definition = LiveHtml()
+        page.on_action("attempt", self._open)
+
+    async def show(self, snapshot: SystemSnapshot) -> None:
+        """Show a snapshot."""
+        found = snapshot.subscriptions.get(self._name)
+        history, now = self._page.console.collector.history, snapshot.at.timestamp()
+        about = f"sub:{self._name}"
+        alerts = [each for each in all_alerts(snapshot, history) if each.about in (about, "server")]
+        self._alerts.show(html.alerts(alerts) if alerts else "")
+        self._registered = found
+        unread = snapshot.unreadable.get(self._name)
+        self._actions.update(found or unread)
+        if unread is not None:
+            self._numbers.show(html.empty(f"{self._name} has an unreadable record", unread.reason))
+            return
+        if found is None:
+            self._numbers.show(html.empty(f"There is no subscription {self._name}", "It was deleted, or never added."))
+            return
+        if snapshot.problem is not None:
+            return
+        try:
+            services = self._page.console.services
+            status = await read_status(services.queues, await services.subscriptions.registry(), found)
+            self._head = await read_queue_head(services.queues, found)
+        except PurveyorError:
+            return  # an alert shows the reason
+        unreadable = html.empty("The delivery state is unreadable", status.unreadable) if status.unreadable else ""
+        self._numbers.show(unreadable + self._key_numbers(snapshot, status))
+        self._waiting_table.show(_waiting_table(self._head))
+        self._definition.show(_definition(found))
+        if now - self._plotted_at >= _CHART_SECONDS:
+            self._plotted_at = now
+            self._plot(now)
+
+    def _key_numbers(self, snapshot: SystemSnapshot, status: SubscriptionStatus) -> str:
+        history, now, queue = (
+            self._page.console.collector.history,
+            snapshot.at.timestamp(),
+            snapshot.queues.get(self._name),
+        )
+        oldest = queue.oldest if queue is not None else None
+        waits = (
+            "nothing waits"
+            if oldest is None
+            else f"the oldest for {format_duration((snapshot.at - oldest).total_seconds())}"
+        )
+        return html.large_numbers(
+            [
+                ("Backlog", format_number(status.main), f"{format_number(status.prefill)} of the prefill; {waits}"),
+                (
+                    "Position",
+                    format_number(status.position),
+                    f"acknowledged up to {format_number(self._head.acknowledged or None)}",
+                ),
+                ("Deliveries", format_rate(history.of("done", self._name).rate(now)), "acknowledged per second"),
+                (
+                    "Leased",
+                    format_number(self._head.leased),
+                    f"{format_number(self._head.failed)} with failed attempts",
+                ),
+            ]
+        )
+
+    def _plot(self, now: float) -> None:
+        history, name = self._page.console.collector.history, self._name
+        arrived = rate_line("arrived", history.of("last", name), now, COLOURS[0])
+        done = rate_line("acknowledged", history.of("done", name), now, COLOURS[1])
+        self._draw(self._deliveries, plot([arrived, done], now=now, unit="/s"))
+        again = rate_line("redelivered", history.of("redelivered", name), now, COLOURS[2])
+        back = rate_line("returned", history.of("returned", name), now, COLOURS[4])
+        dead = rate_line("dead letters", history.of("dead", f"subscription-{name}"), now, COLOURS[3])
+        waiting = value_line("backlog", history.of("waiting", name), now, "#8590a0")
+        options = plot([again, back, dead, waiting], now=now)
+        options["yAxis"] = [options["yAxis"], {**options["yAxis"], "splitLine": {"show": False}, "position": "right"}]
+        options["series"][3] |= {"yAxisIndex": 1, "lineStyle": {"width": 1, "color": "#8590a0"}}
+        self._draw(self._errors, options)
+
+    @staticmethod
+    def _draw(chart: ui.echart, options: dict[str, object]) -> None:
+        chart.options.clear()
+        chart.options.update(options)
+        chart.update()
+
+    async def _open(self, key: str) -> None:
+        found = next((each for each in self._head.messages if str(each.message.sequence) == key), None)
+        if found is None or self._registered is None:
+            return
+        queues = self._page.console.services.queues
+        noted = await failed_attempts(queues, self._registered, found.message.sequence)
+        more = f"<h3>Attempts that failed</h3>{attempts_table(noted)}" if noted else ""
+        await show_message(found.message, more)
+
+
+def _waiting_table(head: QueueHead) -> str:
+    if not head.messages:
+        return html.empty("Nothing waits", "Every message that was written to its queue is acknowledged.")
+    heads = (
+        TableColumn("Sequence", numeric=True),
+        TableColumn("Position", numeric=True),
+        TableColumn("Kind", hint="live: a new event; prefill: the initial state; retry: a dead letter put back"),
+        TableColumn("Stored", shape="tight"),
+        TableColumn("Attempts", numeric=True, hint="How often it was delivered to a consumer or sent to an endpoint"),
+        TableColumn("Now", shape="tight"),
+        TableColumn("Content", narrow=False, shape="line"),
+    )
+    rows = [
+        (
+            action_link(str(each.message.sequence), "attempt", str(each.message.sequence)),
+            ", ".join(each.message.headers.get("Purveyor-Position", ())) or None,
+            "live" if each.kind is SubjectKind.MAIN else each.kind.value,
+            format_ago(each.message.timestamp),
+            format_number(each.deliveries),
+            _now(each),
+            html.Markup(f'<span class="mono soft">{html.cell(preview_line(each.message.data))}</span>'),
+        )
+        for each in head.messages
+    ]
+    return html.table(heads, rows, label="Next messages")
+
+
+def _now(each: WaitingMessage) -> str:
+    if each.instance is not None:
+        return f"leased by {each.instance}, lease ends {format_ago(each.until)}"
+    return f"next attempt {format_ago(each.until)}" if each.until is not None else "waits"
+
+
+def _definition(found: Registered) -> str:
+    record, definition = found.record, found.record.definition
+    public, retry = definition.to_public_json(), definition.retry
+    times = "without limit" if retry.max_attempts is None else f"{retry.max_attempts} times"
+    rows: list[tuple[str, html.Cell]] = [
+        ("State", state_badge(found)),
+        ("Topics", ", ".join(f"{each.realm}:{each.topic}" for each in definition.realms_topics)),
+        ("Delivery", definition.delivery.value),
+        ("Order", "none" if definition.order_by is None else f"by {definition.order_by.value}"),
+        ("Lease", f"{definition.lease_seconds:g} s"),
+        ("Retry", f"{times}, after {retry.min_backoff_seconds:g} to {retry.max_backoff_seconds:g} s"),
+        ("Prefill", prefill_cell(found)),
+        ("Begins after position", format_number(record.begin)),
+        ("Added", format_time(record.created)),
+        ("Filter", "all events of its topics" if not definition.filter else str(public.get("filter"))),
+        ("Hidden fields", _hidden(definition.hidden_fields)),
+        ("Queue", html.link(definition.name, f"/console/queues?queue={quote(definition.name)}")),
+    ]
+    if definition.push is not None:
+        rows.insert(3, ("Endpoint", ", ".join(definition.push.endpoints)))
+        rows.insert(4, ("Format", definition.push.format.value))
+        rows.insert(5, ("Signed", "yes" if definition.push.secret is not None else "no"))
+    return html.pairs(rows)
+
+
+def _hidden(fields: tuple[str, ...]) -> str:
+    if fields == DEFAULT_HIDDEN_FIELDS:
+        return "passwords, their hashes and keys (default)"
+    return ", ".join(fields) or "none"

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk.append.encoded_table import EncodedTable, encode_table
-from purveyor.jetstream.bulk.append.replies import find_last_position, parse_newest
 from purveyor.jetstream.bulk.append.target_state import TargetState
 from purveyor.jetstream.bulk.append.writer import Appender
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.jetstream.bulk.options import AppendOptions, Outcome, Target
+from purveyor.jetstream.bulk.replies import find_last_position, parse_newest
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidInput, UnknownMessage
 

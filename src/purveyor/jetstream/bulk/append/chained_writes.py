@@ -26,10 +26,10 @@ from purveyor.jetstream.bulk.append.target_state import SentRows, TargetState
 from purveyor.jetstream.bulk.net.connection import BulkConnection
 from purveyor.jetstream.bulk.net.frame_parser import Frames
 from purveyor.jetstream.bulk.options import AppendOptions
-from purveyor.jetstream.bulk.publish.acks import iterate_replies, parse_reply
 from purveyor.jetstream.bulk.publish.frame_builder import build_frame
 from purveyor.jetstream.bulk.publish.pipelined import as_bytes
 from purveyor.jetstream.bulk.publish.session import PublishSession
+from purveyor.jetstream.bulk.replies import iterate_replies, parse_reply
 from purveyor.jetstream.headers import EXPECTED_STREAM
 
 PROBE_ROWS: Final = 200

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purveyor.jetstream.bulk.arrow_bytes import Positions
-from purveyor.jetstream.bulk.header_columns import join
+from purveyor.jetstream.bulk.arrow_columns import Positions, join
 from purveyor.jetstream.bulk.publish.frame_builder import FrameOptions, PreparedRows, prepare, to_digits
 from purveyor.jetstream.headers import EXPECTED_LAST_MSG_ID
 from purveyor.model.errors import InvalidInput, PublishRefused

@@ -22,11 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from purveyor.jetstream.api_protocol import ErrorReply, Receipt
-from purveyor.jetstream.bulk.append import replies as append_replies
+from purveyor.jetstream.bulk import replies as append_replies
 from purveyor.jetstream.bulk.append.encoded_table import EncodedTable, add_positions, exclude_headers, to_record_batch
-from purveyor.jetstream.bulk.append.replies import KNOWN_ROW
-from purveyor.jetstream.bulk.arrow_bytes import Positions
-from purveyor.jetstream.bulk.header_columns import join
+from purveyor.jetstream.bulk.arrow_columns import Positions, join
 from purveyor.jetstream.bulk.options import (
     AppendOptions,
     Outcome,
@@ -44,6 +42,7 @@ from purveyor.jetstream.bulk.publish.frame_builder import (
     to_digits,
 )
 from purveyor.jetstream.bulk.publish.pipelined import as_bytes, split_rows
+from purveyor.jetstream.bulk.replies import KNOWN_ROW
 from purveyor.jetstream.headers import EXPECTED_LAST_SEQUENCE, EXPECTED_LAST_SUBJECT_SEQUENCE
 from purveyor.model.errors import InvalidInput, PublishRefused
 

@@ -22,16 +22,15 @@ from typing import Any, Final, assert_never
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.api_protocol import STREAM_NOT_FOUND, ErrorReply, Receipt
-from purveyor.jetstream.bulk.append import replies
+from purveyor.jetstream.bulk import replies
 from purveyor.jetstream.bulk.append.chained_writes import ChainSender, WriteSpeed
-from purveyor.jetstream.bulk.append.replies import RefusalAction, find_last_position
 from purveyor.jetstream.bulk.append.target_state import MAX_FRUITLESS_CHAINS, MAX_SINGLE_ROWS, Batch, Step, TargetState
 from purveyor.jetstream.bulk.net.connection import ConnectionLost
 from purveyor.jetstream.bulk.options import AppendOptions, PublishOptions, RefusalKind
-from purveyor.jetstream.bulk.publish.acks import iterate_replies, parse_reply
 from purveyor.jetstream.bulk.publish.session import SILENCE_SECONDS, PublishSession, PublishTally, will_reopen
-from purveyor.model.backoff import Backoff
+from purveyor.jetstream.bulk.replies import RefusalAction, find_last_position, iterate_replies, parse_reply
 from purveyor.model.errors import InvalidInput, NoAnswer, PermissionDenied, PublishRefused, PurveyorError, Unavailable
+from purveyor.model.retries import Backoff
 
 _MAX_OPEN_BATCHES: Final = 40  # a stream takes 50 open batches, and all may go to one stream
 _BUILD_AHEAD_BATCHES: Final = 4

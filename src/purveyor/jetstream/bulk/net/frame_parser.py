@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from purveyor.jetstream.bulk.arrow_bytes import (
+from purveyor.jetstream.bulk.arrow_columns import (
     Bytes,
     Mask,
     Positions,

@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.api_protocol import ErrorReply, Receipt
-from purveyor.jetstream.bulk.header_columns import join
+from purveyor.jetstream.bulk.arrow_columns import join
 from purveyor.jetstream.bulk.net.connection import ConnectionLost
 from purveyor.jetstream.bulk.net.frame_parser import Frames
-from purveyor.jetstream.bulk.publish.acks import DUPLICATE_IN_BATCH, iterate_replies, parse_reply
 from purveyor.jetstream.bulk.publish.frame_builder import PreparedRows, build_frames, to_digits
 from purveyor.jetstream.bulk.publish.pipelined import PipelinedPublisher, as_bytes, split_rows
 from purveyor.jetstream.bulk.publish.session import SILENCE_SECONDS, PublishSession, UnansweredMessage
+from purveyor.jetstream.bulk.replies import DUPLICATE_IN_BATCH, iterate_replies, parse_reply
 from purveyor.model.errors import NoAnswer, ServerUnavailable, Unavailable, UnknownStream
 
 MAX_BATCH_MESSAGES: Final = 1000

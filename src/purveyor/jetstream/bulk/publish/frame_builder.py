@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from purveyor.jetstream.api_protocol import MESSAGE_TOO_LARGE
-from purveyor.jetstream.bulk.arrow_bytes import Positions
-from purveyor.jetstream.bulk.header_columns import (
+from purveyor.jetstream.bulk.arrow_columns import (
     HEADERS_TYPE,
     MSG_ID,
+    Positions,
     find_forbidden_value,
     is_batch_header,
     join,

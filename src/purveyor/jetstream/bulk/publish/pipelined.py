@@ -21,12 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from purveyor.jetstream.api_protocol import TOO_MANY_REQUESTS, ErrorReply
-from purveyor.jetstream.bulk.arrow_bytes import Mask, Positions, bytes_and_offsets
-from purveyor.jetstream.bulk.header_columns import join
+from purveyor.jetstream.bulk.arrow_columns import Mask, Positions, bytes_and_offsets, join
 from purveyor.jetstream.bulk.net.connection import ConnectionLost
-from purveyor.jetstream.bulk.publish.acks import ParsedReplies, parse_replies
 from purveyor.jetstream.bulk.publish.frame_builder import PreparedRows, build_frames, index_digits
 from purveyor.jetstream.bulk.publish.session import SILENCE_SECONDS, PublishSession, UnansweredMessage
+from purveyor.jetstream.bulk.replies import ParsedReplies, parse_replies
 from purveyor.model.errors import NoAnswer, ServerUnavailable, Unavailable, UnknownStream
 
 _MAX_BATCH_ROWS: Final = 1250

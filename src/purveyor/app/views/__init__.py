@@ -1,1 +1,0 @@
-"""JSON views that the command line, the HTTP API and the console share."""
