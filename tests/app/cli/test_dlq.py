@@ -147,7 +147,7 @@ def test_a_foreign_message_is_shown_and_can_be_discarded(cli: Cli, unique: str, 
     assert "not a dead letter" in cli("dlq", "show", number).ok().out
     refused = cli("dlq", "retry", number, "--yes")
     assert (refused.code, refused.out) == (1, "Put back: 0 dead letters\n")
-    assert "not a dead letter" in refused.err
+    assert f"message {number} cannot be redriven: not a dead letter" in refused.err
     assert cli("dlq", "discard", "--origin", unique, "--yes").ok().out == "Discarded: 1 dead letter\n"
 
 

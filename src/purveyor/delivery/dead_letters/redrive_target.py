@@ -65,7 +65,7 @@ def redrive_target(parked: ParkedMessage) -> RedriveTarget:
     letter = parked.letter
     if letter is None:
         raise Refused(
-            f"{parked.id} is not a dead letter: {parked.problem}", fix="discard it, or read it with `dlq show`"
+            f"message {parked.id} cannot be redriven: {parked.problem}", fix="discard it, or read it with `dlq show`"
         )
     name = subscription_of(letter)
     if CUT_FROM_BYTES in letter.details:
