@@ -202,7 +202,11 @@ async def test_jobs_that_wait_keep_no_other_subscription_from_its_prefill(
         return (await harness.state(unique)).status is PrefillStatus.DONE
 
     await until(done)
-    assert (await harness.queues.streams.info(PREFILL.stream)).state.messages == len(names)
+
+    async def only_waiting_jobs_are_left() -> bool:  # the worker acknowledges a job after it has noted the result
+        return (await harness.queues.streams.info(PREFILL.stream)).state.messages == len(names)
+
+    await until(only_waiting_jobs_are_left)
 
 
 async def test_a_replay_that_waits_is_noted_by_the_worker_if_it_is_not(

@@ -394,3 +394,27 @@ async def test_the_next_import_continues_after_a_stop(
     assert 0 < tally.added < 6 * BLOCK_RECORDS
     assert (await import_file(queues, file, unique)).known == tally.added
     assert names(address, unique) == expected(6 * BLOCK_RECORDS, unique)
+
+
+async def test_records_without_an_answer_are_counted_when_the_import_is_stopped(
+    address: Address, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "people.ldif"
+    file.write_bytes(people(1, unique))
+    with TcpProxy(*address.hosts()[0]) as proxy:
+        async with connect(proxy.address(address)) as queues:
+            store = await QueueStore.open(queues)
+            put, sending = store.put, asyncio.Event()
+
+            async def watched(*given: object) -> object:
+                sending.set()
+                return await put(*given)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(store, "put", watched)
+            importer = Importer(store)
+            proxy.refuse()
+            running = asyncio.create_task(importer.run(find_inputs(str(file), source=unique)))
+            await sending.wait()
+            importer.stop()
+            counts = await running
+    assert (counts.added, counts.unanswered, counts.stopped) == (0, 1, True)
