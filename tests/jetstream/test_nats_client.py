@@ -1,5 +1,7 @@
 """The private members of nats-py that `purveyor.jetstream.nats_client` uses still exist, with the same signatures."""
 
+import asyncio
+import gc
 import inspect
 from collections.abc import Callable
 
@@ -8,7 +10,11 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol import command
 
+from purveyor.jetstream.address import Address
 from purveyor.jetstream.nats_client import NatsClient
+from purveyor.queues.client import connect
+from tests.support.proxy import TcpProxy
+from tests.support.waiting import until
 
 OVERRIDDEN = {
     "_process_msg": ["self", "sid", "subject", "reply", "data", "headers"],
@@ -16,6 +22,7 @@ OVERRIDDEN = {
     "_send_publish": ["self", "subject", "reply", "payload", "payload_size", "headers"],
     "_flush_pending": ["self", "force_flush"],
     "_send_ping": ["self", "future"],
+    "_connect_to_server": ["self", "s"],
 }
 CALLED = {
     "_send_command": ["self", "cmd", "priority"],
@@ -64,3 +71,20 @@ def test_private_attributes_of_a_subscription_have_the_expected_types() -> None:
 def test_a_publish_with_headers_is_one_command() -> None:
     sent = command.hpub_cmd("orders", "inbox", b"NATS/1.0\r\nA: 1\r\n\r\n", b"data")
     assert sent == b"HPUB orders inbox 18 22\r\nNATS/1.0\r\nA: 1\r\n\r\ndata\r\n"
+
+
+async def test_the_connection_of_a_failed_attempt_is_closed(tcp_proxy: TcpProxy, address: Address) -> None:
+    """Else the garbage collector warns of it, in whatever test runs by then."""
+    attempts = 0
+
+    async def close_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        writer.close()
+
+    async with connect(tcp_proxy.address(address)):
+        port = tcp_proxy.port
+        tcp_proxy.close()
+        async with await asyncio.start_server(close_at_once, "127.0.0.1", port):  # another program took the port
+            await until(lambda: attempts >= 3)
+    gc.collect()  # pytest turns a ResourceWarning about an unclosed connection into an error

@@ -10,6 +10,8 @@ module uses these private members (`tests/jetstream/test_nats_client.py` fails i
 - `Client._flush_pending` is overridden, with `_pending`, `_pending_data_size` and `_transport`: a request is written at
   the end of this turn of the event loop, without the flusher task in between.
 - `Client._send_ping` is overridden: nats-py writes a PING before pending data, and its PONG would confirm nothing.
+- `Client._connect_to_server` is overridden, with `_transport`: nats-py drops the connection of an attempt that failed,
+  without closing it.
 - `Client._server_info` is read: the library does not expose whether the server offers JetStream.
 - `Client._send_unsubscribe` and `Subscription._id`: the public `unsubscribe` drops messages that are in flight.
 - `Subscription._pending_queue` and `_pending_size`: the public `next_msg` costs a task and a timeout per message.
@@ -91,6 +93,11 @@ class NatsClient(Client):
             self._has_inbox = True  # set first: no other request overtakes the subscription
             await self.subscribe(f"{self._inbox.decode()}*", cb=_ignore)
         await self.publish(subject, data, reply=reply, headers=headers)
+
+    async def _connect_to_server(self, s: Any) -> None:
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]  # not annotated in nats-py
+        await super()._connect_to_server(s)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self._reply_handlers.get(bytes(subject))
