@@ -8,7 +8,7 @@ RUNS ?= 3
 # Spark starts a third quicker with an archive of its classes, and without it all the same.
 CLASSES := $(VENV)/.classes
 
-.PHONY: help setup compiled test check lint types contracts bench chaos flakes pythons up demo lock docs clean
+.PHONY: help setup compiled test check lint types contracts bench chaos flakes pythons up demo lock docs pictures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -70,6 +70,10 @@ up: setup ## everything on this machine: NATS server, pipeline and API, until Ct
 
 demo: setup ## the main job end to end, on sample data
 	$(BIN)/purveyor demo
+
+pictures: setup ## the picture of the console in the docs, taken by the test of a healthy, busy system
+	PURVEYOR_PICTURES=true $(BIN)/python -m pytest tests/app/console/test_healthy_system.py
+	cp artifacts/console/healthy.png docs/images/console.png
 
 docs: $(READY) ## the generated pages
 	$(BIN)/python -m scripts.generate_docs

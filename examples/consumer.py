@@ -1,7 +1,7 @@
 """A consumer in Python: keeps a copy of the users of a subscription in a file.
 
     pip install 'purveyor[client]'
-    python consumer.py http://127.0.0.1:7777 ox users.json      (the password is in OX_PASSWORD: <NAME>_PASSWORD)
+    python consumer.py http://127.0.0.1:7777 crm users.json     (the password is in CRM_PASSWORD: <NAME>_PASSWORD)
 
 Start it twice: the second instance waits and takes over when the first ends. Ctrl-C ends it after the current message.
 """

@@ -1,14 +1,15 @@
 """Trace two walks through the running system and list the source files in which a function runs.
 
-    python -m scripts.trace_walks            print both lists
-    python -m scripts.trace_walks --json     the same for programs
+    python -m scripts.trace_walks              print both lists
+    python -m scripts.trace_walks --functions  print the functions of each file too
+    python -m scripts.trace_walks --json       the same for programs
 
 Walk 1, "event": one event goes from `POST /v1/messages` to the `PATCH … ok` of its consumer.
 Walk 2, "push": one event is pushed to an endpoint, which answers 500; it is retried and becomes a dead letter.
 
 The script starts `purveyor up` with a `sitecustomize` on the path that counts, in each Python process, the calls of
-functions by file while a marker file exists. Module bodies do not count. A file belongs to a walk if it is called more
-often than in idle windows of the same length, so that background tasks (status, supervision) do not count.
+functions while a marker file exists. Module bodies do not count. A file belongs to a walk if its functions are called
+more often than in idle windows of the same length, so that background tasks (status, supervision) do not count.
 """
 
 import argparse
@@ -34,8 +35,12 @@ IDLE_WINDOWS = 5
 NOISE_FACTOR = 1.3
 """A file that a background task calls is called a few times more or less from window to window."""
 WRITE_SECONDS = 1.0
+PARTS = ("api", "pipeline", "push")
 START_TIMEOUT_SECONDS = 300.0
 STEP_TIMEOUT_SECONDS = 120.0
+
+Walk = dict[str, list[str]]
+"""The files of a walk, each with the functions that are called more often than in an idle window."""
 
 RECORDER = """
 import collections, os, sys, threading
@@ -48,7 +53,7 @@ def _record(frame, event, argument):
     if _recording and event == "call":
         code = frame.f_code
         if code.co_name != "<module>" and code.co_filename.startswith(_root):
-            _calls[code.co_filename] += 1
+            _calls[f"{code.co_filename}:{code.co_qualname}"] += 1
 
 def _part():
     arguments = [word.decode() for word in open("/proc/self/cmdline", "rb").read().split(bytes(1))]
@@ -64,8 +69,10 @@ def _poll():
         if now != window:
             if window is not None:
                 _recording = False
-                with open(f"{_folder}/{window}.{_part()}.{os.getpid()}", "w") as file:
+                path = f"{_folder}/{window}.{_part()}.{os.getpid()}"
+                with open(f"{path}.part", "w") as file:
                     json.dump(_calls, file)
+                os.rename(f"{path}.part", path)
                 _calls.clear()
             window = now
         _recording = window is not None
@@ -92,6 +99,14 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
         """Print nothing."""
+
+
+def by_file(calls: Counter[str]) -> Counter[str]:
+    """Sum the calls of functions by file."""
+    files: Counter[str] = Counter()
+    for function, count in calls.items():
+        files[function.partition(":")[0]] += count
+    return files
 
 
 class Installation:
@@ -165,7 +180,7 @@ class Installation:
         self.request("PATCH", f"{path}/{message['sequence_number']}/status", f"{name}:pw", {"status": "ok"})
 
     def record(self, window: str, seconds: float, action: Callable[[], None], parts: Sequence[str]) -> Counter[str]:
-        """Run the action in a window of `seconds` and return how often each file was called in these parts."""
+        """Run the action in a window of `seconds` and return how often each function was called in these parts."""
         folder = self.home / "trace"
         marker = folder / f"{window}.on"
         marker.touch()
@@ -174,20 +189,26 @@ class Installation:
         action()
         time.sleep(max(0.0, ends_at - time.monotonic()))
         marker.unlink()
-        time.sleep(WRITE_SECONDS)
+        wait_until(lambda: all(any(folder.glob(f"{window}.{part}.*[0-9]")) for part in PARTS))
+        time.sleep(WRITE_SECONDS)  # for the workers of Spark, whose number varies
         calls: Counter[str] = Counter()
-        for path in folder.glob(f"{window}.*.[0-9]*"):
+        for path in folder.glob(f"{window}.*.*[0-9]"):
             if path.name.split(".")[1] in parts:
                 calls.update(json.loads(path.read_text() or "{}"))
-        return Counter({str(Path(file).relative_to(self.package)): count for file, count in calls.items()})
+        return Counter({function.removeprefix(f"{self.package}/"): count for function, count in calls.items()})
 
-    def walk(self, name: str, action: Callable[[], None], parts: Sequence[str]) -> list[str]:
+    def walk(self, name: str, action: Callable[[], None], parts: Sequence[str]) -> Walk:
         """Return the files that are called more often while the action runs than in an idle window."""
         idle: Counter[str] = Counter()
         for number in range(IDLE_WINDOWS):
             idle |= self.record(f"idle-{name}-{number}", WINDOW_SECONDS, lambda: None, parts)
         busy = self.record(name, WINDOW_SECONDS, action, parts)
-        return sorted(file for file, count in busy.items() if count > idle[file] * NOISE_FACTOR)
+        often = {file for file, count in by_file(busy).items() if count > by_file(idle)[file] * NOISE_FACTOR}
+        more = [function for function, count in sorted(busy.items()) if count > idle[function] * NOISE_FACTOR]
+        return {
+            file: [name for path, _, name in (function.partition(":") for function in more) if path == file]
+            for file in sorted(often)
+        }
 
     def stop(self) -> None:
         """Stop all parts."""
@@ -204,8 +225,8 @@ def wait_until(condition: Callable[[], Any], seconds: float = STEP_TIMEOUT_SECON
         time.sleep(0.05)
 
 
-def trace(source: Path) -> dict[str, list[str]]:
-    """Run both walks on the code below `source` and return their files."""
+def trace(source: Path) -> dict[str, Walk]:
+    """Run both walks on the code below `source` and return their files with their functions."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -232,11 +253,16 @@ def trace(source: Path) -> dict[str, list[str]]:
                 running.publish("event")
                 running.consume("event")
 
+            def push_one() -> None:
+                before = dead_letters()
+                running.publish("push")
+                wait_until(lambda: dead_letters() > before)
+
             # The archive reads the same event, on a branch that does not lead to the consumer.
             found = running.walk("event", deliver_one, ("api", "pipeline", "worker"))
-            event_files = [file for file in found if not file.startswith("pipeline/archive/")]
+            event_files = {file: found[file] for file in found if not file.startswith("pipeline/archive/")}
             # The path up to the queue of the subscription is the one of the first walk.
-            push_files = running.walk("push", lambda: running.publish("push"), ("push",))
+            push_files = running.walk("push", push_one, ("push",))
         finally:
             running.stop()
             endpoint.shutdown()
@@ -247,6 +273,7 @@ def main() -> None:
     """Print the files of both walks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--functions", action="store_true", help="print the functions of each file too")
     parser.add_argument(
         "--source", type=Path, default=Path(__file__).parent.parent / "src", help="the folder of the code"
     )
@@ -259,6 +286,8 @@ def main() -> None:
         print(f"{name}: {len(files)} files")
         for file in files:
             print(f"  {file}")
+            for function in files[file] if arguments.functions else ():
+                print(f"      {function}")
 
 
 if __name__ == "__main__":

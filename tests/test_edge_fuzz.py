@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from purveyor.app.subscription_source import SubscriptionSource
+from purveyor.delivery.pull import open_pull
 from purveyor.delivery.push.push_request import SecretCipher
 from purveyor.delivery.push.push_worker import PushOptions, PushWorker
 from purveyor.delivery.subscriptions import Subscriptions
@@ -33,7 +33,7 @@ from purveyor.model.name_rules import LONGEST_EXPRESSION_CHARACTERS
 from purveyor.model.subscription import Filter, RealmTopic, Subscription, matches
 from purveyor.pipeline.archive.layout import archived_until
 from purveyor.queues.client import Queues, connect
-from purveyor.stages import Context, Retry, SqlStore, Stages
+from purveyor.stages import Context, Retry, SqlStore, Stages, SubscriptionSource
 from tests.support.command_line import url_of
 from tests.support.fuzzed import Fields, accepted, anything, drawn
 from tests.support.nats_servers import OwnServer
@@ -382,24 +382,25 @@ async def check_stage(queues: Queues, sent: Sequence[Sent], tmp_path: Path) -> N
     database = f"sqlite:///{tmp_path / 'stages.db'}"
     await make_effects(database)
     stages = Stages(queues, store=SqlStore(database), app="fuzz")
-    source = SubscriptionSource(queues, "staged")
     first: list[Event] = []
     second: list[tuple[Event, str | None]] = []
     copies = stages.terminator("fuzz.copies", message=Event)
-    entries = stages.terminator("fuzz.entries", message=Event, source=source)
-
-    @entries.last_stage(exactly_once=True, retry=Retry.in_order(first_delay=timedelta(milliseconds=10)))
-    async def enter(ctx: Context[None], message: Event, db: AsyncSession) -> None:
-        first.append(message)
-        ctx.send(copies, message)
 
     @copies.last_stage(exactly_once=True, retry=Retry.in_order(first_delay=timedelta(milliseconds=10)))
     async def copy(ctx: Context[None], message: Event, db: AsyncSession) -> None:
         second.append((message, ctx.key))
 
-    async with stages:
-        await until(lambda: len(second) >= len(sent))
-    await source.close()
+    async with open_pull(queues) as pull:
+        source = SubscriptionSource(queues, "staged", pull)
+        entries = stages.terminator("fuzz.entries", message=Event, source=source)
+
+        @entries.last_stage(exactly_once=True, retry=Retry.in_order(first_delay=timedelta(milliseconds=10)))
+        async def enter(ctx: Context[None], message: Event, db: AsyncSession) -> None:
+            first.append(message)
+            ctx.send(copies, message)
+
+        async with stages:
+            await until(lambda: len(second) >= len(sent))
     events = [each.event for each in sent]
     for found in (first, [event for event, _ in second]):
         assert sorted(map(repr, found)) == sorted(map(repr, events))

@@ -8,7 +8,20 @@ import purveyor.stages
 
 
 def test_the_public_names_of_the_package() -> None:
-    assert set(purveyor.__all__) == {"Batch", "Consumer", "ConsumerOptions", "Message", "__version__"}
+    assert set(purveyor.__all__) == {
+        "Batch",
+        "Consumer",
+        "ConsumerOptions",
+        "Event",
+        "EventsRefused",
+        "Message",
+        "Published",
+        "PublishedMany",
+        "Publisher",
+        "PublisherOptions",
+        "RefusedEvent",
+        "__version__",
+    }
     for name in purveyor.__all__:
         assert getattr(purveyor, name) is not None
 
@@ -25,6 +38,8 @@ def test_the_public_names_of_stages() -> None:
         "Retry",
         "SqlStore",
         "Stages",
+        "SubscriptionPull",
+        "SubscriptionSource",
         "Target",
     }
     for name in purveyor.stages.__all__:

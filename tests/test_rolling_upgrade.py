@@ -67,6 +67,7 @@ ELSEWHERE = {
     "note of the synced batch": "spark/test_checkpoint_files.py::test_a_note_of_a_newer_version_stops_the_part",
     "list of blocked keys": "delivery/push/test_upgrade.py::test_blocked_keys_that_are_not_understood",
     "list of push attempts": "delivery/push/test_upgrade.py::test_attempts_that_are_not_understood",
+    "record of push attempts": "delivery/push/test_attempt_history.py::test_a_log_of_a_newer_version_is_left_as_it_is",
     "push problem": "delivery/push/test_upgrade.py::test_a_problem_that_is_not_understood",
 }
 """Tests of other files, by the kind of record that they are about."""

@@ -8,11 +8,12 @@ It uses SQLite in `shop.db`. For PostgreSQL set PURVEYOR_DATABASE_URL and run th
 import asyncio
 import os
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Column, Integer, MetaData, Table, Text, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from purveyor import Event
 from purveyor.queues import connect
 from purveyor.stages import Context, Endpoint, Refuse, Request, Retry, SqlStore, Stages
 
@@ -59,6 +60,12 @@ class OrderState:
     count: int = 0
 
 
+def sold(identity: str, order: OrderState) -> Event:
+    """Return the event that tells all subscribers of `shop:orders/order`."""
+    new = {"id": identity, "item": order.item, "count": order.count}
+    return Event(publisher_name="shop", ts=datetime.now(UTC), realm="shop", topic="orders/order", new=new)
+
+
 def declare(stages: Stages) -> Endpoint[PlaceOrder, Placed, OrderState]:
     """Declare all endpoints of the shop; return the one for orders."""
     books = stages.terminator("books.entry", message=Placed)
@@ -81,6 +88,7 @@ def declare(stages: Stages) -> Endpoint[PlaceOrder, Placed, OrderState]:
     async def confirm(ctx: Context[OrderState], msg: Reserved, db: AsyncSession) -> Placed:
         placed = Placed(f"{ctx.state.count} x {ctx.state.item} from shelf {msg.shelf}")
         ctx.send(books, placed)
+        await ctx.publish(sold(ctx.message_id, ctx.state))
         return placed
 
     @books.last_stage(exactly_once=True, retry=Retry.parallel(first_delay=timedelta(seconds=1)))

@@ -1,8 +1,11 @@
 """Each component works under its own NATS user, and is refused, with a clear error, what is not its work."""
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -10,10 +13,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from purveyor.app.telemetry.queue_metrics import QueueMetrics, RegistrySnapshots
 from purveyor.delivery.credentials import BUCKET as CREDENTIALS_BUCKET
 from purveyor.delivery.credentials import Credentials, PasswordHasher
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
 from purveyor.delivery.pull import open_pull
+from purveyor.delivery.push.push_request import SecretCipher
+from purveyor.delivery.push.push_worker import PushOptions, PushWorker
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream import ServerOptions, Target, append_once, publish_many, read_range
 from purveyor.jetstream.address import Address
@@ -26,9 +32,11 @@ from purveyor.jetstream.streams import PageRequest, read_page
 from purveyor.model.control_events import JOB_SUBJECT
 from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import PermissionDenied
-from purveyor.model.event import Event
+from purveyor.model.event import LDIF_SUBJECT, Event
 from purveyor.model.registration import DispatchState
-from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, PREFILL, incoming, internal_queues
+from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.pipeline.dispatch.topic_prefill import begin_prefill
+from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, PREFILL, RECEIPTS, incoming, internal_queues
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.permissions import (
     API,
@@ -36,20 +44,26 @@ from purveyor.queues.permissions import (
     IMPORTS,
     MIGRATIONS,
     PIPELINE,
+    PUSH,
     SOURCES,
+    STAGES,
     component_users,
+    stages_user,
     subscription_user,
 )
 from purveyor.queues.registry import ACKNOWLEDGED
+from purveyor.queues.status_board import read_notices, write_notice
 from purveyor.queues.sync_client import read_subscriptions, restore_queue, update_dispatch
 from purveyor.sources.http_events import EventPublisher, IncomingEvent
 from purveyor.sources.ldif.queue_store import BUCKET as IMPORTS_BUCKET
 from purveyor.sources.schemas.registry import SchemaCache
 from purveyor.sources.schemas.schema import Topic
+from purveyor.stages import Context, Retry, SqlStore, Stages, SubscriptionSource
 from tests.support.delivery import definition
 from tests.support.ldif_queue import import_file
 from tests.support.ldif_text import people
 from tests.support.nats_servers import FAST
+from tests.support.waiting import until
 
 EVENT = Event.decode(
     b'{"publisher_name": "t", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "users/user",'
@@ -62,7 +76,7 @@ Asked = Callable[[Queues], Awaitable[object]]
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """One server with the users of all components, and of two subscriptions."""
-    users = (*component_users(), subscription_user("ox"), subscription_user("other"))
+    users = (*component_users(), subscription_user("ox"), subscription_user("other"), stages_user("ox"))
     options = ServerOptions(sync=FAST.sync, users=users)
     with EmbeddedServer(tmp_path / "nats", options) as started:
         yield started
@@ -146,6 +160,10 @@ def accepted(identity: str) -> IncomingEvent:
     return IncomingEvent(EVENT, identity, EVENT.encode())
 
 
+def with_topic(topic: str) -> Callable[[Subscription], Subscription]:
+    return lambda now: replace(now, realms_topics=(RealmTopic("udm", topic),))
+
+
 async def test_the_api_serves_subscriptions_and_reads_no_internal_queue(as_user: Callable[[str], Address]) -> None:
     async with connected(as_user(API)) as queues, open_pull(queues) as pull:
         record, _ = await Subscriptions(queues).add(definition("served", prefill=False))
@@ -178,6 +196,8 @@ async def test_the_api_serves_subscriptions_and_reads_no_internal_queue(as_user:
             lambda it: it.bucket(IMPORTS),
             *(partial(listens, subject) for subject in ("incoming.*", "_INBOX.*", "*.*", ">", "$JS.>", "$KV.>")),
         )
+        for topic_name in ("users/.*", "groups/.*"):  # the second one reads which changes every dispatcher has passed
+            await Subscriptions(queues).redefine("served", with_topic(topic_name), prefill_new_topics=True)
         await Subscriptions(queues).delete("served")
         publisher.close()
 
@@ -196,6 +216,11 @@ async def test_the_pipeline_writes_queues_and_sees_no_password(as_user: Callable
         [outcome] = append_once(address, [(target("piped", record.incarnation), row(4, b"{}"))])
         assert (outcome.stored, outcome.refused) == (1, None)
         assert sum(batch.num_rows for batch in read_range(address, "stream:piped", 1, 10)) == 1
+        [job] = await queues.fetch(PREFILL.stream, "prefill", 1, wait_seconds=60)
+        await job.ack(confirm=True)
+        async with connected(as_user(API)) as api:
+            await Subscriptions(api).redefine("piped", with_topic("mail/.*"), prefill_new_topics=True)
+        await begin_prefill(queues, "piped", record.incarnation, 100)
         [job] = await queues.fetch(PREFILL.stream, "prefill", 1, wait_seconds=60)
         await job.ack(confirm=True)
         await queues.publish("prefill-failures", b"{}", msg_id="f-1")
@@ -279,3 +304,106 @@ async def test_a_rejected_message_is_parked_under_the_name_of_its_subscription(
         [message] = await pull.lease("ox", timeout=60)
         assert (message.position, message.kind) == (50, SubjectKind.RETRY)
         await pull.acknowledge("ox", message.sequence)
+
+
+async def test_stages_send_messages_publish_events_and_read_their_subscription(
+    as_user: Callable[[str], Address], tmp_path: Path
+) -> None:
+    async with connected(as_user(PIPELINE)) as pipeline:
+        for queue in internal_queues():
+            (await pipeline.ensure(queue)).require_ready()
+    async with connected(as_user(API)) as api:
+        subscriptions = Subscriptions(api)
+        await subscriptions.add(definition("other"))
+        record, _ = await subscriptions.add(definition("ox"))
+    append_once(as_user(PIPELINE), [(target("ox", record.incarnation), row(50, EVENT.encode()))])
+    async with connected(as_user(STAGES)) as queues, open_pull(queues) as pull:
+        stages = Stages(queues, store=SqlStore(f"sqlite:///{tmp_path / 'stages.db'}"), app="shop")
+        accounts = stages.terminator("accounts", message=Event, source=SubscriptionSource(queues, "ox", pull))
+        orders = stages.endpoint("orders", request=Event, reply=str)
+
+        @accounts.last_stage(exactly_once=True)
+        async def provision(ctx: Context[None], event: Event) -> None:
+            ctx.send(orders, event)
+
+        @orders.last_stage(exactly_once=True, retry=Retry.in_order())
+        async def order(ctx: Context[None], event: Event) -> str:
+            return await ctx.publish(event)
+
+        async with stages:
+            event_id = await stages.ask(orders, EVENT, timeout=120)
+            assert len(event_id) == 32
+            await until(lambda: has_events(queues, 2))
+        await refused(
+            queues,
+            lambda it: it.publish("incoming.control", b"{}", msg_id="x"),
+            lambda it: it.publish("ldif.x", b"{}", msg_id="x"),
+            lambda it: it.publish("other.main", b"{}", msg_id="x"),
+            lambda it: it.streams.get_last("KV_credentials", "$KV.credentials.>"),
+            lambda it: it.streams.get(LDIF.stream, 1),
+            lambda it: it.streams.purge(INCOMING),
+            lambda it: it.streams.remove(INCOMING),
+            lambda it: it.consumers.reset(INCOMING, "archive", 1),
+            lambda it: it.consumers.remove(INCOMING, "archive"),
+            lambda it: it.fetch(INCOMING, "archive"),
+            partial(listens, "incoming"),
+            partial(listens, "_INBOX.>"),
+        )
+
+
+async def has_events(queues: Queues, count: int) -> bool:
+    return sum((await queues.streams.subjects(INCOMING, "incoming.outbox.*.*")).values()) >= count
+
+
+async def test_the_api_knows_the_age_of_events_that_it_may_not_read(
+    server: EmbeddedServer, as_user: Callable[[str], Address]
+) -> None:
+    """Also while the receipts of the transform keep an older one in the queue."""
+    async with connect(server.address) as operator, connect(as_user(API)) as api:
+        (await operator.ensure(incoming())).require_usable()
+        metrics = QueueMetrics(api, RegistrySnapshots(api))
+
+        async def age() -> float | None:
+            metrics._found_at = float("-inf")
+            found = {each.metric.name: each.values for each in await metrics.read()}
+            return found["purveyor_queue_oldest_age_seconds"].get(("incoming", "internal"))
+
+        assert await age() == 0
+        await operator.publish(LDIF_SUBJECT, b"1")
+        assert (await age() or 0) > 0
+        for durable in {reader.durable for reader in incoming().readers} - {RECEIPTS}:
+            (message,) = await operator.fetch(INCOMING, durable)
+            await message.ack(confirm=True)
+        assert await age() == 0
+        await operator.publish(LDIF_SUBJECT, b"2")
+        assert await age() is not None  # seen for the first time now
+        await until(lambda: _is_positive(age))
+
+
+async def _is_positive(age: Callable[[], Awaitable[float | None]]) -> bool:
+    return (await age() or 0) > 0
+
+
+async def test_a_push_worker_reports_on_the_status_board_and_replaces_the_reports_of_dead_ones(
+    as_user: Callable[[str], Address], tmp_path: Path
+) -> None:
+    async with connect(as_user(PUSH)) as queues, connect(as_user(API)) as api:
+        dead = {"pid": 2**22 + 1, "host": socket.gethostname()}
+        await write_notice(queues, "push.dead", dead)
+        await write_notice(queues, "push.elsewhere", {**dead, "host": "elsewhere"})
+        stop = asyncio.Event()
+        worker = PushWorker(queues, PushOptions(cipher=SecretCipher.from_directory(tmp_path)))
+        running = asyncio.create_task(worker.run(stop))
+
+        async def reported() -> dict[str, object]:
+            return {str(each.value["host"]): each.value["pid"] for each in await read_notices(api, "push")}
+
+        expected = {"elsewhere": dead["pid"], socket.gethostname(): os.getpid()}
+
+        async def is_reported() -> bool:
+            return await reported() == expected
+
+        await until(is_reported)
+        stop.set()
+        await running
+        assert await reported() == {"elsewhere": dead["pid"]}

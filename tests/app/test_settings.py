@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from purveyor.app.settings import default_data_dir, load, refuse_secret_database, refuse_secret_flag
+from purveyor.app.settings import load, refuse_secret_database, refuse_secret_flag
+from purveyor.jetstream.server import default_data_dir
 from purveyor.model.errors import InvalidConfig, InvalidInput
 
 

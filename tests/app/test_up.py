@@ -1,6 +1,7 @@
 """`purveyor up`: all parts on one machine, with parts that die, until it is stopped."""
 
 import contextlib
+import json
 import os
 import signal
 import stat
@@ -8,12 +9,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from purveyor.app.cli.up import EventPrinter
 from purveyor.app.up.supervisor import Part, PartEvent, Supervisor, UpOptions, make_parts
 from purveyor.jetstream.server import find_running_server
 from purveyor.model.errors import ServerFailed
@@ -91,6 +94,48 @@ async def test_a_part_that_dies_is_reported_and_restarted(tmp_path: Path) -> Non
     await supervisor.run()
     assert "out of luck; starting again in" in next(each.detail for each in events if each.event == "died")
     assert [each.event for each in events].count("ready") == 2
+
+
+async def test_a_part_of_the_pipeline_that_runs_without_an_error_again_is_reported_once() -> None:
+    def progress(state: str, error: str | None = None) -> str:
+        return f"print(json.dumps({ {'event': 'progress', 'part': 'dispatch', 'state': state, 'error': error}!r}))\n"
+
+    lines = [
+        progress("running"),
+        progress("waiting", "no server"),
+        progress("starting", "no server"),
+        progress("running", "no server"),
+        progress("starting"),  # the process died: the new one knows nothing of the error
+        progress("running"),
+        progress("running"),
+    ]
+    events: list[PartEvent] = []
+
+    def on_event(event: PartEvent) -> None:
+        events.append(event)
+        if event.event == "end":
+            supervisor.stop()
+
+    supervisor = Supervisor([program(READY + "".join(lines) + 'print(\'{"event": "end"}\')\n' + STAYS)], on_event)
+    await supervisor.run()
+    told = [(each.event, each.detail) for each in events if each.event in ("trouble", "recovered")]
+    assert told == [
+        ("trouble", "dispatch waiting: no server"),
+        ("recovered", "dispatch runs without an error again"),
+    ]
+
+
+def test_every_line_says_when(capsys: pytest.CaptureFixture[str]) -> None:
+    began = datetime.now(UTC).replace(microsecond=0)
+    EventPrinter(json=False).print(PartEvent("push", "ready", "push delivers"))
+    EventPrinter(json=True).print(PartEvent("push", "ready", "push delivers"))
+    text, line = capsys.readouterr().out.splitlines()
+    at, _, rest = text.partition(" ")
+    assert rest == "ready: push delivers"
+    assert began <= datetime.fromisoformat(at) <= datetime.now(UTC)
+    told = json.loads(line)
+    assert began <= datetime.fromisoformat(told.pop("at")) <= datetime.now(UTC)
+    assert told == {"event": "ready", "detail": "push delivers", "part": "push"}
 
 
 async def test_a_part_that_cannot_start_ends_all_with_its_error() -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,12 +13,13 @@ import httpx
 import pytest
 
 from purveyor import Consumer, ConsumerOptions, Message
+from purveyor.jetstream import bulk
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model.errors import AuthenticationFailed, InvalidInput, LeaseLost, PrefillFailed, ServerUnavailable
 from tests.support.nats_servers import OwnServer
 from tests.support.proxy import TcpProxy
-from tests.support.running_api import PASSWORD, RunningApi, fill, subscribe
+from tests.support.running_api import PASSWORD, RunningApi, event, fill, subscribe
 from tests.support.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer.py"
@@ -75,6 +77,27 @@ async def test_messages_come_in_order_and_are_deleted_when_acknowledged(ordered:
     await ordered.emptied()
 
 
+async def test_a_message_has_the_id_of_its_event_and_the_key_of_its_object(ordered: Subscribed) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"key": "given"},
+        {"body": {"old": {"dn": "cn=a"}, "new": {}}},
+        {"body": {"old": {}, "new": {"n": 1}}},
+    ]
+    rows: list[bulk.Outgoing] = []
+    for place, body in enumerate(bodies, start=1):
+        headers = {"Purveyor-Position": str(place), **({"Purveyor-Id": "order-7"} if place == 1 else {})}
+        rows.append((f"{ordered.name}.main", json.dumps({**event(), **body}).encode(), headers, None))
+    bulk.publish_many(ordered.address, bulk.outgoing(rows))
+    seen = []
+    async with ordered.consumer() as consumer:
+        async for message in consumer:
+            seen.append((message.event_id, message.key))
+            await message.ack()
+            if len(seen) == 3:
+                consumer.stop()
+    assert seen == [("order-7", "given"), (None, "cn=a"), (None, None)]
+
+
 async def test_a_waiting_consumer_gets_a_new_message(ordered: Subscribed) -> None:
     async with ordered.consumer() as consumer:
         waiting: asyncio.Future[Message] = asyncio.ensure_future(anext(aiter(consumer)))
@@ -90,7 +113,7 @@ async def test_a_message_is_delivered_again_or_becomes_a_dead_letter(ordered: Su
         async for message in consumer:
             seen.append((number(message), message.num_delivered))
             if message.num_delivered == 1 and number(message) == 1:
-                await message.retry(delay=0)  # what was fetched behind it is given back with it
+                await message.nack(delay=0)  # what was fetched behind it is given back with it
             elif number(message) == 2:
                 await message.reject("no such mailbox")
             else:

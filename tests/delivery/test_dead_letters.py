@@ -16,11 +16,12 @@ from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters
 from purveyor.delivery.pull import DeliveredMessage, PullService, open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.headers import EVENT_ID, POSITION, first
+from purveyor.jetstream.headers import POSITION, first
 from purveyor.jetstream.streams import PageRequest, read_page
 from purveyor.model.delivery_policy import Delivery, OrderBy, RetryPolicy
 from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import UnknownMessage, UnknownSubscription
+from purveyor.model.message_headers import EVENT_ID
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, endpoint_queue, incoming
 from purveyor.queues.client import Queues, connect

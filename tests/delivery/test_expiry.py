@@ -11,7 +11,8 @@ import pytest
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
 from purveyor.delivery.expiry import Expiry
 from purveyor.delivery.pull import PullService
-from purveyor.delivery.subscriptions import Subscriptions, read_status
+from purveyor.delivery.subscription_status import read_status
+from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.ack_ranges import Expired
 from purveyor.model.delivery_policy import Delivery

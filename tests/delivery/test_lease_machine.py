@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from purveyor.delivery import lease_rules
 from purveyor.delivery.lease_rules import MAX_FAILURES_PER_MESSAGE
-from purveyor.delivery.leases import AckTarget, LeaseDecision, LeasePolicy, LeaseRequest, NackRequest, Pending
+from purveyor.delivery.lease_types import AckTarget, LeaseDecision, LeasePolicy, LeaseRequest, NackRequest, Pending
 from purveyor.model.ack_ranges import SeenMessages
 from purveyor.model.delivery_policy import OrderBy
 from purveyor.model.delivery_state import DeliveryState, Lease, SubjectKind, decode, encode

@@ -7,7 +7,7 @@ import pytest
 from purveyor.delivery import lease_rules
 from purveyor.delivery.dead_letters.park import as_attempt_log
 from purveyor.delivery.lease_rules import MAX_FAILURES_PER_MESSAGE, MAX_FAILURES_PER_SUBSCRIPTION
-from purveyor.delivery.leases import AckTarget, LeasePolicy, LeaseRequest, NackRequest, Pending
+from purveyor.delivery.lease_types import AckTarget, LeasePolicy, LeaseRequest, NackRequest, Pending
 from purveyor.model.ack_ranges import AckRanges, SeenMessages
 from purveyor.model.delivery_policy import OrderBy
 from purveyor.model.delivery_state import DeliveryState, FailedDelivery, FailureCause, SubjectKind, decode, encode

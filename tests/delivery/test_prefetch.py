@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from purveyor.delivery import leases
+from purveyor.delivery import after_ack
 from purveyor.delivery.lease_rules import expire_leases, lease_next, lease_pending
-from purveyor.delivery.leases import LeasePolicy, LeaseRequest, Pending
+from purveyor.delivery.lease_types import LeasePolicy, LeaseRequest, Pending
 from purveyor.delivery.pull import DeliveredMessage, PullService, open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
@@ -21,7 +21,7 @@ async def pull(
     queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[PullService]:
     """A service whose subscription has the messages a to j, and whose consumer has just proved to be quick."""
-    monkeypatch.setattr(leases, "_CLAIM_SECONDS", 30.0)
+    monkeypatch.setattr(after_ack, "_CLAIM_SECONDS", 30.0)
     await subscriptions.add(definition("ox"))
     for position, body in enumerate("abcdefghij", 2):
         await queues.publish("ox.main", body.encode(), headers={POSITION: str(position)})
@@ -54,7 +54,7 @@ async def test_a_quick_consumer_costs_one_write_a_message(pull: PullService, que
 async def test_a_prefetched_message_that_is_not_claimed_goes_to_others(
     pull: PullService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "_CLAIM_SECONDS", 0.05)
+    monkeypatch.setattr(after_ack, "_CLAIM_SECONDS", 0.05)
     await handled(pull)
     other = await pull.next("ox", "two", timeout=60)
     assert other is not None

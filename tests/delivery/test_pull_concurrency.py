@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from purveyor.delivery.acked_cleanup import AckedCleanup
+from purveyor.delivery.after_ack import AckedCleanup
 from purveyor.delivery.pull import PullService, open_pull
 from purveyor.delivery.state_writer import StateWriter
 from purveyor.delivery.subscriptions import Subscriptions

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from purveyor.delivery import lease_rules
 from purveyor.delivery.lease_rules import MAX_IN_FLIGHT_MESSAGES
-from purveyor.delivery.leases import AckTarget, LeaseLimit, LeasePolicy, LeaseRequest, Pending
+from purveyor.delivery.lease_types import AckTarget, LeaseLimit, LeasePolicy, LeaseRequest, Pending
 from purveyor.delivery.pull import open_pull
 from purveyor.delivery.push.push_leases import Settlement, settle
 from purveyor.delivery.subscriptions import Subscriptions

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from purveyor.delivery.pull import open_pull
-from purveyor.delivery.subscriptions import Subscriptions, backlogs, read_status
+from purveyor.delivery.subscription_status import backlogs, read_status
+from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import StreamConfig
 from purveyor.jetstream.headers import POSITION
@@ -452,6 +453,17 @@ async def test_a_replay_of_nothing_is_refused(subscriptions: Subscriptions, from
         await subscriptions.replay("ox", from_, to)
 
 
+async def test_a_replay_from_beyond_the_end_is_refused(queues: Queues, subscriptions: Subscriptions) -> None:
+    record, _ = await subscriptions.add(definition())
+    assert record.begin is not None
+    with pytest.raises(InvalidInput, match=f"begins at position {record.begin + 1}, and the newest position is 1"):
+        await subscriptions.replay("ox", record.begin + 1)
+    with pytest.raises(InvalidInput, match="in the future"):
+        await subscriptions.replay("ox", datetime.now(UTC) + timedelta(days=1))
+    assert await bodies(queues, PREFILL) == []
+    await subscriptions.replay("ox", record.begin, 10_000)
+
+
 async def test_the_limits_apply_to_new_definitions_and_not_to_existing_ones(
     queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,7 +477,10 @@ async def test_the_limits_apply_to_new_definitions_and_not_to_existing_ones(
     assert await subscriptions.add(unsafe) == (record, False)
     assert (await subscriptions.get("ox")).record.definition == unsafe
     changed = await subscriptions.redefine("ox", lambda now: replace(now, lease_seconds=7))
-    assert (changed.definition.lease_seconds, changed.definition.realms_topics) == (7, unsafe.realms_topics)
+    assert (changed.record.definition.lease_seconds, changed.record.definition.realms_topics) == (
+        7,
+        unsafe.realms_topics,
+    )
     with pytest.raises(InvalidInput, match="number"):
         await subscriptions.redefine("ox", lambda now: replace(now, filter=Filter(fields={"a": (10**400,)})))
     with pytest.raises(InvalidInput, match="too many ways"):

@@ -6,12 +6,16 @@ that a machine with Prometheus runs the same file: `promtool test rules alerts.y
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import promql_parser as promql
+import yaml  # type: ignore[import-untyped]  # it ships no types
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.deployment import DEPLOY
 
 Labels = frozenset[tuple[str, str]]
 Vector = dict[Labels, float]
@@ -77,6 +81,21 @@ def read_series(given: dict[str, str], interval: float) -> Series:
     samples = tuple((number * interval, value) for number, value in enumerate(values) if value is not None)
     labels = frozenset((each.name, each.value) for each in selector.matchers.matchers)
     return Series(selector.name, labels, samples)
+
+
+def scraped(pages: Iterable[str], every_seconds: float, *, growing: frozenset[str] = frozenset()) -> list[Series]:
+    """Return the series of pages that were scraped one after another, as if `every_seconds` had lain between them.
+
+    The metrics in `growing` are ages: each page adds that time to them.
+    """
+    found: dict[tuple[str, Labels], list[tuple[float, float]]] = {}
+    for number, page in enumerate(pages):
+        at = number * every_seconds
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                value = sample.value + (at if sample.name in growing and sample.value else 0)
+                found.setdefault((sample.name, frozenset(sample.labels.items())), []).append((at, value))
+    return [Series(name, labels, tuple(samples)) for (name, labels), samples in found.items()]
 
 
 class Store:
@@ -202,6 +221,35 @@ def firing(rule: dict[str, Any], store: Store, at: float, every: float) -> list[
     ]
 
 
+def fired(pages: Sequence[str], *, growing: frozenset[str] = frozenset(), minutes: int = 60) -> set[str]:
+    """Return the shipped alerts that come if a system stays for some time as it was in these scrapes.
+
+    `growing`: see `scraped`. The pages are repeated; a counter grows in each repetition as it did in the first, unless
+    it began again between the pages, as when a process restarts.
+    """
+    repeated = [pages[number % len(pages)] for number in range(minutes)]
+    store = Store([_continued(each, 60.0 * len(pages)) for each in scraped(repeated, 60.0, growing=growing)])
+    times = [60.0 * minutes * share for share in (0.25, 0.5, 0.99)]
+    return {rule["alert"] for rule in shipped_rules() for at in times if firing(rule, store, at, 60.0)}
+
+
+def _continued(series: Series, repeat_seconds: float) -> Series:
+    """Let a counter whose samples repeat after some time grow on, instead of beginning again each time."""
+    first = [value for at, value in series.samples if at < repeat_seconds]
+    is_counter = series.name.endswith(("_total", "_count", "_sum", "_bucket"))
+    grown = first[-1] - first[0] if is_counter and first else 0.0
+    if grown <= 0:
+        return series
+    samples = tuple((at, value + grown * (at // repeat_seconds)) for at, value in series.samples)
+    return Series(series.name, series.labels, samples)
+
+
+def shipped_rules() -> list[dict[str, Any]]:
+    """Return the alert rules of the deployment files."""
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def _fill(text: str, labels: dict[str, str], value: float) -> str:
     def put(match: re.Match[str]) -> str:
         word, way = match[1], match[2]
@@ -238,4 +286,4 @@ def _as_duration(value: float) -> str:
     return " ".join([*words, f"{rest}s"])
 
 
-__all__ = ["Alert", "Series", "Store", "firing", "read_series", "seconds"]
+__all__ = ["Alert", "Series", "Store", "fired", "firing", "read_series", "scraped", "seconds", "shipped_rules"]

@@ -152,6 +152,7 @@ def test_every_figure_is_shown_or_known_to_be_left_out() -> None:
         "purveyor_events_published_total",
         "purveyor_messages_expired_total",
         "purveyor_nats_up",
+        "purveyor_process_up",
         "purveyor_subscription_prefill_failed",
         "purveyor_subscription_unreadable",
         "purveyor_subscriptions",

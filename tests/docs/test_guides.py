@@ -1,35 +1,72 @@
 """Every guide runs with the output that it shows."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.runner import GuideRunner, on_free_ports, runs_spark, starts_its_server
+from tests.docs.runner import (
+    ONE_PROGRAM,
+    GuideRunner,
+    RunningUp,
+    commands,
+    on_free_ports,
+    runs_spark,
+    starts_its_server,
+    starts_up,
+)
 from tests.support.nats_servers import OwnServer
 
 GUIDES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
 
 
 def guide_params() -> list[object]:
-    """Return the guides as parameters; those that run Spark have the mark `spark`."""
+    """Return the guides as parameters; those that run Spark have the mark `spark`.
+
+    The guides that need no `purveyor up` are first: it would take processor time from them.
+    """
+    ordered = sorted(GUIDES, key=starts_up)
     return [
-        pytest.param(guide, id=guide.stem, marks=[pytest.mark.spark] if runs_spark(guide) else []) for guide in GUIDES
+        pytest.param(guide, id=guide.stem, marks=[pytest.mark.spark] if runs_spark(guide) else []) for guide in ordered
     ]
+
+
+@pytest.fixture(scope="module")
+def running_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    up = RunningUp(tmp_path_factory.mktemp("up"), GUIDES)
+    yield up
+    up.stop()
 
 
 @pytest.mark.parametrize("guide", guide_params())
 def test_the_guide_does_what_it_says(
-    guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_server: OwnServer
+    guide: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own_server: OwnServer,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PURVEYOR_NATS_URL", raising=False)
-    if not starts_its_server(guide):
+    up: RunningUp | None = request.getfixturevalue("running_up") if starts_up(guide) else None
+    if up is None and not starts_its_server(guide):
         address = own_server().address
         (host, port), *_ = address.hosts()
         monkeypatch.setenv("PURVEYOR_NATS_URL", f"nats://{address.user}:{address.password}@{host}:{port}")
-    with GuideRunner(tmp_path, monkeypatch.setenv) as runner:
+    with GuideRunner(tmp_path, monkeypatch.setenv, up) as runner:
         assert runner.run(guide) > 0
+
+
+def test_a_guide_says_that_its_python_is_one_program() -> None:
+    said = {guide.stem for guide in GUIDES if "one program" in " ".join(guide.read_text(encoding="utf-8").split())}
+    assert said == set(ONE_PROGRAM)
+
+
+def test_no_guide_puts_messages_into_the_queue_of_a_subscription() -> None:
+    """A reader who does so sees what Purveyor never writes."""
+    for guide in GUIDES:
+        assert not [step for step in commands(guide) if re.search(r"purveyor pub [\w-]+\.main", step.command)], guide
 
 
 def test_there_are_guides() -> None:

@@ -79,6 +79,34 @@ BAD = [
 ]
 
 
+FAULTS = {
+    "users/[a-z": "an unclosed set: no ']' for the '[' at character 7",
+    "users/(a|b": "an unclosed group: no ')' for the '(' at character 7",
+    "users)": "a ')' without a '(' at character 6",
+    "a]": "a ']' without a '[' at character 2",
+    "*": "a repetition with nothing before it, '*', at character 1",
+    "a|*": "a repetition with nothing before it, '*', at character 3",
+    "a**": "a repetition of a repetition, '**', at character 2",
+    "a*+": "a possessive repetition, '*+', at character 2",
+    "a{2,1}": "a repetition whose minimum is greater than its maximum at character 3",
+    "a{b}": "a '{' that begins no repetition at character 2",
+    "[z-a]": "a set with a range in the wrong order at character 2",
+    "[a&&b]": "a set that engines read differently, '[a&&b]', at character 1",
+    "(?i)a": "a flag, '(?i', at character 1",
+    "(?P<n>a)": "a named group, '(?P<n', at character 1",
+    "(?<=a)b": "a look-behind, '(?<=a', at character 1",
+    r"(a)\1": r"a back reference, \1, at character 4",
+    "users\\": "a single \\ at its end, at character 6",
+}
+
+
+@pytest.mark.parametrize(("topic", "fault"), FAULTS.items())
+def test_an_error_about_an_expression_names_the_fault_and_its_place(topic: str, fault: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_topic(topic)
+    assert f"has {fault}" in refused.value.message
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "a*", "a>", "a/b", "a\\b", "a\tb", "a\x00", "x" * 256])
 def test_a_stream_name_the_server_would_choke_on_is_refused(name: str) -> None:
     with pytest.raises(InvalidName):

@@ -57,7 +57,7 @@ def test_a_definition_is_the_same_after_the_way_through_json() -> None:
         ({"realms_topics": ["udm"]}, "realms_topics"),
         ({"realms_topics": [{"realm": "udm"}]}, "'topic'"),
         ({"realms_topics": [{"realm": "", "topic": "a"}]}, "'realm'"),
-        ({"realms_topics": [{"realm": "udm", "topic": "a("}]}, "regular expression"),
+        ({"realms_topics": [{"realm": "udm", "topic": "a("}]}, "unclosed group"),
         ({"request_prefill": "yes"}, "'request_prefill'"),
         ({"filter": []}, "filter"),
         ({"filter": {"field": {}}}, "unknown field 'field'"),

@@ -64,6 +64,17 @@ def test_what_could_run_without_end_is_refused_with_the_fault_but_can_be_read(ex
     assert read.realms_topics == (RealmTopic("r", expression),)
 
 
+@pytest.mark.parametrize("realm", [".*", "u.*", "udm|shop", "[a-z]", "shop.+", "ud?m", "^udm$", r"u\dm", "u{2}"])
+def test_a_realm_that_looks_like_an_expression_is_refused(realm: str) -> None:
+    with pytest.raises(InvalidInput, match="a realm is exact"):
+        check_topics([RealmTopic(realm, ".*")])
+
+
+@pytest.mark.parametrize("realm", ["udm", "shop.example", "Shop (EU)", "c++", "größe"])
+def test_a_realm_with_ordinary_punctuation_is_accepted(realm: str) -> None:
+    check_topics([RealmTopic(realm, ".*")])
+
+
 def test_many_expressions_count_together() -> None:
     check_topics([RealmTopic(f"r{number}", ".*a.*b") for number in range(2)])
     with pytest.raises(InvalidInput, match="together"):

@@ -149,7 +149,7 @@ def test_what_was_learned_changes_nothing(
 
 @few
 @given(events=events_of_all_kinds, subscriptions=subscriptions_of_all_kinds)
-def test_packs_are_matched_as_their_events_are(
+def test_topic_batches_are_matched_as_their_events_are(
     spark: SparkSession, form: str, events: list[Event], subscriptions: list[Subscription]
 ) -> None:
     by_topic: dict[tuple[str, str], list[int]] = {}

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.model.errors import DataLost, InvalidConfig, NoAnswer, PlanOutdated, ServerUnavailable, UnknownStream
 from purveyor.model.retries import RestartAfter, RestartPolicy, Restarts, RunEnd
+from purveyor.pipeline import part_supervisor
 from purveyor.pipeline.job_failures import explain
 from purveyor.pipeline.part_status import PartProgress, PartStatus, State, status_path, write_status
 from purveyor.pipeline.part_supervisor import RESTART_POLICY, Part, PartSupervisor, QueryRun, ThreadRun
@@ -83,6 +84,32 @@ def test_an_error_is_forgotten_after_a_time_of_health() -> None:
         Part("p", Script(NoAnswer("gone"), None).start),
         policy=RestartPolicy(max_deaths=None, first_pause_seconds=0, window_seconds=0),
     )
+    wait_until(lambda: supervisor.status.state is State.RUNNING and supervisor.status.error is None)
+    end(supervisor)
+
+
+def test_a_part_that_does_not_answer_is_unresponsive_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_supervisor, "UNRESPONSIVE_SECONDS", 0.05)
+    may_answer = threading.Event()
+    may_answer.set()
+
+    class Frozen(ThreadRun):
+        def read(self) -> PartProgress:
+            assert may_answer.wait(300)
+            return PartProgress(position=4)
+
+    def work(stop: threading.Event) -> None:
+        stop.wait(300)
+
+    supervisor, _ = kept(Part("dispatch", lambda: Frozen("p", work)))
+    wait_until(in_state(supervisor, State.RUNNING))
+    may_answer.clear()
+    wait_until(in_state(supervisor, State.UNRESPONSIVE))
+    status = supervisor.status
+    assert (status.progress.position, str(status.error)[:21]) == (4, "Spark does not answer")
+    assert status.to_json()["moved_at"] <= status.to_json()["since"]
+    monkeypatch.setattr(part_supervisor, "UNRESPONSIVE_SECONDS", 300)
+    may_answer.set()
     wait_until(lambda: supervisor.status.state is State.RUNNING and supervisor.status.error is None)
     end(supervisor)
 

@@ -27,7 +27,10 @@ def test_a_mistake_of_a_reader(read: Read, options: dict[str, str], message: str
 
 
 def test_a_missing_option(spark: SparkSession) -> None:
-    assert "option servers is missing" in said(spark.read.format("jetstream").option("stream", "S").load)
+    address = {"servers": "nats://127.0.0.1:1"}
+    assert "option stream is missing" in said(spark.read.format("jetstream").options(**address).load)
+    alone = spark.read.format("jetstream").options(stream="S", user="ada")
+    assert "option user is given without option servers" in said(alone.load)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_tls_and_credentials(tmp_path: Path) -> None:
 
 WRONG = [
     ({"stream": ""}, "option stream is missing", '.option("stream", ...)'),
-    ({"servers": " "}, "option servers is missing", '.option("servers", ...)'),
+    ({"servers": " ", "user": "a"}, "option user is given without option servers", '.option("servers", ...)'),
     ({"servers": "http://x"}, "http://x", "nats://host:4222"),
     ({"stream": "a b"}, "a b", None),
     ({"stream": "a.b"}, "a.b", None),

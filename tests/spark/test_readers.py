@@ -16,8 +16,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk.net.pool import RetryDeadline, connect, release
+from purveyor.spark import register
 from tests.support.broker import Broker
+from tests.support.command_line import url_of
 from tests.support.spark_session import Read
 
 
@@ -221,3 +224,20 @@ def test_a_start_that_is_gone_is_an_error(broker: Broker, read: Read, unique: st
     with pytest.raises(Exception, match="sequences 5 to 10 of stream") as caught:
         read(unique, startingOffsets=5).collect()
     assert "set failOnDataLoss to false" in str(caught.value)
+
+
+def test_without_servers_a_read_finds_the_server_of_the_environment(
+    spark: SparkSession, broker: Broker, address: Address, monkeypatch: pytest.MonkeyPatch, unique: str
+) -> None:
+    broker.make(unique)
+    broker.numbers(unique, 1, 3)
+    monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(address))
+    before = dict(spark.sparkContext.environment)
+    register(spark)
+    try:
+        assert spark.read.format("jetstream").option("stream", unique).load().count() == 3
+    finally:
+        spark.sparkContext.environment.clear()
+        spark.sparkContext.environment.update(before)
+        monkeypatch.delenv("PURVEYOR_NATS_URL")
+        register(spark)

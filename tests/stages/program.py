@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import text
@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.jetstream import bulk  # noqa: F401 - loaded once, before the fork
 from purveyor.jetstream.address import Address
+from purveyor.model.event import Event
 from purveyor.queues.client import connect
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
 from purveyor.stages.crash_points import CrashPoint, set_listener
@@ -70,6 +71,13 @@ async def _serve(plan: Plan) -> None:
         await application(queues, plan, maybe_die).serve()
 
 
+def job_event(job: Job, topic: str, key: str | None) -> Event:
+    """Return the event that the handler publishes for a job."""
+    return Event(
+        publisher_name="crash", ts=datetime.now(UTC), realm="test", topic=topic, key=key, new={"number": job.number}
+    )
+
+
 def application(queues: Any, plan: Plan, maybe_die: Any) -> Stages:
     timing = Timing(ack_wait=timedelta(seconds=1), grace=timedelta(milliseconds=50))
     stages = Stages(queues, store=SqlStore(plan.database), app="crash", timing=timing)
@@ -82,6 +90,7 @@ def application(queues: Any, plan: Plan, maybe_die: Any) -> Stages:
     async def handle(ctx: Context[None], job: Job, db: AsyncSession) -> None:
         await db.execute(text("INSERT INTO effects (number, note) VALUES (:n, :k)"), {"n": job.number, "k": ctx.key})
         ctx.send(sink, job)
+        await ctx.publish(job_event(job, plan.endpoint, ctx.key))
         maybe_die(IN_HANDLER)
         if job.poison and job.number % 2:
             raise ValueError("a poisonous message")

@@ -1,4 +1,4 @@
-"""Kill -9 at each named point: each input is done once or a dead letter, each effect has its message, in order."""
+"""Kill -9 at each named point: each input is done once or a dead letter, each effect has its message and its event."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ from purveyor.queues.dead_letters.letter import subject_token
 from purveyor.stages import SqlStore, Stages
 from tests.stages.program import POINTS, Job, Plan, start
 from tests.support.scale import LONG, chance, pick
-from tests.support.stages import make_database, rows, stored
+from tests.support.stages import make_database, published, rows, stored
 from tests.support.waiting import until
 
 KEYS = 5
@@ -113,9 +113,16 @@ async def test_killed_at_each_point_every_message_is_done_once_or_a_dead_letter(
     assert sorted(number for number, _ in done) == sorted(set(sent) - poisonous)
     out = [json_fields.parse(message["data"], "job")["number"] for message in messages]
     assert sorted(out) == sorted(set(sent) - poisonous)
+    events = [each for each in await published(queues) if each.topic == unique]
+    assert sorted(each.new["number"] for each in events) == sorted(set(sent) - poisonous)
     assert sorted(json_fields.parse(letter["data"], "job")["number"] for letter in letters) == sorted(poisonous)
     if ordered:
-        for name, sequence in (("effects", [number for number, _ in done]), ("messages", out)):
+        in_order = {
+            "effects": [number for number, _ in done],
+            "messages": out,
+            "events": [each.new["number"] for each in events],
+        }
+        for name, sequence in in_order.items():
             by_key: dict[str, list[int]] = defaultdict(list)
             for number in sequence:
                 by_key[sent[number]].append(number)

@@ -12,11 +12,11 @@ from purveyor.stages.flow import (
     Flow,
     Frame,
     check_sendable,
-    derived_id,
     flow_message,
     message_identity,
     read_key,
 )
+from purveyor.stages.message_ids import derived_id
 
 
 def test_a_header_carries_a_flow_and_a_reply_goes_to_the_last_requester() -> None:

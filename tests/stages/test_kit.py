@@ -57,6 +57,8 @@ async def test_a_stage_runs_in_a_test_with_one_fixture(stage_kit: StageKit) -> N
     await shop(stage_kit)
     assert await stage_kit.rows("SELECT item, count FROM orders ORDER BY item") == [("book", 2), ("unicorn", 1)]
     assert await stage_kit.rows("SELECT entry FROM books") == [("2 x book from shelf 4",)]
+    (event,) = await stage_kit.published()
+    assert (event.realm, event.topic, event.new["item"]) == ("shop", "orders/order", "book")
     (letter,) = await stage_kit.dead_letters()
     assert letter.reason == "we never had unicorns"
     assert letter.origin == "stage:inventory.reserve.0"
@@ -67,10 +69,12 @@ def test_the_commands_show_endpoints_stages_and_what_fails(stage_kit: StageKit, 
 
     asyncio.run(shop(stage_kit))
     listed = json.loads(say("list", "--json"))
-    assert [each["endpoint"] for each in listed["endpoints"]] == ["books.entry", "inventory.reserve", "orders.place"]
-    assert [len(each["stages"]) for each in listed["endpoints"]] == [1, 1, 2]
-    assert listed["endpoints"][1]["stages"][0]["dead_letters"] == 1
-    assert listed["database"]["unsent"] == 0
+    assert [each["endpoint"] for each in listed] == ["books.entry", "inventory.reserve", "orders.place"]
+    assert [len(each["stages"]) for each in listed] == [1, 1, 2]
+    assert listed[1]["stages"][0]["dead_letters"] == 1
+    shown = json.loads(say("show", "orders.place", "--json"))
+    assert {**shown, "database": None} == {**listed[2], "database": None}
+    assert shown["database"]["unsent"] == 0
     lines = say("list").splitlines()
     assert lines[0].split() == ["ENDPOINT", "STAGES", "WAITING", "IN", "WORK", "INTERACTIVE", "DEAD", "LETTERS"]
     assert lines[2].split() == ["inventory.reserve", "1", "0", "0", "0", "1"]
@@ -78,7 +82,7 @@ def test_the_commands_show_endpoints_stages_and_what_fails(stage_kit: StageKit, 
     assert "no endpoint 'nothing'" in say("show", "nothing")
     assert "messages will be sent again" in say("replay", "--since", "1h", "--yes")
     assert "add --yes" in say("replay", "--since", "1h")
-    assert json.loads(say("list", "--json"))["database"]["unsent"] > 0
+    assert json.loads(say("show", "orders.place", "--json"))["database"]["unsent"] > 0
 
 
 def test_the_printed_statements_make_the_tables(say: Say, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,15 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from purveyor.app.subscription_source import SubscriptionSource
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
+from purveyor.delivery.pull import open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.headers import POSITION, first
 from purveyor.model.event import Event
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
-from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
+from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages, SubscriptionPull, SubscriptionSource
 from tests.support.stages import QUICK, event, rows
 from tests.support.waiting import until
 
@@ -27,9 +27,9 @@ async def test_events_of_a_subscription_go_through_a_stage_once_and_in_order(
     calls: list[int] = []
     known = False
 
-    def application() -> tuple[Stages, SubscriptionSource]:
+    def application(pull: SubscriptionPull) -> Stages:
         stages = Stages(queues, store=SqlStore(database), app="test", timing=QUICK)
-        source = SubscriptionSource(queues, name)
+        source = SubscriptionSource(queues, name, pull)
         accounts = stages.terminator(f"{name}.accounts", message=Event, source=source)
 
         @accounts.last_stage(exactly_once=True, retry=Retry.in_order(first_delay=timedelta(milliseconds=10)))
@@ -43,7 +43,7 @@ async def test_events_of_a_subscription_go_through_a_stage_once_and_in_order(
             if number == 5 and not known:
                 raise Refuse("nobody of that name")
 
-        return stages, source
+        return stages
 
     async def publish(numbers: range) -> None:
         for number in numbers:
@@ -52,10 +52,8 @@ async def test_events_of_a_subscription_go_through_a_stage_once_and_in_order(
 
     for numbers in (range(10), range(10, 14)):
         await publish(numbers)
-        stages, source = application()
-        async with stages:
+        async with open_pull(queues) as pull, application(pull):
             await until(lambda: _is_empty(queues, name))
-        await source.close()
     found = await rows(database, "SELECT number, note FROM effects ORDER BY id")
     assert [number for number, note in found if note == "user-0"] == [0, 2, 4, 6, 8, 10, 12]
     assert [number for number, note in found if note == "user-1"] == [1, 3, 7, 9, 11, 13]
@@ -69,10 +67,8 @@ async def test_events_of_a_subscription_go_through_a_stage_once_and_in_order(
         }
     [back] = [await queues.streams.get_last(f"stream:{name}", f"{name}.retry")]
     assert first(back.headers, POSITION) == "7"
-    stages, source = application()
-    async with stages:
+    async with open_pull(queues) as pull, application(pull):
         await until(lambda: _is_empty(queues, name))
-    await source.close()
     assert await rows(database, "SELECT number, note FROM effects ORDER BY id DESC LIMIT 1") == [(5, "user-1")]
 
 

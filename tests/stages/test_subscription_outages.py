@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from purveyor.app.subscription_source import SubscriptionSource
 from purveyor.delivery.pull import open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
@@ -19,7 +18,7 @@ from purveyor.model.delivery_policy import Delivery, OrderBy
 from purveyor.model.event import Event
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.client import Queues, connect
-from purveyor.stages import Context, Retry, SqlStore, Stages
+from purveyor.stages import Context, Retry, SqlStore, Stages, SubscriptionSource
 from purveyor.stages.source import Incoming
 from purveyor.stages.sql_store import now_ms
 from tests.support.nats_servers import OwnServer
@@ -74,9 +73,12 @@ async def test_the_stage_continues_after_an_outage_longer_than_the_patience(  # 
     await add(queues, name, Delivery.ORDERED if retry == "in order" else Delivery.PARALLEL)
     await publish(queues, name, range(6))
     calls: list[int] = []
-    async with connect(tcp_proxy.address(address), patience_seconds=PATIENCE_SECONDS) as behind:
+    async with (
+        connect(tcp_proxy.address(address), patience_seconds=PATIENCE_SECONDS) as behind,
+        open_pull(behind) as pull,
+    ):
         stages = Stages(behind, store=SqlStore(database), app="test", timing=QUICK)
-        source = WatchedSource(behind, name, lease=timedelta(seconds=2))
+        source = WatchedSource(behind, name, pull, lease=timedelta(seconds=2))
         accounts = stages.terminator(f"{name}.accounts", message=Event, source=source)
         again = Retry.in_order() if retry == "in order" else Retry.parallel()
 
@@ -96,7 +98,6 @@ async def test_the_stage_continues_after_an_outage_longer_than_the_patience(  # 
             await until(lambda: is_empty(queues, name))
             await publish(queues, name, range(6, 9), 100)
             await until(lambda: is_empty(queues, name))
-        await source.close()
     assert await effects(database) == list(range(9))
     assert sorted(calls) == list(range(9))
 
@@ -114,9 +115,12 @@ async def test_a_lost_acknowledgement_is_repeated_after_an_outage(  # noqa: PLR0
     await add(queues, name, Delivery.PARALLEL)
     await publish(queues, name, range(4))
     calls: list[int] = []
-    async with connect(tcp_proxy.address(address), patience_seconds=PATIENCE_SECONDS) as behind:
+    async with (
+        connect(tcp_proxy.address(address), patience_seconds=PATIENCE_SECONDS) as behind,
+        open_pull(behind) as pull,
+    ):
         stages = Stages(behind, store=SqlStore(database), app="test", timing=QUICK)
-        source = WatchedSource(behind, name, lease=timedelta(seconds=2))
+        source = WatchedSource(behind, name, pull, lease=timedelta(seconds=2))
         accounts = stages.terminator(f"{name}.accounts", message=Event, source=source)
 
         @accounts.last_stage(exactly_once=True, retry=Retry.parallel(first_delay=timedelta(milliseconds=10)))
@@ -140,7 +144,6 @@ async def test_a_lost_acknowledgement_is_repeated_after_an_outage(  # noqa: PLR0
             tcp_proxy.restore()
             await publish(queues, name, range(4, 6), 100)
             await until(lambda: is_empty(queues, name))
-        await source.close()
     assert await effects(database) == list(range(6))
 
 
@@ -158,9 +161,12 @@ async def test_an_acknowledgement_from_before_an_outage_does_not_hit_another_eve
     server = own_server(directory=directory)  # it takes its last port again
     calls: list[int] = []
     with TcpProxy(*server.address.hosts()[0]) as proxy:
-        async with connect(proxy.address(server.address), patience_seconds=PATIENCE_SECONDS) as behind:
+        async with (
+            connect(proxy.address(server.address), patience_seconds=PATIENCE_SECONDS) as behind,
+            open_pull(behind) as pull,
+        ):
             stages = Stages(behind, store=SqlStore(database), app="test", timing=QUICK)
-            source = WatchedSource(behind, name, instance="a", lease=timedelta(seconds=1))
+            source = WatchedSource(behind, name, pull, instance="a", lease=timedelta(seconds=1))
             accounts = stages.terminator(f"{name}.accounts", message=Event, source=source)
 
             @accounts.last_stage(exactly_once=True)
@@ -184,7 +190,6 @@ async def test_an_acknowledgement_from_before_an_outage_does_not_hit_another_eve
                     assert taken.sequence == 1
                     proxy.restore()
                     await until(lambda: is_empty(queues, name))
-            await source.close()
     assert calls == [0, 1]
 
 
@@ -195,14 +200,13 @@ async def test_new_events_are_processed_after_an_older_store_of_the_broker_is_pu
     directory, older = tmp_path / "nats", tmp_path / "older"
 
     async def run(address: Address, numbers: Sequence[int], first_position: int) -> None:
-        async with connect(address) as queues:
+        async with connect(address) as queues, open_pull(queues) as pull:
             await publish(queues, name, numbers, first_position)
             stages = Stages(queues, store=SqlStore(database), app="test", timing=QUICK)
-            source = SubscriptionSource(queues, name)
+            source = SubscriptionSource(queues, name, pull)
             declare(stages, name, source)
             async with stages:
                 await until(lambda: is_empty(queues, name))
-            await source.close()
 
     server = own_server(directory=directory)
     async with connect(server.address) as queues:
@@ -228,8 +232,6 @@ async def test_events_that_an_older_version_processed_are_known(queues: Queues, 
     await add(queues, name)
     await publish(queues, name, range(4))
     stages = Stages(queues, store=SqlStore(database), app="test", timing=QUICK)
-    source = SubscriptionSource(queues, name)
-    declare(stages, name, source)
     hour = 3_600_000
     await stages.store.open()
     async with stages.store.engine.begin() as connection:
@@ -238,9 +240,10 @@ async def test_events_that_an_older_version_processed_are_known(queues: Queues, 
                 "INSERT INTO purveyor_inbox (stage, message_id, sequence, done_ms) "
                 f"VALUES ('{name}.accounts.0', '{name}:{sequence}:{sequence + 1}', {sequence}, {done_ms})"
             )
-    async with stages:
-        await until(lambda: is_empty(queues, name))
-    await source.close()
+    async with open_pull(queues) as pull:
+        declare(stages, name, SubscriptionSource(queues, name, pull))
+        async with stages:
+            await until(lambda: is_empty(queues, name))
     # Message 1 was processed; so was 3, by a clock that is a minute behind. The row of 2 is of an earlier message.
     assert await effects(database) == [1, 3]
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -38,9 +38,18 @@ PASSWORD = "the consumer's secret"
 class RunningApi:
     """The API in a thread with its own event loop."""
 
-    def __init__(self, find_address: Callable[[], Address], *, patience_seconds: float = 60.0, **server: Any) -> None:
+    def __init__(
+        self,
+        find_address: Callable[[], Address],
+        *,
+        patience_seconds: float = 60.0,
+        options: Mapping[str, Any] | None = None,
+        **server: Any,
+    ) -> None:
         self._given = server
-        self._options = ApiOptions(find_address=find_address, logins=LOGINS, patience_seconds=patience_seconds)
+        self._options = ApiOptions(
+            find_address=find_address, logins=LOGINS, patience_seconds=patience_seconds, **(options or {})
+        )
         self._listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._ready = threading.Event()
@@ -101,6 +110,10 @@ class RunningApi:
             self._api.authenticator.invalidate(None)
 
         asyncio.run_coroutine_threadsafe(forget(), self._loop).result(30)
+
+    def in_its_loop(self, work: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the event loop of the API."""
+        return asyncio.run_coroutine_threadsafe(work(self._api), self._loop).result(120)
 
     def client(self, user: str = "", password: str = "", **more: Any) -> httpx.Client:
         auth = (user, password) if user else None

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import psycopg
 import pytest
 
-from purveyor.model.event import Event
-from purveyor.queues.catalogue import DEAD_LETTERS, endpoint_queue
+from purveyor.model.event import OUTBOX_SUBJECT, Event
+from purveyor.queues.catalogue import DEAD_LETTERS, endpoint_queue, incoming
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.letter import DeadLetter, subject_token
 from purveyor.stages import Retry, SqlStore, Stages, Target
@@ -114,6 +114,15 @@ async def stored(queues: Queues, stream: str, subject: str) -> list[dict[str, An
     found: list[dict[str, Any]] = []
     async for batch in queues.read_range(stream, 1, (await queues.streams.info(stream)).state.last_seq):
         found.extend(row for row in batch.to_pylist() if row["subject"] == subject)
+    return found
+
+
+async def published(queues: Queues) -> list[Event]:
+    """Return the events that stages published with inbox and outbox, in the order of their positions."""
+    found: list[Event] = []
+    stream = incoming().stream
+    async for batch in queues.read_range(stream, 1, (await queues.streams.info(stream)).state.last_seq):
+        found += [Event.decode(row["data"]) for row in batch.to_pylist() if row["subject"].startswith(OUTBOX_SUBJECT)]
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 PRIVATE_UMASK: Final = 0o077
-_DIRECTORIES: Final = ("archive", "checkpoints", "logs", "migrations", "nats", "spark")
+_DIRECTORIES: Final = ("archive", "checkpoints", "logs", "migrations", "nats", "running", "spark")
 _FILES: Final = (
     "*.lock",
     "console.secret",

@@ -15,6 +15,7 @@ from purveyor.delivery.push.push_request import SecretCipher, parse_signing_key
 from purveyor.model.delivery_policy import (
     FROM_ENVIRONMENT,
     HIDDEN,
+    LONGEST_DELAY_SECONDS,
     SEALED,
     SECRET_PREFIX,
     Push,
@@ -76,6 +77,8 @@ class PushInput:
         stored = {name: value for name, value in push.to_json().items() if not name.startswith(_OLD_SECRET_PREFIX)}
         grace = given.get(SECRET_GRACE_FIELD)
         seconds = DEFAULT_GRACE_SECONDS if grace is None else float(grace)
+        if not 0 <= seconds <= LONGEST_DELAY_SECONDS:
+            raise InvalidInput(f"a grace of {seconds:g} seconds", fix=f"give 0 to {LONGEST_DELAY_SECONDS:g}")
         if existing.secret is not None and push.secret is not None and seconds > 0:
             until = datetime.now(UTC) + timedelta(seconds=seconds)
             stored |= {"old_secret": existing.secret, "old_secret_until": until.isoformat()}
@@ -133,7 +136,7 @@ def _check_secrets_given_again(stored: Json, given: Json) -> None:
     if kept:
         raise InvalidInput(
             f"the endpoint is at another host, and {' and '.join(kept)} would be sent there",
-            fix=f"give {' and '.join(kept)} again together with the endpoint; over HTTP, null goes on without",
+            fix=f"give {' and '.join(kept)} again together with the endpoint, or remove it (null, or edit --reset)",
         )
 
 

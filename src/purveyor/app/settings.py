@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -23,6 +24,7 @@ from pydantic_settings import (
 from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.jetstream.address import DEFAULT_INBOX, Address, Tls
 from purveyor.jetstream.server.config import ServerTls, check_sync
+from purveyor.jetstream.server.discovery import STORE_DIRECTORY, default_data_dir
 from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError
 from purveyor.model.name_rules import check_name, check_subject, check_subscription_name
 from purveyor.queues.catalogue import DEFAULT_GROUP
@@ -32,7 +34,18 @@ DEFAULT_CONNECTIONS = 4096
 FILE_NAME = "purveyor.toml"
 _MIN_DEAD_LETTER_DAYS = 0.05
 _SECRET = frozenset(
-    {"nats_url", "database_url", "admin_password", "events_password", "prefill_password", "push_key", "publishers"}
+    {
+        "nats_url",
+        "database_url",
+        "api_url",
+        "api_password",
+        "api_token",
+        "admin_password",
+        "events_password",
+        "prefill_password",
+        "push_key",
+        "publishers",
+    }
 )
 _FLAGS = {
     "spark_master": "master",
@@ -42,18 +55,14 @@ _FLAGS = {
     "api_port": "port",
     "api_tls_cert": "tls-cert",
     "api_tls_key": "tls-key",
+    "api_url": "api",
+    "api_username": "api-user",
     "nats_subscription_users": "subscription-user",
     "push_allow": "allow",
     "push_per_host": "per-host",
     "database_url": "database",
 }
 """Flags with a shorter name than their key: their command gives the context."""
-
-
-def default_data_dir() -> Path:
-    """Return the default data directory: the data home of the XDG convention."""
-    home = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share") / "purveyor"
 
 
 def _validated_by(check: Any) -> AfterValidator:
@@ -85,6 +94,20 @@ def check_username(name: str) -> None:
     """Check a user name of the API: HTTP Basic ends it at a colon."""
     if not 0 < len(name) <= 128 or ":" in name or not name.isprintable():
         raise InvalidConfig(f"the user {name!r}", fix="use 1 to 128 printable characters without ':'")
+
+
+def check_api_url(url: str) -> None:
+    """Check the URL of an API. The error does not contain the URL, which may hold a password."""
+    wrong = InvalidConfig("not the URL of an API", fix="use http://host:port or https://host:port")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # unbalanced brackets, or a port that is not a number
+        raise wrong from None
+    if "@" in parts.netloc:
+        raise InvalidConfig("a URL with a user", fix="leave the user out; set api_username and api_password")
+    if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment or not url.isprintable():
+        raise wrong
 
 
 def check_database_url(url: str) -> None:
@@ -195,6 +218,20 @@ class Settings(BaseSettings):
     """The certificate of the API (PEM), for HTTPS."""
     api_tls_key: File | None = None
     """The key of that certificate."""
+    api_url: Annotated[str, _validated_by(check_api_url)] | None = Field(default=None, repr=False)
+    """For commands: the URL of an API that they use instead of the NATS server, if it offers what they do."""
+    api_username: Username | None = None
+    """For commands: the login at that API, such as `admin`, `events` or the name of a subscription."""
+    api_password: Secret | None = None
+    """Its password."""
+    api_password_file: File | None = None
+    """A file with the password in its first line."""
+    api_token: Secret | None = None
+    """For commands: a token of the API, in place of a user and password."""
+    api_token_file: File | None = None
+    """A file with the token in its first line."""
+    api_tls_ca: File | None = None
+    """For commands: the certificate authority of that API (PEM); unset: those of the system."""
     api_connections: Annotated[int, Field(ge=16, le=1_000_000)] = DEFAULT_CONNECTIONS
     """The maximum number of open connections of an API process; one address that is no trusted proxy gets half."""
     trusted_proxies: Annotated[
@@ -225,8 +262,8 @@ class Settings(BaseSettings):
     """Additional logins that may publish, each into its realms only."""
     metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """The address of the metrics port of processes other than the API."""
-    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """The metrics port of processes other than the API; unset: none."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """The metrics port of processes other than the API; 0: a free one, whose page the API includes; unset: none."""
     log_format: LogFormat = LogFormat.TEXT
     """The format of log lines."""
     log_level: LogLevel = LogLevel.WARNING
@@ -277,7 +314,7 @@ class Settings(BaseSettings):
     @property
     def nats_dir(self) -> Path:
         """The directory of the embedded server."""
-        return self.data_dir / "nats"
+        return self.data_dir / STORE_DIRECTORY
 
 
 def _require_both(one: str, first: Path | None, other: str, second: Path | None) -> None:
@@ -306,8 +343,13 @@ def load(flags: Mapping[str, object], *, config: Path | None = None) -> Settings
         raise _explain(error, given, path) from None
 
 
-def refuse_secret_flag(nats_url: str | None) -> None:
+def refuse_secret_flag(nats_url: str | None, api_url: str | None = None) -> None:
     """Refuse a password or token in a flag: it would show in `ps`, in the shell's history and in command logs."""
+    if api_url is not None and "@" in api_url:
+        raise InvalidInput(
+            "--api holds a user, and everyone on this machine can read flags with `ps`",
+            fix="give the URL without it, --api-user, and PURVEYOR_API_PASSWORD or --api-password-file",
+        )
     if nats_url is not None and "@" in nats_url:
         raise InvalidInput(
             "--nats-url holds a user, password or token, and everyone on this machine can read flags with `ps`",

@@ -11,6 +11,7 @@ from functools import partial
 
 from purveyor.app.console.console import Console
 from purveyor.app.console.console_login import Sessions, admin_login
+from purveyor.app.doctor.readiness import Readiness
 from purveyor.app.http.application import Api, ApiOptions
 from purveyor.app.http.authentication import Authenticator
 from purveyor.app.http.context import Services
@@ -33,7 +34,7 @@ def build_api(options: ApiOptions) -> Api:
         options,
         hasher=hasher,
         authenticator=Authenticator(options.logins, hasher),
-        open_services=partial(open_services, hasher=hasher, replicas=options.replicas),
+        open_services=partial(open_services, hasher=hasher, options=options),
     )
     if options.console is not None:
         sessions = Sessions(options.console.secret, admin_login(options.logins))
@@ -42,12 +43,16 @@ def build_api(options: ApiOptions) -> Api:
 
 
 @contextlib.asynccontextmanager
-async def open_services(queues: Queues, *, hasher: PasswordHasher, replicas: int) -> AsyncIterator[Services]:
+async def open_services(queues: Queues, *, hasher: PasswordHasher, options: ApiOptions) -> AsyncIterator[Services]:
     """Build the services on a connection, and close them at the end of the block."""
+    replicas = options.replicas
     shared = SharedServices.build(queues, replicas=replicas)
     subscriptions = Subscriptions(queues, replicas=replicas)
     pull = PullService(shared)
     registry_snapshots = RegistrySnapshots(queues)
+    readiness = Readiness(
+        queues, registry_snapshots, group=options.dispatcher_group, archive_seconds=options.archive_seconds
+    )
     services = Services(
         queues=queues,
         subscriptions=subscriptions,
@@ -60,10 +65,12 @@ async def open_services(queues: Queues, *, hasher: PasswordHasher, replicas: int
         schema_cache=SchemaCache(queues, replicas=replicas),
         registry_snapshots=registry_snapshots,
         queue_metrics=QueueMetrics(queues, registry_snapshots),
+        readiness=readiness,
     )
     try:
         yield services
     finally:
+        await readiness.close()
         await services.schema_cache.close()
         services.events.close()
         await shared.close()

@@ -1,6 +1,30 @@
-"""A consumer of the HTTP API, for programs in Python: `from purveyor import Consumer`. Needs the extra `client`."""
+"""A consumer and a publisher of the HTTP API, for programs in Python. They need the extra `client`."""
 
-from purveyor.client.consumer import Consumer, ConsumerOptions
-from purveyor.client.leased_messages import Batch, Message
+from purveyor.model.event import Event
+from purveyor.model.extras import NeedsExtra
 
-__all__ = ["Batch", "Consumer", "ConsumerOptions", "Message"]
+with NeedsExtra("purveyor.Consumer"):
+    from purveyor.client.consumer import Consumer, ConsumerOptions
+    from purveyor.client.leased_messages import Batch, Message
+    from purveyor.client.publisher import (
+        EventsRefused,
+        Published,
+        PublishedMany,
+        Publisher,
+        PublisherOptions,
+        RefusedEvent,
+    )
+
+__all__ = [
+    "Batch",
+    "Consumer",
+    "ConsumerOptions",
+    "Event",
+    "EventsRefused",
+    "Message",
+    "Published",
+    "PublishedMany",
+    "Publisher",
+    "PublisherOptions",
+    "RefusedEvent",
+]

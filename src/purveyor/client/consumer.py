@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import quote
 
-from purveyor.client.api_client import ApiClient, authorization_header
+from purveyor.client.api_client import ApiAccess, ApiClient, authorization_header
 from purveyor.client.leased_messages import Batch, LeaseKeeper, Message
 from purveyor.model.delivery_policy import DEFAULT_LEASE_SECONDS
 from purveyor.model.errors import (
@@ -90,12 +91,11 @@ class Consumer:
     ) -> None:
         self.subscription = subscription
         self.options = options or ConsumerOptions()
+        access = ApiAccess(url, authorization_header(subscription, password, token), self.options.tls)
         self._api = ApiClient(
-            url,
-            subscription,
-            authorization_header(subscription, password, token),
-            instance=self.options.instance,
-            tls=self.options.tls,
+            access,
+            base=f"/v1/subscriptions/{quote(subscription, safe='')}",
+            headers={"X-Consumer-Instance": self.options.instance},
         )
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()

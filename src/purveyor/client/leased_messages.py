@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from purveyor.client.api_client import ApiClient
 from purveyor.model.errors import InvalidInput, LeaseLost, NotFound, PurveyorError, Refused, Unavailable
+from purveyor.model.event import event_key
 
 _log = logging.getLogger("purveyor.client")
 _EXTENSIONS_PER_LEASE: Final = 3
@@ -21,7 +22,7 @@ _EXTENSIONS_PER_LEASE: Final = 3
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One event for this subscription. Settle it once: with `ack`, `retry` or `reject`.
+    """One event for this subscription. Settle it once: with `ack`, `retry` (also called `nack`) or `reject`.
 
     Until then the consumer holds it and extends its lease. `lost` is true when the extension failed because the API was
     unavailable for too long: another instance may have the message.
@@ -33,6 +34,9 @@ class Message:
     sequence: int
     position: int | None
     num_delivered: int
+    event_id: str | None = None
+    """The id of the event, unique among those of one publisher's login; None for an event without one, as in a prefill,
+    and from an API of an older version."""
     lost: bool = False
     _leases: "LeaseKeeper" = field(repr=False, kw_only=True)
     _settled: asyncio.Event = field(repr=False, kw_only=True, default_factory=asyncio.Event)
@@ -49,8 +53,12 @@ class Message:
 
     @property
     def key(self) -> str | None:
-        """The key of the object, if the publisher gave one."""
-        return self.data.get("key")
+        """The key of the object: from the publisher, or the first field of the object that can be one.
+
+        Orders by key and push use the same key. None if there is none, or the subscription hides it.
+        """
+        given = self.data.get("key")
+        return event_key(self.new, self.old, given=given if isinstance(given, str) else None)
 
     @property
     def attributes(self) -> Mapping[str, str]:
@@ -88,6 +96,8 @@ class Message:
         another instance has the message.
         """
         await self._leases.retry(self, delay)
+
+    nack = retry
 
     async def reject(self, reason: str) -> None:
         """Make the message a dead letter with this reason. Raises `LeaseLost` if another instance has it."""
@@ -131,6 +141,8 @@ class Batch:
             if not message.settled:
                 await message.retry(delay)
 
+    nack = retry
+
     def _index(self, message: Message) -> int:
         for index, each in enumerate(self.messages):
             if each is message:
@@ -170,6 +182,7 @@ class LeaseKeeper:
                 sequence=data["sequence_number"],
                 position=data["position"],
                 num_delivered=data["num_delivered"],
+                event_id=data.get("event_id"),
                 _leases=self,
             )
             for data in response["messages"]

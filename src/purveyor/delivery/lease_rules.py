@@ -15,7 +15,7 @@ no delay becomes longer than its duration, counted from the next decision.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
-from purveyor.delivery.leases import (
+from purveyor.delivery.lease_types import (
     AckTarget,
     LeaseDecision,
     LeaseLimit,
@@ -330,6 +330,7 @@ def leased_up_to(
 def nack(state: DeliveryState, sequence: int, request: NackRequest, policy: LeasePolicy) -> DeliveryState:
     """Release a message for another delivery, after a delay. `LeaseLost` if another instance has it.
 
+    A free message that waits for the end of a delay gets the new delay instead: with 0 it is delivered at once.
     In ordered delivery no later message overtakes it: the later messages of the same lease are released too, without
     counting a delivery.
     """
@@ -343,7 +344,7 @@ def nack(state: DeliveryState, sequence: int, request: NackRequest, policy: Leas
         released = frozenset(later if policy.order_by is OrderBy.POSITION else (sequence,))
         state = state._replace(leases=_without_messages(state.leases, released))
     if request.delay <= 0:
-        return state
+        return state._replace(delayed={each: state.delayed[each] for each in state.delayed if each != sequence})
     return state._replace(delayed={**state.delayed, sequence: Delay(request.now + request.delay, request.delay)})
 
 

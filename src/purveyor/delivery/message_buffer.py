@@ -15,11 +15,15 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from purveyor.delivery.leases import AckTarget, Pending, compact_key_of, dead_letter_id, sort_position
+from purveyor.delivery.lease_types import AckTarget, Pending
+from purveyor.jetstream.headers import POSITION, Headers, first, number
 from purveyor.jetstream.streams import PageRequest, StoredMessage, read_page
+from purveyor.model import json_fields
 from purveyor.model.ack_ranges import SeenMessages
-from purveyor.model.delivery_state import DeliveryState, SubjectKind
-from purveyor.model.errors import UnknownMessage, UnknownStream
+from purveyor.model.delivery_state import DeliveryState, SubjectKind, compact_key
+from purveyor.model.errors import InvalidInput, UnknownMessage, UnknownStream
+from purveyor.model.event import event_key
+from purveyor.model.message_headers import DEAD_LETTER_SEQUENCE, ORIGINAL_KIND
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
 
@@ -39,6 +43,41 @@ _SEQUENCE_LIMIT: Final = 2**63
 """All sequences are below it."""
 _INFO_BYTES: Final = 300
 """The size of a `_MessageInfo` without its key."""
+
+
+def position_of(headers: Headers) -> int | None:
+    """Return the position that a message in a queue carries."""
+    return number(headers, POSITION)
+
+
+def sort_position(kind: SubjectKind, headers: Headers) -> int:
+    """Return the position that orders the messages of a subject. Redriven prefill messages come before live ones."""
+    from_prefill = kind is SubjectKind.RETRY and first(headers, ORIGINAL_KIND) == SubjectKind.PREFILL.value
+    return 0 if from_prefill else position_of(headers) or 0
+
+
+def subject_kind_of(message: StoredMessage) -> SubjectKind:
+    """Return the kind of subject that a message is on."""
+    last = message.subject.rpartition(".")[2]
+    return next((kind for kind in (SubjectKind.RETRY, SubjectKind.PREFILL) if kind.value == last), SubjectKind.MAIN)
+
+
+def dead_letter_id(headers: Headers) -> int:
+    """Return the dead letter that a message was redriven from; 0 if there is none."""
+    return number(headers, DEAD_LETTER_SEQUENCE) or 0
+
+
+def compact_key_of(message: StoredMessage) -> str | None:
+    """Return the compact key of an event; None if it has no key, so that no order applies to it."""
+    try:
+        event = json_fields.parse(message.data, "event")
+        body = json_fields.mapping(event.get("body"), "body")
+        sides = {side: json_fields.mapping(body.get(side) or {}, side) for side in ("new", "old")}
+    except InvalidInput:
+        return None
+    given = event.get("key")
+    key = event_key(sides["new"], sides["old"], given=given if isinstance(given, str) else None)
+    return None if key is None else compact_key(key)
 
 
 class MemoryBudget:

@@ -14,18 +14,10 @@ from datetime import datetime
 from typing import Final
 
 from purveyor.delivery import lease_rules
+from purveyor.delivery.after_ack import PrefetchedLease
 from purveyor.delivery.dead_letters.park import DeadLetterWriter, as_attempt_log, attempt_entry
-from purveyor.delivery.leases import (
-    AckTarget,
-    LeaseLimit,
-    NackRequest,
-    Pending,
-    PrefetchedLease,
-    dead_letter_id,
-    position_of,
-    subject_kind_of,
-)
-from purveyor.delivery.message_buffer import MemoryBudget
+from purveyor.delivery.lease_types import AckTarget, LeaseLimit, NackRequest, Pending
+from purveyor.delivery.message_buffer import MemoryBudget, dead_letter_id, position_of, subject_kind_of
 from purveyor.delivery.state_writer import SharedServices, StateWriter, Transition
 from purveyor.delivery.subscription_changes import is_deliverable
 from purveyor.delivery.transitions import (

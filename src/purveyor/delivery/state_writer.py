@@ -10,7 +10,7 @@ The steps of an acknowledgement, and what a crash between them means:
 1. The state is written: the message is acknowledged, its lease has ended, its position is recorded. After a crash
    before this, the message is delivered again. After this write the message is acknowledged, and the caller gets the
    answer.
-2. The message is deleted from the queue, soon after and together with others (`acked_cleanup`). After a crash before
+2. The message is deleted from the queue, soon after and together with others (`after_ack`). After a crash before
    this, the message stays there. It is not delivered, because the state has it as acknowledged, and the next process
    that opens the subscription deletes it.
 """
@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from purveyor.delivery import lease_rules
-from purveyor.delivery.acked_cleanup import AckedCleanup
-from purveyor.delivery.leases import AckTarget, Prefetcher
+from purveyor.delivery.after_ack import AckedCleanup, Prefetcher
+from purveyor.delivery.lease_types import AckTarget
 from purveyor.delivery.message_buffer import MemoryBudget, MessageBuffer
 from purveyor.delivery.subscription_changes import Notifier, RegistrationCache
 from purveyor.jetstream.key_value import Bucket, BucketConfig
@@ -355,11 +355,12 @@ class StateWriterCache:
     async def get(self, registered: Registered) -> StateWriter:
         """Return the state writer of a subscription; a new one if it was deleted and added again."""
         states = self._states or await self._open()
-        writer = self._writers.get(registered.name)
-        if writer is None or writer.incarnation != registered.incarnation:
-            writer = self._writers[registered.name] = StateWriter(self._shared, states, registered)
+        name, incarnation = registered.record.definition.name, registered.record.incarnation
+        writer = self._writers.get(name)
+        if writer is None or writer.incarnation != incarnation:
+            writer = self._writers[name] = StateWriter(self._shared, states, registered)
         writer.update(registered)
-        self._writers.move_to_end(registered.name)
+        self._writers.move_to_end(name)
         writer.buffer.touch()
         self._make_room(writer)
         return writer

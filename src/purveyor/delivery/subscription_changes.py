@@ -2,9 +2,10 @@
 
 `RegistrationCache` reads a registration once, because delivery needs one for each message, and keeps it until the
 registry changes; one watcher per process reports changes. A cached registration may be a moment old. It cannot allow a
-delivery too early: a subscription with a prefill becomes deliverable only after its prefill was seen as done, and only
-a replay takes that back. A subscription that was deleted and added again has another incarnation, which the state
-writer checks.
+delivery too early: a subscription with a prefill becomes deliverable only after its prefill was seen as done. A replay
+takes that back, which need not be seen at once, and so does a prefill of new topics, which is stored before the
+dispatcher begins to match the first event behind it (docs/decisions/0028-selections-change-at-a-position.md). A
+subscription that was deleted and added again has another incarnation, which the state writer checks.
 
 `Notifier` wakes long polls when a subscription may have something to deliver. A notification comes from this process,
 from a change of the registry, and from a message that another process sends to the queue or to the delivery state of

@@ -31,7 +31,7 @@ from purveyor.model.errors import (
 )
 from purveyor.model.subscription import RealmTopic
 from purveyor.model.subscription_limits import check_topics
-from purveyor.queues.catalogue import PREFILL
+from purveyor.queues.catalogue import PREFILL, incoming
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import PrefillState, PrefillStatus, Record, Registered, Registry
 from purveyor.queues.waiting_replays import WaitingReplay
@@ -87,6 +87,7 @@ class SubscriptionJobs:
         3. The sequence of the job is added to the record. The worker deletes the record when it begins the job.
         """
         _check_range(from_, to)
+        await self._check_begin(from_)
         wanted = tuple(topics)
         check_topics(wanted)
         name = registered.name
@@ -110,6 +111,19 @@ class SubscriptionJobs:
         with contextlib.suppress(Unavailable, UnreadableRecord):  # the job is stored, so the replay is accepted
             await waiting.store_sequence(name, job.job, sequence)
         return job
+
+    async def _check_begin(self, from_: ReplayPoint) -> None:
+        """Raise InvalidInput for a replay from a position or time that no event has reached: it would be empty."""
+        if isinstance(from_, datetime):
+            if from_ > datetime.now(UTC):
+                raise InvalidInput(f"the replay begins at {from_.isoformat()}, in the future", fix="give a time before")
+            return
+        newest = (await self._queues.streams.info(incoming().stream)).state.last_seq
+        if from_ > newest:
+            raise InvalidInput(
+                f"the replay begins at position {from_}, and the newest position is {newest}",
+                fix=f"give a position up to {newest}",
+            )
 
     async def begin_prefill(self, registry: Registry, record: Record) -> None:
         """Set the prefill of a new subscription to *pending*, and put its job on the queue."""
@@ -148,6 +162,7 @@ class SubscriptionJobs:
                     status=PrefillStatus.PENDING,
                     position=state.position,
                     attempt=state.attempt + 1,
+                    through=state.through,
                 )
                 try:
                     await registry.put_prefill(registered.name, state, registered.prefill_revision)

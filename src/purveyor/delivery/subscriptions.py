@@ -2,20 +2,16 @@
 
 Every change is a sequence of steps. A crash may cut it off anywhere; the same call completes it. The control events in
 `incoming` decide where a subscription begins and ends.
-
-`read_status` reads how far the queue of a subscription is written, and its backlog. Every surface reads it here.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import uuid
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import assert_never
 
-from purveyor.delivery.push.push_reports import PushProblem, read_problems
+from purveyor.delivery.definition_changes import DefinitionChanged, DefinitionChanges
 from purveyor.delivery.subscription_jobs import (
     MAX_ATTEMPTS,
     SubscriptionJobs,
@@ -23,9 +19,7 @@ from purveyor.delivery.subscription_jobs import (
     deleted_meanwhile,
     not_registered,
 )
-from purveyor.jetstream.headers import POSITION, number
 from purveyor.jetstream.publisher import Expect
-from purveyor.model.ack_ranges import Expired
 from purveyor.model.control_events import (
     CONTROL_SUBJECT,
     ControlEvent,
@@ -33,19 +27,14 @@ from purveyor.model.control_events import (
     ReplayJob,
     ReplayPoint,
 )
-from purveyor.model.delivery_state import AckSummary
 from purveyor.model.errors import (
     AlreadyExists,
-    InvalidInput,
     InvalidName,
-    UnknownMessage,
-    UnknownStream,
     UnknownSubscription,
-    UnreadableRecord,
     WrongRevision,
 )
 from purveyor.model.subscription import RealmTopic, Subscription
-from purveyor.model.subscription_limits import check_options, check_subscription
+from purveyor.model.subscription_limits import check_subscription
 from purveyor.queues.catalogue import PREFILL, incoming, subscription_queue
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import (
@@ -70,6 +59,7 @@ class Subscriptions:
         self._replicas = replicas
         self._registry: Registry | None = None
         self._jobs = SubscriptionJobs(queues, replicas=replicas)
+        self._changes = DefinitionChanges(queues, replicas=replicas)
 
     async def registry(self) -> Registry:
         """Return the registry; open it with the first call."""
@@ -172,27 +162,17 @@ class Subscriptions:
             await self._jobs.catch_up(found, record)
         return record
 
-    async def redefine(self, name: str, change: Callable[[Subscription], Subscription]) -> Record:
-        """Change the definition of a subscription for future dispatch and delivery. The queue stays the same.
+    async def redefine(
+        self, name: str, change: Callable[[Subscription], Subscription], *, prefill_new_topics: bool = False
+    ) -> DefinitionChanged:
+        """Change the definition of a subscription. The queue stays the same.
 
-        Topics and prefill cannot change.
+        Topics, filter and hidden fields change at an exact position of the log, which the result has; the other options
+        change at once. With `prefill_new_topics` the objects of topics that are new are delivered first, as of that
+        position. See `definition_changes` for the steps.
         """
         found = await self._get_active(name, ())
-
-        def redefined(now: Record) -> Record:
-            definition = change(now.definition)
-            if (definition.name, definition.realms_topics, definition.request_prefill) != (
-                now.definition.name,
-                now.definition.realms_topics,
-                now.definition.request_prefill,
-            ):
-                raise InvalidInput(
-                    f"the topics of subscription {name!r} cannot change", fix="delete it and add it again"
-                )
-            check_options(definition)
-            return dataclasses.replace(now, definition=definition)
-
-        return await self._change(found.record, redefined)
+        return await self._changes.change(await self.registry(), found, change, prefill=prefill_new_topics)
 
     async def replay(
         self, name: str, from_: ReplayPoint, to: ReplayPoint | None = None, topics: Iterable[RealmTopic] = ()
@@ -336,75 +316,3 @@ class Subscriptions:
 
 def _with_begin(record: Record, position: int) -> Record:
     return record if record.begin is not None else dataclasses.replace(record, begin=position)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionStatus:
-    """A registration, and the state of its queue."""
-
-    registered: Registered
-    position: int | None
-    """The newest position that is in its queue or was acknowledged; None if there is none."""
-    main: int | None
-    """The backlog of live events; None if there is no queue."""
-    prefill: int | None
-    """The backlog of prefill messages."""
-    retry: int | None
-    """The backlog of redriven dead letters."""
-    expired: Expired
-    """The messages that exceeded the retention time."""
-    push_problem: PushProblem | None = None
-    """Why push does not work."""
-    unreadable: str | None = None
-    """Why this program cannot read the delivery state. It delivers nothing then."""
-
-
-async def read_status(queues: Queues, registry: Registry, found: Registered) -> SubscriptionStatus:
-    """Read the status of one subscription."""
-    queue = subscription_queue(found.name)
-    main, prefill, retry = queue.subjects
-    (acks, unreadable), newest, backlog, problems = await asyncio.gather(
-        _read_acks(registry, found),
-        _newest_position(queues, queue.stream, main),
-        _backlog(queues, queue.stream),
-        read_problems(queues, [found]),
-    )
-    positions = [position for position in (acks.position if acks else 0, newest) if position]
-    return SubscriptionStatus(
-        registered=found,
-        position=max(positions, default=None),
-        main=None if backlog is None else backlog.get(main, 0),
-        prefill=None if backlog is None else backlog.get(prefill, 0),
-        retry=None if backlog is None else backlog.get(retry, 0),
-        expired=acks.expired if acks else Expired(),
-        push_problem=problems.get(found.name),
-        unreadable=unreadable,
-    )
-
-
-async def backlogs(queues: Queues) -> dict[str, int]:
-    """Return the number of messages in each queue of the server, by the name of the queue."""
-    return {info.config.name.removeprefix("stream:"): info.state.messages for info in await queues.streams.list()}
-
-
-async def _read_acks(registry: Registry, found: Registered) -> tuple[AckSummary | None, str | None]:
-    """Return what is acknowledged, or why it cannot be read."""
-    try:
-        return await registry.read_acknowledged(found), None
-    except UnreadableRecord as error:
-        return None, error.message
-
-
-async def _newest_position(queues: Queues, stream: str, subject: str) -> int | None:
-    try:
-        message = await queues.streams.get_last(stream, subject)
-    except (UnknownMessage, UnknownStream):
-        return None
-    return number(message.headers, POSITION)
-
-
-async def _backlog(queues: Queues, stream: str) -> dict[str, int] | None:
-    try:
-        return await queues.streams.subjects(stream)
-    except UnknownStream:
-        return None

@@ -8,16 +8,9 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple, assert_never
 
 from purveyor.delivery import lease_rules
-from purveyor.delivery.leases import (
-    AckTarget,
-    LeaseDecision,
-    LeaseLimit,
-    LeasePolicy,
-    LeaseRequest,
-    PrefetchedLease,
-    dead_letter_id,
-    position_of,
-)
+from purveyor.delivery.after_ack import PrefetchedLease
+from purveyor.delivery.lease_types import AckTarget, LeaseDecision, LeaseLimit, LeasePolicy, LeaseRequest
+from purveyor.delivery.message_buffer import dead_letter_id, position_of
 from purveyor.delivery.state_writer import StateWriter, Transition
 from purveyor.jetstream.headers import Headers
 from purveyor.jetstream.streams import StoredMessage

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from purveyor.jetstream.api_protocol import API_PREFIX, NO_RESPONDERS, Resource, encode_request, parse_api_reply
-from purveyor.jetstream.config import Json, parse_time
+from purveyor.jetstream.api_protocol import (
+    API_PREFIX,
+    NO_RESPONDERS,
+    Json,
+    Resource,
+    encode_request,
+    parse_api_reply,
+    parse_time,
+)
 from purveyor.model.errors import ServerUnavailable, SetupError, Unavailable
 from purveyor.model.retries import Backoff, RetryDelays
 

@@ -7,15 +7,16 @@ both. Nothing here sends, waits or imports `nats`.
 import base64
 import json
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from purveyor.jetstream import headers as header_codec
-from purveyor.jetstream.config import Json
 from purveyor.jetstream.headers import Headers
 from purveyor.model.errors import (
     AlreadyExists,
     ConfigRefused,
+    InvalidConfig,
     NoAnswer,
     PublishRefused,
     PurveyorError,
@@ -26,6 +27,8 @@ from purveyor.model.errors import (
     UnknownStream,
     WrongRevision,
 )
+
+Json = dict[str, Any]
 
 MIN_SERVER_VERSION: Final = (2, 14)
 """The first version with batched direct get, atomic batches and consumer reset."""
@@ -53,6 +56,8 @@ TOO_MANY_REQUESTS = 429
 NOT_READY = (10008, 10009, 10118)
 JETSTREAM_NOT_ENABLED = (10039, 10076)
 NO_SUITABLE_PEERS = 10005
+
+_ZERO_TIME = "0001-01-01"
 
 FIXES = {
     TOO_MANY_REQUESTS: "the stream has too many messages to store: publish from fewer clients at the same time",
@@ -85,6 +90,24 @@ DIRECT_GET_HEADERS: Final = (
     "Nats-Last-Sequence",
 )
 """The headers that the server appends to each message of a batched direct get, in this order."""
+
+
+def parse_time(text: str) -> datetime | None:
+    """Parse RFC 3339 with up to nine fractional digits; return None for an empty text or Go's zero time."""
+    if not text or text.startswith(_ZERO_TIME):
+        return None
+    body, zone = (text[:-1], "+00:00") if text.endswith("Z") else (text[:-6], text[-6:])
+    whole, _, fraction = body.partition(".")
+    return datetime.fromisoformat(f"{whole}.{(fraction + '000000')[:6]}{zone}")
+
+
+def format_time(moment: datetime) -> str:
+    """Return an aware time as RFC 3339 in UTC."""
+    if moment.tzinfo is None:
+        raise InvalidConfig(
+            f"the time {moment.isoformat()} has no time zone", fix="use an aware datetime, for example in UTC"
+        )
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,11 +112,22 @@ class JetStream:
         await self.close()
 
 
+def resolve_address(address: Address | str | None) -> Address:
+    """Return an address that a caller gave, or that of the server that the environment names."""
+    if address is None:
+        from purveyor.jetstream.server.discovery import find_server_address  # noqa: PLC0415 - most callers need no server
+
+        return find_server_address()
+    return Address.parse(address) if isinstance(address, str) else address
+
+
 @contextlib.asynccontextmanager
 async def connect(
-    address: Address | str, *, name: str = "purveyor", patience_seconds: float = 60
+    address: Address | str | None = None, *, name: str = "purveyor", patience_seconds: float = 60
 ) -> AsyncIterator[JetStream]:
-    """Connect for the duration of a block.
+    """Connect for the duration of a block. Without an address: to the server that the environment names.
+
+    That is PURVEYOR_NATS_URL, else the embedded server that runs on PURVEYOR_DATA_DIR or on the default data directory.
 
     A call waits for a lost server up to `patience_seconds` before it fails. The default is shorter than the two minutes
     in which the server recognises a repeated message.
@@ -124,7 +135,6 @@ async def connect(
         async with connect("nats://127.0.0.1:4222") as jetstream:
             await jetstream.publish("orders.new", b"order 1", msg_id="order-1")
     """
-    where = Address.parse(address) if isinstance(address, str) else address
-    connection = await Connection.open(where, name=name, patience_seconds=patience_seconds)
+    connection = await Connection.open(resolve_address(address), name=name, patience_seconds=patience_seconds)
     async with JetStream(connection) as jetstream:
         yield jetstream

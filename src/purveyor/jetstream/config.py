@@ -10,41 +10,21 @@ import types
 import typing
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
+from purveyor.jetstream.api_protocol import Json, format_time, parse_time
 from purveyor.model.errors import InvalidConfig
 from purveyor.model.name_rules import check_name, check_subject
 
 T = TypeVar("T")
-Json = dict[str, Any]
-
-_ZERO_TIME = "0001-01-01"
 
 
 def nanoseconds(duration: timedelta) -> int:
     """Return a duration in nanoseconds, without the rounding of floats."""
     return (duration // timedelta(microseconds=1)) * 1000
-
-
-def parse_time(text: str) -> datetime | None:
-    """Parse RFC 3339 with up to nine fractional digits; return None for an empty text or Go's zero time."""
-    if not text or text.startswith(_ZERO_TIME):
-        return None
-    body, zone = (text[:-1], "+00:00") if text.endswith("Z") else (text[:-6], text[-6:])
-    whole, _, fraction = body.partition(".")
-    return datetime.fromisoformat(f"{whole}.{(fraction + '000000')[:6]}{zone}")
-
-
-def format_time(moment: datetime) -> str:
-    """Return an aware time as RFC 3339 in UTC."""
-    if moment.tzinfo is None:
-        raise InvalidConfig(
-            f"the time {moment.isoformat()} has no time zone", fix="use an aware datetime, for example in UTC"
-        )
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def to_wire(value: object) -> Any:

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import Any
 
 from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import Resource
-from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo, Json, format_time, from_wire, parse_time, to_wire
+from purveyor.jetstream.api_protocol import Json, Resource, format_time, parse_time
+from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo, from_wire, to_wire
 from purveyor.model.errors import InvalidInput, UnknownConsumer
 from purveyor.model.name_rules import check_name
 

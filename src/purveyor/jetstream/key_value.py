@@ -29,6 +29,7 @@ from purveyor.jetstream.streams import Streams
 from purveyor.model.errors import (
     AlreadyExists,
     NotFound,
+    PermissionDenied,
     Unavailable,
     UnknownConsumer,
     UnknownKey,
@@ -216,7 +217,8 @@ class Bucket:
             except UnknownConsumer:
                 continue  # its server restarted: continue after the last revision seen
             finally:
-                with contextlib.suppress(NotFound, Unavailable):
+                # An error would hide the cancellation of this task. The server removes an idle watcher after a minute.
+                with contextlib.suppress(NotFound, Unavailable, PermissionDenied):
                     await self._services.consumers.remove(self._stream, info.name)
 
     async def _add_watcher(self, pattern: str, values: bool, revision: int) -> ConsumerInfo:

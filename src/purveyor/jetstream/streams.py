@@ -15,14 +15,16 @@ from purveyor.jetstream.api import Api
 from purveyor.jetstream.api_protocol import (
     API_PREFIX,
     DIRECT_GET_HEADERS,
+    Json,
     PageEnd,
     Resource,
     decode_stored_data,
     decode_stored_headers,
     encode_page_request,
     parse_page_end,
+    parse_time,
 )
-from purveyor.jetstream.config import Json, StreamConfig, StreamInfo, from_wire, parse_time, to_wire
+from purveyor.jetstream.config import StreamConfig, StreamInfo, from_wire, to_wire
 from purveyor.jetstream.headers import Headers, first
 from purveyor.model.errors import AlreadyExists, InvalidInput, NoAnswer, Unavailable
 from purveyor.model.name_rules import check_name, check_subject
@@ -51,6 +53,7 @@ class StreamUsage:
     stream: str
     messages: int
     bytes: int
+    first_sequence: int
     last_sequence: int
     oldest: datetime | None
     """When its oldest message was stored; None if the stream is empty."""
@@ -119,6 +122,7 @@ class Streams:
                     stream=item["config"]["name"],
                     messages=state["messages"],
                     bytes=state["bytes"],
+                    first_sequence=state["first_seq"],
                     last_sequence=state["last_seq"],
                     oldest=parse_time(state["first_ts"]) if state["messages"] else None,
                     sealed=bool(item["config"].get("sealed")),

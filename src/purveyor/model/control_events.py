@@ -1,8 +1,8 @@
 """Messages between parts of Purveyor: control events in `incoming`, and jobs on the queue `prefill`.
 
-A control event marks where a subscription begins or ends in the log: its position is authoritative, the registry is the
-read model. A job asks the pipeline to fill the queue of a subscription. Ids derive from the content, so that the server
-recognises a repetition.
+A control event marks where a subscription begins, changes what it selects, or ends in the log: its position is
+authoritative, the registry is the read model. A job asks the pipeline to fill the queue of a subscription. Ids derive
+from the content, so that the server recognises a repetition.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,14 @@ from uuid import UUID, uuid5
 
 from purveyor.model import json_fields
 from purveyor.model.json_fields import Json, Kind
+from purveyor.model.registration import PendingChange
 from purveyor.model.subscription import RealmTopic, Subscription, read_topics
 
 CONTROL_SUBJECT: Final = "incoming.control"
 JOB_SUBJECT: Final = "prefill"
-CONTROL_EVENT: Final = Kind("control event", ("control", "name", "incarnation", "definition"))
+CONTROL_EVENT: Final = Kind(
+    "control event", ("control", "name", "incarnation", "definition", "change", "selection", "prefill", "voids")
+)
 JOB: Final = Kind("job", ("kind", "name", "incarnation", "job", "position", "from", "to", "topics"))
 
 ReplayPoint: TypeAlias = int | datetime
@@ -28,27 +31,32 @@ class ControlKind(Enum):
     """What happened to a subscription."""
 
     ADDED = "subscription.added"
+    CHANGED = "subscription.changed"
     DELETED = "subscription.deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlEvent:
-    """The begin or the end of a subscription. `incarnation` distinguishes it from others that have its name."""
+    """The begin, a change or the end of a subscription. `incarnation` distinguishes it from others of its name."""
 
     kind: ControlKind
     name: str
     incarnation: str
     definition: Subscription | None = None
-    """The added definition; None for a deletion."""
+    """The added definition; None for a change or a deletion."""
+    change: PendingChange | None = None
+    """The change; None for an addition or a deletion."""
 
     @property
     def msg_id(self) -> str:
         """The id of its message."""
-        return f"{self.incarnation}:{self.kind.value.rpartition('.')[2]}"
+        what = f"{self.incarnation}:{self.kind.value.rpartition('.')[2]}"
+        return what if self.change is None else f"{what}:{self.change.change}"
 
     def to_json(self) -> Json:
         """Return the stored fields."""
         given = {} if self.definition is None else {"definition": self.definition.to_json()}
+        given |= {} if self.change is None else self.change.to_json()
         return {"control": self.kind.value, "name": self.name, "incarnation": self.incarnation, **given}
 
     @classmethod
@@ -61,6 +69,7 @@ class ControlEvent:
             name=json_fields.text(given, "name", "control event"),
             incarnation=json_fields.text(given, "incarnation", "control event"),
             definition=Subscription.from_json(given.get("definition")) if kind is ControlKind.ADDED else None,
+            change=PendingChange.from_event(given) if kind is ControlKind.CHANGED else None,
         )
 
     def encode(self) -> bytes:
@@ -168,7 +177,10 @@ def decode_job(data: bytes | str) -> Job:
 
 
 def job_id(incarnation: str, kind: JobKind, number: int | str) -> str:
-    """Return the id of a job: the same for the same subscription, kind and number (for example the attempt)."""
+    """Return the id of a job: the same for the same subscription, kind and number (for example the attempt).
+
+    A replay has a random id instead, because each request for one is another job.
+    """
     return str(uuid5(UUID(incarnation), f"{kind.value}:{number}"))
 
 

@@ -36,6 +36,7 @@
     │   └── QueueMigrating
     └── SetupError              this machine or this server cannot be used as it is
         ├── AuthenticationFailed
+        ├── MissingExtra        also an ImportError
         ├── ServerTooOld
         ├── ServerMissing
         ├── ServerFailed
@@ -246,6 +247,10 @@ class SetupError(PurveyorError):
 
 class AuthenticationFailed(SetupError):
     """The server does not accept these credentials."""
+
+
+class MissingExtra(SetupError, ImportError):
+    """A third-party package is missing that an extra of Purveyor brings."""
 
 
 class ServerTooOld(SetupError):

@@ -1,4 +1,4 @@
-"""An event: one change of one object, as stored in `stream:incoming` for dispatch, archive and every subscriber.
+r"""An event: one change of one object, as stored in `stream:incoming` for dispatch, archive and every subscriber.
 
 Its body is JSON: `publisher_name`, `ts`, `realm`, `topic`, `body {old, new}` and, if given, `key` and `attributes`. Its
 id is in the message id header, because a retry repeats it; its position is its sequence in the stream. Neither is part
@@ -18,10 +18,12 @@ lenient: an event that an older version accepted is still delivered, or parked.
 | a number | the range of a double (about 1.8e308), also for a whole number |
 | `ts` | the years 1900 to 2261, in UTC |
 
-None of the texts in the first two rows holds a control character or a line break. No text anywhere holds half of a
+None of the texts in the first two rows holds a control character or a line break. A realm holds none of
+`* ? [ ] { } | ^ $ \ .+`, because subscriptions name realms exactly. No text anywhere holds half of a
 surrogate pair, which is no character and has no UTF-8.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,8 +41,13 @@ SUBJECT: Final = "incoming"
 """The subject on which the API, the CLI and the outbox publish events."""
 LDIF_SUBJECT: Final = "incoming.ldif"
 """The subject on which the transform publishes events."""
+OUTBOX_SUBJECT: Final = "incoming.outbox"
+"""The first tokens of the subjects on which outbox relays publish the events of stages."""
+RESERVED_HEADER_BYTES: Final = 2048
+"""Reserved for the headers of an event in its message: its ids, its login, its trace, the writer's conditions."""
 
 _LINE_BREAKS: Final = frozenset("\x85\u2028\u2029")
+_EXPRESSION_IN_REALM: Final = re.compile(r"[*?\[\]{}|^$\\]|\.\+")
 LONGEST_REALM_BYTES: Final = 256
 LONGEST_TOPIC_BYTES: Final = 1024
 LONGEST_KEY_BYTES: Final = 1024
@@ -186,9 +193,72 @@ def encode_checked(event: Event) -> bytes:
         raise
 
 
+def check_event(given: object) -> tuple[Event, bytes]:
+    """Return an event that a program made, checked, and the body of its message; InvalidInput names the wrong field.
+
+    The fields of an `Event` may hold anything, so this reads them as if they came over HTTP.
+    """
+    if not isinstance(given, Event):
+        raise InvalidInput(f"the event is {json_fields.describe_type(given)}", fix="give a purveyor.Event")
+    ts: object = given.ts
+    body = {"old": given.old, "new": given.new}
+    _check_json_types(body, "body")
+    event = Event.from_json(
+        {
+            "publisher_name": given.publisher_name,
+            "ts": ts.isoformat() if isinstance(ts, datetime) else ts,
+            "realm": given.realm,
+            "topic": given.topic,
+            "body": body,
+            "key": given.key,
+            "attributes": given.attributes,
+        }
+    )
+    return event, encode_checked(event)
+
+
+def _check_json_types(value: Mapping[str, object], what: str) -> None:
+    """Raise InvalidInput, with the path, for a value that JSON does not have. `encode_checked` checks the depth."""
+    level: list[tuple[object, str]] = [(value, what)]
+    for _ in range(json_fields.MOST_LEVELS + 2):
+        children: list[tuple[object, str]] = []
+        for container, path in level:
+            items = container.items() if isinstance(container, dict) else enumerate(container)  # type: ignore[arg-type]
+            for name, inner in items:
+                inner_path = f"{path}.{name}" if isinstance(name, str) else f"{path}[{name}]"
+                if isinstance(container, dict) and not isinstance(name, str):
+                    raise InvalidInput(f"{path} has {name!r} as the name of a field", fix="give it as a string")
+                if isinstance(inner, dict | list | tuple):
+                    children.append((inner, inner_path))
+                elif not isinstance(inner, str | int | float | None):
+                    kind = json_fields.describe_type(inner)
+                    raise InvalidInput(f"{inner_path} is {kind}", fix="give text, numbers, true, false, lists, objects")
+        level = children
+
+
+class EventTooLarge(InvalidInput):
+    """An event above the size limit of the server."""
+
+
+def check_event_size(data: bytes, max_payload: int) -> None:
+    """Raise EventTooLarge if the body of an event's message is above the size limit of the server."""
+    largest = max_payload - RESERVED_HEADER_BYTES
+    if len(data) > largest:
+        raise EventTooLarge(f"an event of {len(data)} bytes; the server takes {largest}", fix="send less")
+
+
 def check_realm_topic(realm: str, topic: str) -> None:
-    """Raise InvalidInput if a realm or a topic is beyond its limits."""
+    """Raise InvalidInput if a realm or a topic is beyond its limits.
+
+    A realm is exact in subscriptions, so one that looks like an expression would match nothing in silence.
+    """
     check_text(realm, "realm", LONGEST_REALM_BYTES)
+    found = _EXPRESSION_IN_REALM.search(realm)
+    if found:
+        raise InvalidInput(
+            f"the realm {realm!r} looks like an expression because of {found.group()!r}, and a realm is exact",
+            fix="name each realm without * ? [ ] { } | ^ $ \\ and .+, for example udm and shop",
+        )
     check_text(topic, "topic", LONGEST_TOPIC_BYTES)
 
 

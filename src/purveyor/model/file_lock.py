@@ -39,13 +39,18 @@ class LockOwner:
         """Whether that very process still runs."""
         if self.birth is not None:
             return _start_time(self.pid) == self.birth
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
+        return process_exists(self.pid)
+
+
+def process_exists(pid: int) -> bool:
+    """Return whether a process of this machine has this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
         return True
+    return True
 
 
 def read_owner(path: Path) -> LockOwner | None:
@@ -190,4 +195,4 @@ def _start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]  # a zombie holds nothing any more
 
 
-__all__ = ["FileLock", "LockOwner", "is_locked", "read_owner"]
+__all__ = ["FileLock", "LockOwner", "is_locked", "process_exists", "read_owner"]

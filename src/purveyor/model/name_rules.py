@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Final
 
 from purveyor.model.errors import InvalidHeader, InvalidInput, InvalidName, InvalidSubject
+from purveyor.model.expression_faults import describe_error, find_fault
 
 _FORBIDDEN_IN_NAME = re.compile(r"[\s.*>/\\\x00-\x1f\x7f]")
 _FORBIDDEN_IN_SUBJECT = re.compile(r"[\s\x00-\x1f\x7f]")
@@ -151,14 +152,14 @@ def check_topic(topic: str) -> str:
     end = known.end() if known else 0
     if end < len(topic):
         raise InvalidInput(
-            f"the topic {topic!r} uses syntax that regular expression engines read differently: from {topic[end:]!r}",
+            f"the topic {topic!r} has {find_fault(topic, end)}",
             fix="use literals, sets, groups, '.', '|' and the repetitions * + ? {n,m}; put \\ before other characters",
         )
     try:
         _compile_topic(topic)
     except (re.error, RecursionError, OverflowError) as error:
         raise InvalidInput(
-            f"the topic {topic!r} is no regular expression: {error}", fix="put \\ before special characters"
+            f"the topic {topic!r} has {describe_error(error)}", fix="put \\ before special characters"
         ) from None
     return topic
 

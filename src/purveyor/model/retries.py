@@ -1,4 +1,4 @@
-"""Delays between attempts, and the restart rule of everything that is supervised.
+"""Delays between attempts, the circuit breaker, and the restart rule of everything that is supervised.
 
 `Backoff` is the policy of delays and computes one from a number of failures. `RetryDelays` counts the failures of one
 retry loop. Neither of them sleeps.
@@ -10,12 +10,20 @@ The restart rule serves the parts of `up`, the embedded server and the parts of 
 
 A supervisor makes one `Restarts` for each thing that it runs, reports the end of each run to it, and acts on the
 decision. `Restarts` starts nothing and reads no clock.
+
+The circuit breaker of an endpoint is pure: each event returns the next value. Times are seconds of a monotonic clock.
+
+    closed ──failures in a row──▶ open ──time──▶ half open ──success──▶ closed
+                                   ▲                 └──failure──▶ open, for longer
+
+While it is half open, one probe is in flight at a time.
 """
 
 import math
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Final
 
 from purveyor.model.errors import InvalidConfig
@@ -162,3 +170,73 @@ __all__ = [
     "RunEnd",
     "random_jitter",
 ]
+
+
+FAILURES_TO_OPEN: Final = 5
+OPEN_BACKOFF: Final = Backoff(1.0, 60.0)
+"""How long nothing is sent while a circuit breaker is open."""
+
+
+class BreakerState(Enum):
+    """The states of a circuit breaker."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half open"
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitBreaker:
+    """A circuit breaker."""
+
+    failures: int = 0
+    """Failures in a row while it is closed."""
+    openings: int = 0
+    """How often it opened since the last success."""
+    open_until: float | None = None
+    """Nothing is sent before this time; None while it is closed."""
+    is_probing: bool = False
+
+    def state(self, now: float) -> BreakerState:
+        """Return the state at a time."""
+        if self.open_until is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self.open_until else BreakerState.HALF_OPEN
+
+    def may_send(self, now: float) -> bool:
+        """Return whether another message may be sent; while it is half open, only when no probe is in flight."""
+        return self.open_until is None or (now >= self.open_until and not self.is_probing)
+
+    def start_probe(self) -> "CircuitBreaker":
+        """Note that a probe is in flight."""
+        return replace(self, is_probing=True)
+
+    def cancel_probe(self) -> "CircuitBreaker":
+        """End a probe without an outcome."""
+        return replace(self, is_probing=False) if self.is_probing else self
+
+    def record_success(self) -> "CircuitBreaker":
+        """Close it."""
+        return _CLOSED
+
+    def record_failure(self, now: float, jitter: float) -> "CircuitBreaker":
+        """Count a failure, and open it after several in a row. `jitter` from 0 to 1 spreads the probes of many.
+
+        Attempts that were in flight when it opened, and fail as well, change nothing.
+        """
+        if self.open_until is not None and not self.is_probing:
+            return self
+        if self.open_until is None and self.failures + 1 < FAILURES_TO_OPEN:
+            return CircuitBreaker(self.failures + 1)
+        openings = self.openings + 1
+        return CircuitBreaker(0, openings, now + OPEN_BACKOFF.delay_seconds(openings, jitter=jitter))
+
+    def pause(self, now: float, seconds: float) -> "CircuitBreaker":
+        """Open it for the pause that the endpoint asks for, unless it is open for longer."""
+        until = now + seconds
+        if self.open_until is not None and self.open_until >= until:
+            return self
+        return CircuitBreaker(0, max(self.openings, 1), until)
+
+
+_CLOSED: Final = CircuitBreaker()

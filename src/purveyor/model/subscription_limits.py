@@ -23,8 +23,8 @@ from purveyor.model.errors import InvalidInput
 from purveyor.model.event import (
     LONGEST_ATTRIBUTE_NAME_BYTES,
     LONGEST_ATTRIBUTE_VALUE_BYTES,
-    LONGEST_REALM_BYTES,
     LONGEST_TOPIC_BYTES,
+    check_realm_topic,
 )
 from purveyor.model.json_fields import check_json, check_optional_text, check_surrogates, check_text
 from purveyor.model.name_rules import ESCAPE, REPEAT, SET, is_exact
@@ -56,8 +56,7 @@ def check_topics(topics: Iterable[RealmTopic]) -> None:
     """Raise InvalidInput if a realm or topic is too long, or if matching one topic could take too many steps."""
     steps = 0
     for each in topics:
-        check_text(each.realm, "realm", LONGEST_REALM_BYTES)
-        check_text(each.topic, "topic", LONGEST_TOPIC_BYTES)
+        check_realm_topic(each.realm, each.topic)
         if is_exact(each.topic):
             continue
         own_steps = count_matching_steps(each.topic)

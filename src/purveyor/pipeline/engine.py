@@ -29,6 +29,8 @@ from purveyor.spark.session import session
 
 STOP_TIMEOUT_SECONDS = 10.0
 _MAX_LOG_BYTES = 10 << 20
+_PYTHONPATH = "PYTHONPATH"
+_WORKER_STARTUP = Path(__file__).parent / "worker_startup"
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 _LOG4J_CONFIG = """\
@@ -113,7 +115,7 @@ def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
     if output.exists():
         output.replace(output.with_name(f"{output.name}.1"))
     try:
-        with _redirect_output(output), _keep_sigint_handler():
+        with _redirect_output(output), _add_worker_startup(), _keep_sigint_handler():
             spark = session("purveyor-pipeline", master=master, options=options)
     except (PySparkException, Py4JError, OSError) as error:
         reason = explain(error).message
@@ -140,6 +142,20 @@ def _scratch_directory(home: Path) -> Path:
     this_process = home / str(os.getpid())
     this_process.mkdir(parents=True, exist_ok=True)
     return this_process.absolute()
+
+
+@contextlib.contextmanager
+def _add_worker_startup() -> Iterator[None]:
+    """Let Python workers of a JVM that starts inside the block import our `sitecustomize`."""
+    before = os.environ.get(_PYTHONPATH)
+    os.environ[_PYTHONPATH] = os.pathsep.join(filter(None, (str(_WORKER_STARTUP), before)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PYTHONPATH]
+        else:
+            os.environ[_PYTHONPATH] = before
 
 
 @contextlib.contextmanager

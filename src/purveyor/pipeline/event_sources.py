@@ -1,10 +1,10 @@
-"""The formats by which the pipeline reads `stream:incoming`: `jetstream-events` and `jetstream-packs`.
+"""The formats by which the pipeline reads `stream:incoming`: `jetstream-events` and `jetstream-topic-batches`.
 
 Both are the `jetstream` format of `purveyor.spark`, and both parse each message in the task that reads it: so dispatch
 and archive agree on what is an event, and the JVM never parses JSON.
 
 - `jetstream-events`, for the archive, adds the columns of `COLUMN_TYPES` to those of the message.
-- `jetstream-packs`, for dispatch, groups the messages of one topic into one row (see `event_rows`).
+- `jetstream-topic-batches`, for dispatch, groups the messages of one topic into one row (see `event_rows`).
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ class TopicBatchSource(JetStreamDataSource):
     @classmethod
     def name(cls) -> str:
         """Return the name for `.format(...)`."""
-        return "jetstream-packs"
+        return "jetstream-topic-batches"
 
     def schema(self) -> str:
         """Return the columns of a topic batch."""

@@ -30,10 +30,11 @@ from pyspark.sql import SparkSession
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import ReadOptions, read_range
-from purveyor.jetstream.headers import PARKED_POSITION, POSITION
+from purveyor.jetstream.headers import POSITION
 from purveyor.model import metrics
 from purveyor.model.errors import DataLost, InvalidConfig, InvalidInput, MigrationNeeded, PurveyorError, SetupError
 from purveyor.model.event import SUBJECT
+from purveyor.model.message_headers import PARKED_POSITION
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters.letter import DeadLetter, park, subject_token

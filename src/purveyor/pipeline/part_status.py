@@ -34,6 +34,8 @@ class State(Enum):
 
     STARTING = "starting"
     RUNNING = "running"
+    UNRESPONSIVE = "unresponsive"
+    """Spark does not answer: its JVM hangs, or the process is suspended."""
     WAITING = "waiting"
     """It ended with an error, and starts again after a pause."""
     FAILED = "failed"
@@ -52,6 +54,11 @@ class PartProgress:
     batch: int | None = None
     batch_ms: int | None = None
 
+    @property
+    def steps(self) -> tuple[int | None, int | None, int]:
+        """Something that changes with every step of the part."""
+        return self.position, self.batch, self.rows
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
@@ -63,6 +70,8 @@ class PartStatus:
     progress: PartProgress = PartProgress()
     error: Failure | None = None
     restarts: int = 0
+    moved_at: datetime | None = None
+    """When it made its last step; None before its first one."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a flat object without unknown values."""
@@ -71,6 +80,7 @@ class PartStatus:
             "state": self.state.value,
             "since": self.since.isoformat(timespec="milliseconds"),
             "position": self.progress.position,
+            "moved_at": self.moved_at.isoformat(timespec="milliseconds") if self.moved_at is not None else None,
             "lag": self.progress.lag,
             "rows": self.progress.rows,
             "rows_per_second": round(self.progress.rows_per_second, 1),

@@ -24,6 +24,12 @@ from purveyor.spark.progress import progress_of
 
 RESTART_POLICY = RestartPolicy(max_deaths=None, first_pause_seconds=1.0, max_pause_seconds=30.0)
 _POLL_SECONDS = 0.2
+UNRESPONSIVE_SECONDS = 30.0
+"""A part that has not answered for so long is unresponsive. A pause of the JVM is shorter."""
+_UNRESPONSIVE = Failure(
+    "Spark does not answer",
+    fix="find out whether its JVM is suspended (kill -CONT) or short of memory; else restart the pipeline",
+)
 _ENDED = Failure("it ended without an error")
 Listener = Callable[[PartStatus], None]
 _BUSY = "Processing new data"
@@ -67,14 +73,22 @@ class PartSupervisor:
         self._restart_policy = restart_policy
         self._on_change = on_change or (lambda _: None)
         self._status = PartStatus(name=part.name, state=State.STARTING, since=datetime.now(UTC))
+        self._answered: tuple[float, datetime] | None = None
+        """When the running part answered last, by both clocks; None while none runs."""
         self._stopping = threading.Event()
         self._patience_seconds = 0.0
         self._thread = threading.Thread(target=self._supervise, name=f"keeper-{part.name}", daemon=True)
 
     @property
     def status(self) -> PartStatus:
-        """The status of the part."""
-        return self._status
+        """The status of the part. It is unresponsive if it has not answered for a while."""
+        status, answered = self._status, self._answered
+        if status.state is not State.RUNNING or answered is None:
+            return status
+        monotonic, since = answered
+        if time.monotonic() - monotonic < UNRESPONSIVE_SECONDS:
+            return status
+        return replace(status, state=State.UNRESPONSIVE, since=since, error=_UNRESPONSIVE)
 
     def start(self) -> None:
         """Start the thread."""
@@ -117,6 +131,8 @@ class PartSupervisor:
             return self._watch(running)
         except Exception as error:  # noqa: BLE001 - as above
             return explain(error)
+        finally:
+            self._answered = None
 
     def _watch(self, running: RunningPart) -> Failure | None:
         well_after = time.monotonic() + self._restart_policy.window_seconds
@@ -125,6 +141,7 @@ class PartSupervisor:
                 running.stop(self._patience_seconds)
                 return None
             progress = running.read()
+            self._answered = time.monotonic(), datetime.now(UTC)
             if progress is not None:
                 error = None if time.monotonic() >= well_after else self._status.error
                 self._set_state(State.RUNNING, progress=progress, error=error)
@@ -143,13 +160,16 @@ class PartSupervisor:
     ) -> None:
         before = self._status
         kept = error if error is not None or state is State.RUNNING else before.error
+        now, reached = datetime.now(UTC), progress or before.progress
+        is_moved = reached.steps != before.progress.steps
         status = replace(
             before,
             state=state,
-            since=before.since if state is before.state else datetime.now(UTC),
-            progress=progress or before.progress,
+            since=before.since if state is before.state else now,
+            progress=reached,
             error=kept,
             restarts=before.restarts if restarts is None else restarts,
+            moved_at=now if is_moved else before.moved_at,
         )
         if status != before:
             self._status = status

@@ -26,12 +26,14 @@ from purveyor.jetstream.config import (
 )
 from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.model.errors import InvalidName
-from purveyor.model.event import LDIF_SUBJECT
+from purveyor.model.event import LDIF_SUBJECT, OUTBOX_SUBJECT
 from purveyor.model.name_rules import check_name, check_subscription_name
 
 DEFAULT_GROUP = "dispatcher"
 RECEIPTS = "transform-receipts"
 """The durable that holds the newest event of the transform in `incoming`, so that the transform finds its position."""
+_OUTBOX_RECEIPTS: Final = "outbox-receipts-"
+"""The durables that hold the newest event of an outbox in `incoming`, so that its relay finds its position."""
 _STAGE_PREFIX = "stage-"
 
 
@@ -148,8 +150,11 @@ DEAD_LETTERS = Queue(
 )
 
 
-def incoming(groups: Iterable[str] = (DEFAULT_GROUP,)) -> Queue:
-    """Return the queue of all events, in the order of their positions. Each dispatcher group receives all of them."""
+def incoming(groups: Iterable[str] = (DEFAULT_GROUP,), outboxes: Iterable[str] = ()) -> Queue:
+    """Return the queue of all events, in the order of their positions. Each dispatcher group receives all of them.
+
+    `outboxes` are the databases of stages that publish events.
+    """
     return Queue(
         name="incoming",
         purpose="Every event of every source, in the order of positions.",
@@ -165,8 +170,38 @@ def incoming(groups: Iterable[str] = (DEFAULT_GROUP,)) -> Queue:
                 filter_subjects=(LDIF_SUBJECT,),
                 keeps_newest=True,
             ),
+            *(
+                Reader(
+                    durable=outbox_receipts(outbox),
+                    used_by="stages: the outbox relay, keeps its newest event",
+                    filter_subjects=(f"{OUTBOX_SUBJECT}.{outbox}.*",),
+                    keeps_newest=True,
+                )
+                for outbox in outboxes
+            ),
         ),
     )
+
+
+def outbox_receipts(outbox: str) -> str:
+    """Return the durable that holds the newest event of an outbox."""
+    return f"{_OUTBOX_RECEIPTS}{outbox}"
+
+
+def keeps_newest(durable: str) -> bool:
+    """Return whether a durable of `incoming` holds its newest event and reads none.
+
+    >>> keeps_newest("transform-receipts"), keeps_newest("outbox-receipts-4f0c"), keeps_newest("archive")
+    (True, True, False)
+    """
+    return durable == RECEIPTS or durable.startswith(_OUTBOX_RECEIPTS)
+
+
+def find_keepers(queue: Queue, durables: Iterable[str]) -> tuple[str, ...]:
+    """Return which durables of a queue hold its newest message for good: declared ones and those of outboxes."""
+    declared = {reader.durable for reader in queue.readers if reader.keeps_newest}
+    is_incoming = queue.name == incoming().name
+    return tuple(each for each in durables if each in declared or (is_incoming and keeps_newest(each)))
 
 
 def subscription_queue(name: str, incarnation: str | None = None) -> Queue:

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.client import JetStream
+from purveyor.jetstream.client import JetStream, resolve_address
 from purveyor.jetstream.config import Retention, StreamConfig
 from purveyor.jetstream.connection import Connection
 from purveyor.jetstream.consumers import Consumers
@@ -338,13 +338,13 @@ class Queues(JetStream):
 
 @contextlib.asynccontextmanager
 async def connect(
-    address: Address | str,
+    address: Address | str | None = None,
     *,
     name: str = "purveyor",
     patience_seconds: float = 60,
     migration_options: MigrationOptions | None = None,
 ) -> AsyncIterator[Queues]:
-    """Connect for the length of a block.
+    """Connect for the length of a block; without an address, to the server that `jetstream.connect` finds.
 
     `patience_seconds` is how long a call waits for a lost server before it fails. It is shorter than the two minutes in
     which the server recognises a repeated message. `migration_options` say how this client migrates queues.
@@ -352,8 +352,7 @@ async def connect(
         async with connect("nats://127.0.0.1:4222") as queues:
             await queues.ensure(LDIF)
     """
-    parsed = Address.parse(address) if isinstance(address, str) else address
-    connection = await Connection.open(parsed, name=name, patience_seconds=patience_seconds)
+    connection = await Connection.open(resolve_address(address), name=name, patience_seconds=patience_seconds)
     async with Queues(connection, migration_options) as queues:
         yield queues
 

@@ -2,7 +2,8 @@
 
 A component has its own user, with the subjects that it needs and no others; replies arrive at an inbox that only this
 user may subscribe to. The embedded server creates the users of `component_users`; for a server of your own,
-`purveyor queues permissions` prints them.
+`purveyor queues permissions` prints them. An application of yours
+with stages has the user of `stages_user`.
 
 The server has two limits. A user that may create a stream decides which subjects it takes, so `api` and `pipeline`,
 which create the queues of subscriptions, are trusted with all of them. And a user reads a bucket as a whole or not at
@@ -14,7 +15,7 @@ from typing import Final
 
 from purveyor.jetstream.server.config import Permissions
 from purveyor.model.control_events import CONTROL_SUBJECT, JOB_SUBJECT
-from purveyor.model.event import LDIF_SUBJECT, SUBJECT
+from purveyor.model.event import LDIF_SUBJECT, OUTBOX_SUBJECT, SUBJECT
 from purveyor.queues.catalogue import (
     DEAD_LETTERS,
     LDIF,
@@ -46,6 +47,7 @@ SOURCES: Final = "intake"
 PIPELINE: Final = "pipeline"
 API: Final = "api"
 PUSH: Final = "push"
+STAGES: Final = "stages"
 
 _API: Final = "$JS.API."
 _BUCKETS: Final = (SUBSCRIPTIONS, ACKNOWLEDGED, CREDENTIALS, IMPORTS, MIGRATIONS, STATUS, TOPICS, PUSH_ATTEMPTS)
@@ -79,6 +81,53 @@ def subscription_user(name: str) -> Permissions:
             f"dead-letters.{subject_token(f'subscription:{name}')}",
         ),
         listen=(f"{name}.main", f"{name}.prefill", f"$KV.{ACKNOWLEDGED}.{name}"),
+    )
+
+
+def stages_user(*subscriptions: str) -> Permissions:
+    """Return the user of applications with stages, which may also read these subscriptions.
+
+    The names of their queues are not known here, so it may create any stream, and move any durable but those of the
+    pipeline. It reads no internal queue but `incoming`, where the relay looks for the newest event of its outbox.
+    """
+    readers = incoming().readers
+    served = [subscription_user(name) for name in subscriptions]
+    closed = (LDIF, PREFILL, PREFILL_FAILURES)
+    consumed = tuple(queue.stream for queue in (*closed, incoming()))
+    return Permissions(
+        user=STAGES,
+        purpose="runs transactional stages, which send messages and publish events",
+        publish=tuple(
+            dict.fromkeys(
+                (
+                    "stage.>",
+                    "stage-replies.>",
+                    SUBJECT,
+                    f"{OUTBOX_SUBJECT}.*.*",
+                    "dead-letters.>",
+                    *_MIGRATION_LOOKUP,
+                    *_ensure_subjects(incoming()),
+                    *_api_subjects("*", *_READ_REQUESTS, "STREAM.CREATE", "STREAM.UPDATE"),
+                    *_api_subjects("*.*", "CONSUMER.CREATE", "CONSUMER.INFO", "CONSUMER.MSG.NEXT", "CONSUMER.RESET"),
+                    "$JS.ACK.>",
+                    *(subject for each in served for subject in each.publish),
+                )
+            )
+        ),
+        publish_denied=(
+            *_destructive_subjects(),
+            *(subject for queue in closed for subject in _access_subjects(queue.stream)),
+            *(subject for reader in readers for subject in _api_subjects(f"*.{reader.durable}", "CONSUMER.RESET")),
+            *_api_subjects(f"{incoming().stream}.*", "CONSUMER.MSG.NEXT"),
+            *(subject for stream in consumed for subject in (f"$JS.ACK.{stream}.>", f"$JS.ACK.*.*.{stream}.>")),
+            *(
+                subject
+                for name in _BUCKETS
+                if name not in (MIGRATIONS, SUBSCRIPTIONS, ACKNOWLEDGED)
+                for subject in _access_subjects(_bucket_stream(name))
+            ),
+        ),
+        listen=("stage-replies.>", *(subject for each in served for subject in each.listen)),
     )
 
 
@@ -184,10 +233,15 @@ def _push() -> Permissions:
             f"$KV.{SUBSCRIPTIONS}.*.definition",  # it pauses a subscription whose endpoint is gone
             f"$KV.{ACKNOWLEDGED}.*",
             f"$KV.{PUSH_ATTEMPTS}.*.*",
+            f"$KV.{STATUS}.push.*",
             "dead-letters.>",
             *_MIGRATION_LOOKUP,
             *_ensure_subjects(DEAD_LETTERS),
-            *(subject for name in (SUBSCRIPTIONS, ACKNOWLEDGED, PUSH_ATTEMPTS) for subject in _bucket_subjects(name)),
+            *(
+                subject
+                for name in (SUBSCRIPTIONS, ACKNOWLEDGED, PUSH_ATTEMPTS, STATUS)
+                for subject in _bucket_subjects(name)
+            ),
             *_api_subjects(f"{_bucket_stream(SUBSCRIPTIONS)}.*", *_CONSUME_REQUESTS),
             *_api_subjects("*", *_READ_REQUESTS, "STREAM.PURGE", "STREAM.MSG.DELETE"),
         ),

@@ -18,6 +18,7 @@ from purveyor.model.registration import (
     RECORD,
     DispatchState,
     PrefillState,
+    PrefillStatus,
     Record,
     RecordState,
     Suspension,
@@ -63,6 +64,24 @@ class Registered:
     def suspended(self) -> Suspension | None:
         """Why the dispatcher writes nothing at present; None if it writes."""
         return self.dispatch.suspended if self.dispatch is not None else None
+
+    @property
+    def own_prefill(self) -> PrefillState | None:
+        """The prefill without replays, which use the same state; None if no prefill was requested.
+
+        A replay begins only after the prefill is done.
+        """
+        state = self.prefill
+        if state is None or not state.is_replay:
+            return state
+        if not self.record.definition.request_prefill:
+            return None
+        return PrefillState(incarnation=state.incarnation, status=PrefillStatus.DONE, position=state.position)
+
+    @property
+    def replay(self) -> PrefillState | None:
+        """The replay that runs, or ran last; None if there was none since the prefill."""
+        return self.prefill if self.prefill is not None and self.prefill.is_replay else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

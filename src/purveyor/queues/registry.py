@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from purveyor.jetstream.key_value import OPERATION, Bucket, BucketConfig
 from purveyor.jetstream.streams import PageRequest, read_page
-from purveyor.model.delivery_state import AckSummary, decode_summary, incarnation_of
+from purveyor.model.delivery_state import AckSummary, DeliveryState, decode, decode_summary, incarnation_of
 from purveyor.model.errors import (
     NoAnswer,
     UnknownKey,
@@ -153,6 +153,26 @@ class Registry:
                 record = settled
         return record
 
+    async def settle_change(self, name: str, incarnation: str, change: str, position: int) -> Record | None:
+        """Return the record with its pending change in force behind the position of the control event.
+
+        Every reader that meets the event may write the position; the first write is final. A change that is not pending
+        (any more) has no effect. None if the subscription is gone, or if this program does not understand it.
+        """
+        while True:
+            try:
+                found = await self.find(name, ())
+            except UnknownSubscription:
+                return None
+            if isinstance(found, Unreadable) or found.incarnation != incarnation:
+                return None
+            settled = found.record.with_change(change, position)
+            if settled is found.record:
+                return settled
+            with contextlib.suppress(WrongRevision):
+                await self.put_record(settled, found.revision)
+                return settled
+
     async def remove(self, found: Registered) -> None:
         """Delete everything about a subscription; the record last, so that a removal that was cut off can be ended."""
         await self.remove_states(found)
@@ -186,6 +206,15 @@ class Registry:
         except UnknownKey:
             return None
         value = decode_summary(entry.value, f"subscription {found.name!r}")
+        return value if value.incarnation == found.incarnation else None
+
+    async def read_delivery_state(self, found: Registered) -> DeliveryState | None:
+        """Read the whole delivery state of a subscription, as delivery does; None while no message was delivered."""
+        try:
+            entry = await self._acknowledged.get(found.name)
+        except UnknownKey:
+            return None
+        value = decode(entry.value, f"subscription {found.name!r}")
         return value if value.incarnation == found.incarnation else None
 
     async def _part(self, name: str, part: str) -> Value:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 STATUS: Final = "status"
 """The name of the bucket."""
 _STREAM: Final = f"KV_{STATUS}"
+SILENT_SECONDS: Final = 20.0
+"""A part that has not written for so long hangs or died: it writes every two seconds."""
 _NOTICE_AGE: Final = timedelta(days=1)
 
 
@@ -41,11 +43,26 @@ def post_notice(address: Address, key: str, value: Json, *, replicas: int = 1, p
     from purveyor.jetstream.bulk.net.pool import request_api  # noqa: PLC0415
 
     rows = [(f"$KV.{STATUS}.{key}", json_fields.dump(value), None, None)]
-    bucket = BucketConfig(name=STATUS, storage=Storage.MEMORY, max_age=_NOTICE_AGE, replicas=replicas)
+    bucket = _bucket(replicas)
     # At each write: a restart of the server loses the bucket. An existing bucket stays unchanged.
     with contextlib.suppress(AlreadyExists):
         request_api(address, f"STREAM.CREATE.{_STREAM}", to_wire(bucket.stream()), patience_seconds=patience_seconds)
     publish_many(address, outgoing(rows), PublishOptions(expected_stream=_STREAM, patience_seconds=patience_seconds))
+
+
+async def write_notice(queues: "Queues", key: str, value: Json, *, replicas: int = 1) -> None:
+    """Write a notice from a program with a connection."""
+    bucket = await queues.bucket(_bucket(replicas))  # at each write: a restart of the server loses the bucket
+    await bucket.put(key, json_fields.dump(value))
+
+
+async def delete_notice(queues: "Queues", key: str, *, replicas: int = 1) -> None:
+    """Delete the notice of a part that stops."""
+    await (await queues.bucket(_bucket(replicas))).purge(key)
+
+
+def _bucket(replicas: int) -> BucketConfig:
+    return BucketConfig(name=STATUS, storage=Storage.MEMORY, max_age=_NOTICE_AGE, replicas=replicas)
 
 
 async def read_notices(queues: "Queues", prefix: str) -> list[Notice]:

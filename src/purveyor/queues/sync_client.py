@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.config import Json
+from purveyor.jetstream.api_protocol import Json
 from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.model.errors import SetupError, Unavailable
 from purveyor.model.registration import DispatchState, PrefillState, Record
@@ -167,6 +167,11 @@ def settle_begin(address: Address, found: "Registered", position: int) -> Record
     return _on_registry(address, lambda registry: registry.settle_begin(found, position))
 
 
+def settle_change(address: Address, name: str, incarnation: str, change: str, position: int) -> Record | None:
+    """Return the record with its pending change in force; see `Registry.settle_change`."""
+    return _on_registry(address, lambda registry: registry.settle_change(name, incarnation, change, position))
+
+
 def restore_queue(address: Address, name: str, incarnation: str, *, replicas: int = 1) -> None:
     """Create the missing queue of a subscription again; see `subscription_queues.restore_queue`."""
     from purveyor.queues import subscription_queues  # noqa: PLC0415 - loaded when a session is needed
@@ -212,6 +217,7 @@ __all__ = [
     "restore_queue",
     "run_sync",
     "settle_begin",
+    "settle_change",
     "update_definition",
     "update_dispatch",
     "update_prefill",

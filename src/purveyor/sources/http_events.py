@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from purveyor.jetstream.api_protocol import Receipt
-from purveyor.jetstream.headers import EVENT_ID
 from purveyor.jetstream.publisher import Expect
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import InvalidInput, UnknownStream
-from purveyor.model.event import SUBJECT, Event, check_event_id
+from purveyor.model.event import RESERVED_HEADER_BYTES, SUBJECT, Event, check_event_id, check_event_size
 from purveyor.model.json_fields import Json
+from purveyor.model.message_headers import EVENT_ID
 from purveyor.model.metrics import PUBLISHED
 from purveyor.model.tracing import Carrier
 from purveyor.queues.catalogue import incoming
@@ -33,8 +33,6 @@ LOGIN_HEADER: Final = "Purveyor-Login"
 NO_LOGIN: Final = ""
 """In place of a login, for the command line, which has none."""
 MAX_EVENTS_PER_BATCH: Final = 1000
-MAX_HEADER_BYTES: Final = 2048
-"""Reserved for the headers of an event: its ids, its login, its trace."""
 _MAX_CONCURRENT_BATCHES: Final = 8
 
 
@@ -84,10 +82,6 @@ class BatchReceipt:
     position: int
 
 
-class EventTooLarge(InvalidInput):
-    """An event above the size limit of the server."""
-
-
 class EventPublisher:
     """Publishes events to `incoming`. Methods raise `Unavailable` without a server; then a caller may try again."""
 
@@ -99,7 +93,7 @@ class EventPublisher:
 
     async def publish(self, event: IncomingEvent, login: str, trace: Carrier = tracing.NO_TRACE) -> Receipt:
         """Store one event; return its receipt. It carries this trace, or else the one in its attributes."""
-        check_event_size(event, self._queues.connection.max_payload)
+        check_event_size(event.data, self._queues.connection.max_payload)
         message_id, headers = event.message_id(login), event.headers(login, trace or event_trace(event))
         await self.ensure()
         try:
@@ -127,7 +121,7 @@ class EventPublisher:
             receipt = await self.publish(events[0], login, event_trace(events[0]) or trace)
             return BatchReceipt(int(not receipt.duplicate), int(receipt.duplicate), receipt.sequence)
         for each in events:
-            check_event_size(each, self._queues.connection.max_payload)
+            check_event_size(each.data, self._queues.connection.max_payload)
         messages = [
             (SUBJECT, each.data, each.headers(login, event_trace(each) or trace), each.message_id(login))
             for each in events
@@ -161,7 +155,7 @@ class EventPublisher:
         size = sum(len(data) for _, data, _, _ in messages) + 1
         options = bulk.PublishOptions(
             mode=bulk.PublishMode.ATOMIC,
-            window_bytes=size * 2 + (len(messages) * MAX_HEADER_BYTES),  # one batch of any size
+            window_bytes=size * 2 + (len(messages) * RESERVED_HEADER_BYTES),  # one batch of any size
             expected_stream=stream,
             patience_seconds=self._queues.connection.patience_seconds,
         )
@@ -174,13 +168,6 @@ class EventPublisher:
 def event_trace(event: IncomingEvent) -> Carrier:
     """Return the trace in the attributes of an event."""
     return tracing.read_carrier(event.event.attributes.get) if event.event.attributes else tracing.NO_TRACE
-
-
-def check_event_size(event: IncomingEvent, max_payload: int) -> None:
-    """Raise EventTooLarge if an event is above the size limit of the server."""
-    largest = max_payload - MAX_HEADER_BYTES
-    if len(event.data) > largest:
-        raise EventTooLarge(f"an event of {len(event.data)} bytes; the server takes {largest}", fix="send less")
 
 
 def new_id() -> str:

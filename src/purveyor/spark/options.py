@@ -1,4 +1,7 @@
-"""The options of the `jetstream` format: parses the user's strings into typed settings. Pure."""
+"""The options of the `jetstream` format: parses the user's strings into typed settings.
+
+Pure, except that without `servers` it looks for the server that the environment names.
+"""
 
 import difflib
 from collections.abc import Mapping
@@ -8,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from purveyor.jetstream.address import DEFAULT_INBOX, Address, Tls
+from purveyor.jetstream.server import find_server_address
 from purveyor.model.errors import InvalidConfig
 from purveyor.model.name_rules import check_name, check_subject
 
@@ -226,8 +230,15 @@ class _OptionReader:
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
     def address(self) -> Address:
+        servers = self.text("servers")
+        if servers is None:
+            if alone := [name for name in (*_CONNECTION, *_TLS) if name != "patienceSeconds" and self.text(name)]:
+                raise InvalidConfig(
+                    f"option {alone[0]} is given without option servers", fix='add .option("servers", ...)'
+                )
+            return find_server_address()
         address = Address.parse(
-            self.required("servers"),
+            servers,
             credentials=self.text("credentials"),
             tls=self._tls(),
             inbox=self.text("inboxPrefix") or DEFAULT_INBOX,

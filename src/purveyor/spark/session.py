@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import purveyor
+from purveyor.jetstream.server import discovery_environment
 from purveyor.model.errors import InvalidConfig
 from purveyor.spark.java import FastStart, find_java, prepare_fast_start, user_cache_dir
 from purveyor.spark.pyspark_internals import disable_checksum_files
@@ -94,7 +95,8 @@ def register(spark: SparkSession) -> None:
     """Make `.format("jetstream")` known to a session; on a cluster, send the package to its executors.
 
     From now on, Python workers of a local session run the Python of this process, unless `PYSPARK_PYTHON` names
-    another. Raise InvalidConfig if `PYSPARK_PYTHON` has to be set; see `worker_python`.
+    another. They also get the variables that name a server, for reads and writes without the option `servers`. Raise
+    InvalidConfig if `PYSPARK_PYTHON` has to be set; see `worker_python`.
     """
     context = _context(spark)
     if context is not None:
@@ -102,6 +104,8 @@ def register(spark: SparkSession) -> None:
         context.pythonExec = worker_python(
             context.pythonExec, os.environ.get(_PYTHON), local=is_local(spark), environment=environment
         )
+        # The JVM may be older than a variable of this process, and its Python workers have the environment of the JVM.
+        context.environment.update(discovery_environment())
     if not is_local(spark):
         spark.sparkContext.addPyFile(str(package_zip()))
     spark.dataSource.register(JetStreamDataSource)

@@ -26,7 +26,7 @@ class JetStreamDataSource(DataSource):
     Columns read: `sequence` bigint, `timestamp`, `subject` string, `headers` map<string, array<string>>, `data` binary.
 
     Options for every use
-        servers             nats://host:4222[,...], tls://... (required)
+        servers             nats://host:4222[,...], tls://...; default: the server that the environment names
         user, password      or token, or credentials (a .creds or nkey seed file, there on driver and executors)
         tlsCa, tlsCertificate, tlsKey, tlsHostname, tlsFirst
         patienceSeconds     how long the query waits for a lost server (60)

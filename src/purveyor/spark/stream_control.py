@@ -14,10 +14,11 @@ from collections import deque
 from datetime import datetime
 from typing import Any, Final
 
+from purveyor.jetstream.api_protocol import format_time
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.jetstream.bulk.publish.session import is_migrating
 from purveyor.jetstream.bulk.read.range_rows import covers, remove_covered
-from purveyor.jetstream.config import AckPolicy, ConsumerConfig, Deliver, Retention, format_time, to_wire
+from purveyor.jetstream.config import AckPolicy, ConsumerConfig, Deliver, Retention, to_wire
 from purveyor.model.errors import InvalidConfig, UnknownConsumer, UnknownMessage, UnknownStream
 from purveyor.queues import sync_client
 from purveyor.queues.migration.record import CONTINUES

@@ -1,9 +1,16 @@
-"""Transactional stages: message in, database work, messages out, as one. Inbox, outbox, flows of several stages."""
+"""Transactional stages: message in, database work, messages out, as one. Inbox, outbox, flows of several stages.
 
-from purveyor.stages.application import Stages
-from purveyor.stages.endpoint import Endpoint, Retry
-from purveyor.stages.handler_types import Context, Goto, Next, Refuse, Reply, Request, Target
-from purveyor.stages.sql_store import SqlStore
+Needs the extra `stages`.
+"""
+
+from purveyor.model.extras import NeedsExtra
+
+with NeedsExtra("purveyor.stages"):
+    from purveyor.stages.application import Stages
+    from purveyor.stages.endpoint import Endpoint, Retry
+    from purveyor.stages.handler_types import Context, Goto, Next, Refuse, Reply, Request, Target
+    from purveyor.stages.sql_store import SqlStore
+    from purveyor.stages.subscription_source import SubscriptionPull, SubscriptionSource
 
 __all__ = [
     "Context",
@@ -16,5 +23,7 @@ __all__ = [
     "Retry",
     "SqlStore",
     "Stages",
+    "SubscriptionPull",
+    "SubscriptionSource",
     "Target",
 ]

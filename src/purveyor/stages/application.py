@@ -13,16 +13,19 @@ from typing import Any, Final, Self, TypeVar, overload
 from purveyor.jetstream.connection import NatsSubscription
 from purveyor.model import tracing
 from purveyor.model.errors import AlreadyExists, InvalidConfig, NoAnswer, UnknownMessage
+from purveyor.model.event import Event
 from purveyor.queues.catalogue import DEAD_LETTERS, STAGE_REPLIES, Queue, check_endpoint, endpoint_queue, stage_durable
 from purveyor.queues.client import Queues
 from purveyor.stages.endpoint import Endpoint, Timing
-from purveyor.stages.flow import FLOW, Flow, Frame, Outgoing, check_sendable, first_message, new_id
-from purveyor.stages.handler_types import NewFlow, Target
+from purveyor.stages.flow import FLOW, Flow, Frame, Outgoing, check_sendable, event_message, first_message
+from purveyor.stages.handler_types import NewFlow, Target, checked_event
 from purveyor.stages.message_codec import load
+from purveyor.stages.message_ids import new_id
 from purveyor.stages.relay import Relay
 from purveyor.stages.runner import Runner, StageServices
 from purveyor.stages.source import QueueSource, Source
 from purveyor.stages.sql_store import Cleanup, Database, SqlStore
+from purveyor.stages.task_cancellation import end_tasks
 
 log = logging.getLogger("purveyor.stages")
 
@@ -65,7 +68,7 @@ class Stages:
         self._replicas = replicas
         self._timing = timing or Timing()
         self._custom_sources: dict[str, Source] = {}
-        self.relay = Relay(store, queues)
+        self.relay = Relay(store, queues, replicas=replicas)
         instance = f"{app}@{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
         self._services = StageServices(store, queues, self.relay, instance, self._timing.grace)
         self._request_reply = _RequestReply(queues)
@@ -142,6 +145,24 @@ class Stages:
             self.relay.wake()
         return first.id
 
+    async def publish(
+        self,
+        event: Event,
+        *,
+        db: Database,
+        id: str | None = None,  # noqa: A002 - it is the id of the event
+    ) -> str:
+        """Publish an event in the transaction of `db`; return its id. The relay sends it after the commit.
+
+        The same as `Context.publish`, for a program that is not a handler. InvalidInput names the wrong field.
+        """
+        published = checked_event(event, new_id() if id is None else id, self.queues.connection.max_payload)
+        trace = tracing.current_carrier() or tracing.NO_TRACE
+        message = check_sendable(event_message(published).with_trace(trace), self.queues.connection.max_payload)
+        await self.store.put_with(db, [message])
+        self.relay.wake()
+        return published.id
+
     async def ask(  # noqa: PLR0913 - each is a property of the message
         self,
         to: Target[Q, R],
@@ -198,11 +219,7 @@ class Stages:
     async def stop(self) -> None:
         """Finish the messages in work, and stop."""
         await asyncio.gather(*(runner.stop(_STOP_TIMEOUT_SECONDS) for runner in self.runners))
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_tasks(self._tasks)
         self._tasks, self.runners = [], []
         await self._request_reply.close()
         await self.store.close()

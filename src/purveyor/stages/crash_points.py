@@ -20,6 +20,7 @@ class CrashPoint(Enum):
     MARKED = "before ack"
     BEFORE_DEAD_LETTER = "before the dead-letter publish"
     AFTER_DEAD_LETTER = "after the dead-letter publish"
+    EVENTS_STORED = "after the events are stored"
 
 
 _listener: Callable[[CrashPoint], None] | None = None

@@ -17,18 +17,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from uuid import uuid4
 
 from purveyor.jetstream.api_protocol import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE
 from purveyor.jetstream.bulk.publish.frame_builder import MAX_SUBJECT_BYTES
 from purveyor.jetstream.headers import MAX_HEADER_BLOCK_BYTES, MSG_ID, Headers, first
 from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidSubject, PublishRefused
+from purveyor.model.event import SUBJECT
+from purveyor.model.message_headers import EVENT_ID
 from purveyor.model.name_rules import check_header, check_subject
 from purveyor.model.tracing import Carrier
 from purveyor.queues.catalogue import stage_subject
 from purveyor.stages.endpoint import Stage
-from purveyor.stages.handler_types import Context, Goto, NewFlow, Next, Reply, Request, Target
+from purveyor.stages.handler_types import Context, Goto, NewFlow, Next, PublishedEvent, Reply, Request, Target
 from purveyor.stages.message_codec import dump, to_json
+from purveyor.stages.message_ids import derived_id
 
 KEY: Final = "Purveyor-Key"
 KEY_JSON: Final = "Purveyor-Key-Json"
@@ -129,16 +131,23 @@ def flow_message(message_id: str, subject: str, data: bytes, flow: Flow, key: st
 
 
 def result_messages(stage: Stage, flow: Flow, context: Context[Any], result: object) -> list[Outgoing]:
-    """Return all messages that one call of a handler causes: the flows that it began, then its result.
+    """Return all messages that one call of a handler causes: the flows that it began, its result, its events.
 
     The same call gives the same messages with the same ids.
     """
     parts = [_new_flow_parts(flow, context, new_flow) for new_flow in context.new_flows]
     parts += _result_parts(stage, flow, context, result)
-    return [
+    messages = [
         flow_message(derived_id(stage.id, context.message_id, index), subject, data, next_flow, key)
         for index, (subject, data, next_flow, key) in enumerate(parts)
     ]
+    return [*messages, *map(event_message, context.events)]
+
+
+def event_message(published: PublishedEvent) -> Outgoing:
+    """Return an event as a message for the queue `incoming`. No other writer of the queue has ids of this form."""
+    message_id, headers = f"stage-event:{published.id}", {EVENT_ID: published.id}
+    return Outgoing(message_id, SUBJECT, published.data, headers, published.event.object_key)
 
 
 def first_message(new_flow: NewFlow, message_id: str, trace: str) -> Outgoing:
@@ -288,17 +297,6 @@ def _frame(subject: str, state: Any, key: str | None) -> Frame:
     if not isinstance(key, str | None):
         raise TypeError(f"a key that is no text: {key!r}")
     return Frame(str(subject), state, key)
-
-
-def derived_id(origin: str, cause: str, index: int) -> str:
-    """Return the id of the nth message that a message causes at a stage: the same each time it is processed."""
-    text = "\0".join((origin, cause, str(index)))
-    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-
-
-def new_id() -> str:
-    """Return the id of a message that no other message caused."""
-    return uuid4().hex
 
 
 def message_identity(headers: Headers, stream: str, sequence: int, stamp: str) -> str:

@@ -6,13 +6,18 @@ The returned value says what the flow does next. A stage sends nothing before th
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from purveyor.model.errors import PurveyorError
+from purveyor.model.errors import InvalidInput, PurveyorError
+from purveyor.model.event import Event, check_event, check_event_id, check_event_size
+from purveyor.stages.message_ids import derived_id
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 S = TypeVar("S")
+
+
+_DEFAULT_MAX_PAYLOAD: Final = 1 << 20
 
 
 class DatabaseKind(Enum):
@@ -96,6 +101,22 @@ class NewFlow:
     state: object
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedEvent:
+    """An event that a handler published: checked, with its id and the body of its message."""
+
+    id: str
+    event: Event
+    data: bytes
+
+
+def checked_event(given: object, identity: str, max_payload: int) -> PublishedEvent:
+    """Return an event to publish; InvalidInput names the wrong field."""
+    event, data = check_event(given)
+    check_event_size(data, max_payload)
+    return PublishedEvent(check_event_id(identity), event, data)
+
+
 AfterCommit: TypeAlias = Callable[[], None] | Callable[[], Awaitable[None]]
 
 
@@ -119,6 +140,9 @@ class Context(Generic[S]):
     """The headers `traceparent` and `tracestate` of this call, for further requests; empty without a trace."""
     new_flows: list[NewFlow] = field(default_factory=list, repr=False)
     callbacks: list[AfterCommit] = field(default_factory=list, repr=False)
+    events: list[PublishedEvent] = field(default_factory=list, repr=False)
+    max_payload: int = field(default=_DEFAULT_MAX_PAYLOAD, repr=False)
+    """The size of the largest message that the server takes."""
 
     def send(  # noqa: PLR0913 - each is a property of the message
         self,
@@ -136,6 +160,19 @@ class Context(Generic[S]):
         the other endpoint goes to `reply_to`, with `state`; without `reply_to` the stage drops it.
         """
         self.new_flows.append(NewFlow(to, message, key, interactive, reply_to, state))
+
+    async def publish(self, event: Event) -> str:
+        """Publish an event to all subscribers: the stage stores it in this transaction and sends it after the commit.
+
+        Returns the id of the event, which derives from this message and the number of the call. An event beyond the
+        limits of the HTTP API raises Refuse, which names the field: no retry can publish it.
+        """
+        identity = derived_id(f"{self.endpoint}.{self.stage} publishes", self.message_id, len(self.events))
+        try:
+            self.events.append(checked_event(event, identity, self.max_payload))
+        except InvalidInput as error:
+            raise Refuse(f"the event cannot be published: {error.message}", fix=error.fix) from error
+        return identity
 
     def after_commit(self, callback: AfterCommit) -> None:
         """Call this after the commit. A crash can prevent the call, so use it for caches and notifications only."""

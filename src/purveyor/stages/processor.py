@@ -274,6 +274,7 @@ class Processor:
             interactive=flow.interactive,
             attempt=message.deliveries,
             trace=given.trace,
+            max_payload=self._queues.connection.max_payload,
         )
         if transaction is None or stage.database is DatabaseKind.NONE:
             result = await stage.handler(context, given.body)

@@ -7,6 +7,8 @@ NOTIFY only make the relay faster: it also polls once a second.
 A subject that no stream takes (its endpoint is not deployed yet) must not block the others: the relay holds its rows,
 in order, and tries the oldest of them again every few seconds.
 
+Events of stages are rows for the queue `incoming`; `event_writer` stores them there, each once.
+
 A row that no attempt can send (`stage_dead_letters.is_permanent`: a header or subject that the protocol cannot carry, a
 message too large for the server or its stream) becomes a dead letter, and the relay continues with the next row, of the
 same key too:
@@ -31,14 +33,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from purveyor.jetstream.bulk import OUTGOING_SCHEMA, PublishOptions, publish_many
 from purveyor.model.errors import InvalidInput, PurveyorError, SetupError, Unavailable
+from purveyor.model.event import SUBJECT
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
 from purveyor.stages.crash_points import CrashPoint, has_listener, reach
+from purveyor.stages.event_writer import EventWriter
 from purveyor.stages.flow import Outgoing
 from purveyor.stages.sql_dialects import LeaderLock, acquire
 from purveyor.stages.sql_statements import Row
 from purveyor.stages.sql_store import SqlStore, now_ms
 from purveyor.stages.stage_dead_letters import is_permanent, row_dead_letter, to_outgoing
+from purveyor.stages.task_cancellation import end_tasks
 
 log = logging.getLogger("purveyor.stages")
 
@@ -56,9 +61,10 @@ _DEAD_LETTER_PREFIX: Final = DEAD_LETTERS.subjects[0].removesuffix(">")
 class Relay:
     """The relay of one instance; `run` it until cancelled."""
 
-    def __init__(self, store: SqlStore, queues: Queues) -> None:
+    def __init__(self, store: SqlStore, queues: Queues, *, replicas: int = 1) -> None:
         self._store = store
         self._queues = queues
+        self._events = EventWriter(store, queues, replicas=replicas)
         self._wake_up = asyncio.Event()
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._probed_at = 0.0
@@ -87,9 +93,7 @@ class Relay:
                     log.warning("the outbox relay pauses: %s", error)
                     await asyncio.sleep(_POLL_INTERVAL_SECONDS)
         finally:
-            listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await listening
+            await end_tasks([listening])
 
     async def _send_when_woken(self) -> None:
         lock = await self._store.leader_lock("relay")
@@ -277,14 +281,22 @@ class Relay:
             await self._publish_now(messages)
 
     async def _publish_now(self, messages: Sequence[Outgoing]) -> None:
+        if any(message.subject == SUBJECT for message in messages):
+            await self._events.ensure_queue()  # a queue without readers would keep nothing
         _reach_if_dead_letters(messages, CrashPoint.BEFORE_DEAD_LETTER)
         await self._queues.publish_many((message.to_publish() for message in messages), _publish_options())
         _reach_if_dead_letters(messages, CrashPoint.AFTER_DEAD_LETTER)
 
     async def _publish(self, rows: Sequence[Row]) -> None:
+        """Publish rows in order; events and other messages go to different queues."""
         _reach_if_dead_letters(rows, CrashPoint.BEFORE_DEAD_LETTER)
-        batches = record_batches(rows)  # a generator: the thread builds the batches
-        await asyncio.to_thread(publish_many, self._queues.address, batches, _publish_options())
+        events = [row for row in rows if row.subject == SUBJECT]
+        others = [row for row in rows if row.subject != SUBJECT] if events else rows
+        if others:
+            batches = record_batches(others)  # a generator: the thread builds the batches
+            await asyncio.to_thread(publish_many, self._queues.address, batches, _publish_options())
+        if events:
+            await self._events.write(events)
         _reach_if_dead_letters(rows, CrashPoint.AFTER_DEAD_LETTER)
 
 

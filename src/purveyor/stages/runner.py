@@ -30,6 +30,7 @@ from purveyor.stages.relay import Relay
 from purveyor.stages.source import Incoming, Source
 from purveyor.stages.sql_dialects import LeaderLock, acquire
 from purveyor.stages.sql_store import SqlStore
+from purveyor.stages.task_cancellation import end_tasks, run_together
 
 log = logging.getLogger("purveyor.stages")
 
@@ -162,6 +163,8 @@ class Runner:
         self._group_starts: list[float] = []
         """The start times of the groups in work."""
         self._next_group_lock = asyncio.Lock()
+        self._delays: set[asyncio.Task[None]] = set()
+        """The delays of messages that wait for their next attempt, in order."""
         self._stopping = False
         self.ready = asyncio.Event()
         """Set while the stage takes messages."""
@@ -174,10 +177,10 @@ class Runner:
                     await self._work_as_owner()
                 else:
                     await self._work()
-            except* OwnershipLost as lost:
-                log.warning("stage %s: %s", self.stage.id, lost.exceptions[0])
-            except* Exception as errors:
-                log.warning("stage %s pauses: %s", self.stage.id, errors.exceptions[0], exc_info=errors.exceptions[0])
+            except OwnershipLost as lost:
+                log.warning("stage %s: %s", self.stage.id, lost)
+            except Exception as error:
+                log.warning("stage %s pauses: %s", self.stage.id, error, exc_info=error)
                 await asyncio.sleep(_RESTART_DELAY_SECONDS)
             finally:
                 self.ready.clear()
@@ -211,23 +214,22 @@ class Runner:
             for source in self._sources:
                 await source.restart()
             self._processor.epoch = epoch
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_watch_ownership(lock))
-                group.create_task(self._work())
+            await run_together([_watch_ownership(lock), self._work()])
         finally:
             with contextlib.suppress(Exception):
                 await self._services.store.statements.sign_off(lock.connection, self.stage.id, epoch)
             await lock.close()
 
     async def _work(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for source in self._sources:
-                await source.grant(self._max_held)
-                group.create_task(self._receive(source))
-            for _ in range(self.stage.options.concurrency):
-                group.create_task(self._process_groups(group))
-            group.create_task(self._extend_held())
-            self.ready.set()
+        for source in self._sources:
+            await source.grant(self._max_held)
+        receivers = [self._receive(source) for source in self._sources]
+        workers = [self._process_groups() for _ in range(self.stage.options.concurrency)]
+        self.ready.set()
+        try:
+            await run_together([*receivers, *workers, self._extend_held()])
+        finally:
+            await end_tasks(self._delays)
 
     async def _receive(self, source: Source) -> None:
         async for messages in source.batches():
@@ -245,7 +247,7 @@ class Runner:
             self._scheduler.add(fresh)
             self._message_ready.set()
 
-    async def _process_groups(self, group: asyncio.TaskGroup) -> None:
+    async def _process_groups(self) -> None:
         while not self._stopping:
             messages = await self._next_group()
             began = time.monotonic()
@@ -255,7 +257,7 @@ class Runner:
             finally:
                 self._group_starts.remove(began)
             metrics.STAGE_SECONDS.add(time.monotonic() - began, self.stage.id)
-            await self._reschedule(messages, unprocessed, group)
+            await self._reschedule(messages, unprocessed)
 
     async def _next_group(self) -> list[Incoming]:
         """Return messages for a worker. With fast handlers a few workers with large groups do more than many workers.
@@ -277,9 +279,7 @@ class Runner:
         running = sum(1 for began in self._group_starts if began > oldest)
         return running < max(2, self.stage.options.concurrency * 4 // self._processor.group_size.limit)
 
-    async def _reschedule(
-        self, messages: Sequence[Incoming], unprocessed: Sequence[Unprocessed], group: asyncio.TaskGroup
-    ) -> None:
+    async def _reschedule(self, messages: Sequence[Incoming], unprocessed: Sequence[Unprocessed]) -> None:
         blocked: set[str | None] = set()
         failed = sum(1 for item in unprocessed if item.delay is not None)
         if failed:
@@ -289,7 +289,9 @@ class Runner:
             for item in unprocessed:
                 if item.delay is not None:
                     blocked.add(item.message.key)
-                    group.create_task(self._release_after(item.message.key, item.delay))
+                    delay = asyncio.create_task(self._release_after(item.message.key, item.delay))
+                    self._delays.add(delay)
+                    delay.add_done_callback(self._delays.discard)
         else:
             self._scheduler.put_back([item.message for item in unprocessed if item.delay is None])
             for item in unprocessed:

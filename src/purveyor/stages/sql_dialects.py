@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 from psycopg import AsyncConnection as Psycopg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from purveyor.model.event import SUBJECT
 from purveyor.model.file_lock import FileLock
 from purveyor.queues.dead_letters.letter import subject_token
 from purveyor.stages.flow import Outgoing
@@ -57,6 +58,9 @@ def lock_number(*words: str) -> int:
 
 
 _KEY_LOCK_BASE: Final = lock_number("outbox keys") >> 12 << 12
+
+
+_EVENT_LOCK: Final = lock_number("outbox events")
 
 
 def key_lock_number(key: str) -> int:
@@ -132,8 +136,9 @@ class Postgres(Statements):
         """Insert messages into the outbox on a connection of psycopg."""
         # The database gives out row ids before the commit: without a lock, of two transactions with one key the first
         # to commit could have the higher id. This transaction holds the locks from here to the commit; all transactions
-        # take them in one order.
-        locks = sorted({key_lock_number(m.key) for m in messages if m.key is not None})
+        # take them in one order. All events share a lock: their row ids are their order (`event_writer`).
+        numbers = {key_lock_number(m.key) for m in messages if m.key is not None and m.subject != SUBJECT}
+        locks = sorted(numbers | {_EVENT_LOCK for m in messages if m.subject == SUBJECT})
         if locks:
             await connection.execute("SELECT pg_advisory_xact_lock(k) FROM unnest(%s::bigint[]) AS t (k)", (locks,))
         columns = (

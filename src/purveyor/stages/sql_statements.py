@@ -5,7 +5,7 @@
 | `purveyor_inbox` | the ids of processed messages, so that none is processed twice |
 | `purveyor_outbox` | messages to send, stored in the transaction that caused them; sent ones are kept for a replay |
 | `purveyor_failures` | messages that failed and are tried again: how often, since when and why |
-| `purveyor_owners` | which instance works on a stage in order, by a number that only grows |
+| `purveyor_owners` | which instance works on a stage in order, by a number that only grows; the id of the outbox |
 
 The tables are on the user's MetaData, where `create_all`, Alembic and `purveyor stages ddl` find them. Times are
 milliseconds since 1970, so that one statement serves both databases. Unsent rows, which the relay looks for all the
@@ -127,6 +127,8 @@ def ddl(dialect: str, schema: str | None = None) -> str:
     return "\n\n".join(f"{statement.expandtabs(4)};" for statement in statements) + "\n"
 
 
+_OUTBOX: Final = "outbox"
+"""The row of `purveyor_owners` with the id of the outbox. The name of a stage has a dot."""
 _MAX_CLOCK_DIFFERENCE_MS: Final = 300_000
 """How far the clocks of the application and of the broker may differ: five minutes."""
 
@@ -226,6 +228,7 @@ class Statements(ABC):
             f"SELECT {ROW_COLUMNS} FROM {outbox} WHERE sent_ms IS NULL AND {syntax.not_held} AND id > {v} "
             f"AND id <= {v} ORDER BY id LIMIT {v}"
         )
+        self._message_id = f"SELECT message_id FROM {outbox} WHERE id = {v}"
         self._mark_sent = f"UPDATE {outbox} SET sent_ms = {v}, held = false WHERE id {syntax.in_numbers}"
         self._hold = f"UPDATE {outbox} SET held = true WHERE sent_ms IS NULL AND id {syntax.in_numbers}"
         self._unhold = f"UPDATE {outbox} SET held = false WHERE sent_ms IS NULL AND {syntax.held} AND subject = {v}"
@@ -245,6 +248,9 @@ class Statements(ABC):
         self._take_over = (
             f"INSERT INTO {owners} AS o (stage, epoch, owner) VALUES ({v}, 1, {v}) "
             "ON CONFLICT (stage) DO UPDATE SET epoch = o.epoch + 1, owner = excluded.owner RETURNING epoch"
+        )
+        self._add_owner = (
+            f"INSERT INTO {owners} (stage, epoch, owner) VALUES ({v}, 0, {v}) ON CONFLICT (stage) DO NOTHING"
         )
         self._epoch = f"SELECT epoch FROM {owners} WHERE stage = {v}"
         self._sign_off = f"UPDATE {owners} SET owner = '' WHERE stage = {v} AND epoch = {v}"
@@ -329,6 +335,16 @@ class Statements(ABC):
     async def unsent(self, connection: AsyncConnection, after: int, to: int, limit: int) -> list[Row]:
         """Return the oldest rows to send, with ids above `after` and up to `to`."""
         return [*map(Row._make, await self.rows(connection, self._unsent, after, to, limit))]
+
+    async def message_id(self, connection: AsyncConnection, row_id: int) -> str | None:
+        """Return the message id of a row; None if there is no such row."""
+        found = await self.rows(connection, self._message_id, row_id)
+        return str(found[0][0]) if found else None
+
+    async def outbox_id(self, connection: AsyncConnection, new_id: str) -> str:
+        """Return the id of this outbox, which the first caller gives it."""
+        await self.run(connection, self._add_owner, _OUTBOX, new_id)
+        return str((await self.rows(connection, self._owner, _OUTBOX))[0][0])
 
     async def mark_sent(self, connection: AsyncConnection, ids: Sequence[int], now: int) -> None:
         """Mark rows as sent."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from psycopg import AsyncConnection as Psycopg
@@ -23,6 +24,7 @@ from sqlalchemy import MetaData, event, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.util import await_, greenlet_spawn
 
 from purveyor.model.errors import InvalidConfig, ServerUnavailable, SetupError
 from purveyor.stages.endpoint import Timing
@@ -125,6 +127,8 @@ class SqlStore:
         self.metadata = metadata if metadata is not None else MetaData()
         self.tables = add_tables(self.metadata)
         self.postgres = self.engine.dialect.name == "postgresql"
+        if not self.postgres:
+            event.listen(self.engine.sync_engine, "do_connect", _open_sqlite)
         _check_driver(self.engine.url)
         self.statements: Statements = Postgres(self.tables) if self.postgres else Sqlite(self.tables)
         self._create = create_tables if create_tables is not None else not self.postgres
@@ -222,6 +226,24 @@ def _create_engine(url: str) -> AsyncEngine:
         connection.execute("PRAGMA synchronous=FULL")
 
     return engine
+
+
+def _open_sqlite(dialect: Any, _record: object, arguments: list[Any], options: dict[str, Any]) -> Any:
+    """Open a connection for SQLAlchemy; if the caller is cancelled meanwhile, close it.
+
+    aiosqlite drops a connection whose opening is cancelled: its thread reports to an event loop that may be closed.
+    """
+    return await_(_open_or_close(partial(dialect.connect, *arguments, **options)))
+
+
+async def _open_or_close(connect: Callable[[], Any]) -> Any:
+    opening = asyncio.ensure_future(greenlet_spawn(connect))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        connection = await opening
+        await greenlet_spawn(connection.close)
+        raise
 
 
 def _check_driver(url: URL) -> None:

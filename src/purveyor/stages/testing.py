@@ -25,9 +25,11 @@ import pytest
 from sqlalchemy import MetaData
 
 from purveyor.jetstream.address import Address
+from purveyor.jetstream.bulk import ReadOptions
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions
-from purveyor.model.errors import NoAnswer
-from purveyor.queues.catalogue import STAGE_STREAMS
+from purveyor.model.errors import NoAnswer, UnknownStream
+from purveyor.model.event import OUTBOX_SUBJECT, SUBJECT, Event
+from purveyor.queues.catalogue import STAGE_STREAMS, incoming
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters.letter import DeadLetter
 from purveyor.queues.dead_letters.store import DeadLetterStore
@@ -78,6 +80,18 @@ class StageKit:
                 return [tuple(row) for row in (await connection.exec_driver_sql(statement)).all()]
         finally:
             await store.close()
+
+    async def published(self) -> list[Event]:
+        """Return the events that the stages published and the relay sent, in order. Nothing processes them here."""
+        stream = incoming().stream
+        async with connect(self.address, name="stage-kit") as queues:
+            try:
+                last = (await queues.streams.info(stream)).state.last_seq
+            except UnknownStream:  # the relay creates the queue for the first event
+                return []
+            options = ReadOptions(subjects=(SUBJECT, f"{OUTBOX_SUBJECT}.>"), columns=("data",))
+            batches = queues.read_range(stream, 1, last, options)
+            return [Event.decode(row["data"]) async for batch in batches for row in batch.to_pylist()]
 
     async def dead_letters(self) -> list[DeadLetter]:
         """Return the dead letters, oldest first."""

@@ -15,6 +15,8 @@ SUBCOMMANDS = {
     "consumer": ["add", "ls", "info", "next", "pause", "resume", "rm", "samples"],
     "import": [],
     "publish": [],
+    "next": [],
+    "ack": [],
     "topic": ["list", "add", "show", "delete"],
     "schema": ["add", "list", "show", "check", "rollback", "delete"],
     "subscription": ["add", "password", "list", "show", "pause", "resume", "prefill", "replay", "delete"],
@@ -24,6 +26,7 @@ SUBCOMMANDS = {
     "pub": [],
     "sub": [],
     "queues": ["list", "ensure", "plan", "apply", "migrate", "permissions"],
+    "env": [],
     "doctor": [],
 }
 LEAVES = [(name, sub) if sub else (name,) for name, subs in SUBCOMMANDS.items() for sub in subs or [""]]

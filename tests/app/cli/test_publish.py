@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.headers import EVENT_ID
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model.event import Event
+from purveyor.model.message_headers import EVENT_ID
 from purveyor.queues.client import connect
 from tests.support.command_line import Cli
 

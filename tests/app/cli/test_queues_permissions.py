@@ -44,5 +44,8 @@ def test_the_same_as_json(tmp_path: Path) -> None:
     (of_one,) = invoke("queues", "permissions", "--subscription", "ox", "--json").ok().json
     assert of_one["subscribe"]["allow"] == ["_INBOX.subscription-ox.>", "ox.main", "ox.prefill", "$KV.acknowledged.ox"]
     assert not any("CONSUMER" in subject for subject in of_one["publish"]["allow"])
+    (of_stages,) = invoke("queues", "permissions", "--stages", "--subscription", "ox", "--json").ok().json
+    assert of_stages["user"] == "stages"
+    assert {"incoming", "incoming.outbox.*.*", "$KV.acknowledged.ox"} <= set(of_stages["publish"]["allow"])
     invoke("queues", "permissions", "--subscription", "incoming").refused("reserved")
     invoke("queues", "permissions", "--subscription", "a.b").refused("invalid subscription name")

@@ -1,5 +1,10 @@
+import io
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
 
 from purveyor.app.cli import render
 from purveyor.app.cli.output import escape, to_jsonable
@@ -52,6 +57,42 @@ def test_a_table_for_a_pipe_neither_wraps_nor_pads() -> None:
     assert long in lines[1]
     assert "[bold]b" in lines[2]
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_nothing_of_a_table_in_a_pipe_is_cut() -> None:
+    huge = "x" * 300_000
+    lines = render.format_table(("NAME", "TEXT", "END"), [("a", huge, 1), ("b", "y", 2)]).splitlines()
+    assert lines[1].split() == ["a", huge, "1"]
+    assert len(lines[2]) < 1000, "a huge cell does not move the columns of other rows"
+
+
+class OnTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [20, 40, 61, 79, 80, 100, 130, 300])
+def test_a_table_on_a_terminal_fits_and_loses_nothing(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr("sys.stdout", OnTerminal())
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = ("NAME", "TOPICS", "STATE", "BEGIN", "BACKLOG", "PREFILL")
+    rows = [
+        (f"subscription-{'n' * 51}", ["udm:users/user", "udm:groups/.*", "größe:漢字"], "active", 123456, 7, "done"),
+        ("ox", ["udm:users/user"], "suspended", 1, 0, None),
+    ]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", render.format_table(columns, rows, wrap=("TOPICS",)))
+    cells = [*columns, *(render.format_value(cell) for row in rows for cell in row)]
+    for ch in set("".join(cells)) - {" ", ":", *"".join(columns)}:
+        assert text.count(ch) == "".join(cells).count(ch), ch
+    if width >= 79:
+        assert all(cell_len(line) <= width for line in text.splitlines())
+        assert text.split()[: len(columns)] == list(columns)
+        assert "123456" in text, "numbers are not wrapped"
+    if width >= 130:
+        assert f"subscription-{'n' * 51}" in text
+    if width <= 40:
+        assert "BACKLOG: 7" in text, "where it does not fit, each row is a block"
+    assert render.format_table(columns, [], wrap=("TOPICS",))
 
 
 def test_sizes_and_durations() -> None:

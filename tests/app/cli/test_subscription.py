@@ -38,7 +38,7 @@ def add(cli: Cli, name: str, *more: str) -> Any:
 def test_a_subscription_is_added_once(cli: Cli, name: str) -> None:
     argv = ("subscription", "add", name, "-t", "udm:users/user", "-t", "udm:groups/.*", "--prefill")
     begun = cli(*argv).ok().out
-    assert begun.startswith(f"Added subscription {name}, events after position ")
+    assert begun.startswith(f"Added subscription {name}, begins after ")
     assert cli(*argv).ok().out == begun.replace("Added", "Unchanged:")
     cli(*argv[:-1]).refused("other parameters", "fix: choose another name")
     shown = cli("subscription", "show", name, "--json").ok().json
@@ -46,7 +46,7 @@ def test_a_subscription_is_added_once(cli: Cli, name: str) -> None:
         {"realm": "udm", "topic": "users/user"}, {"realm": "udm", "topic": "groups/.*"}
     ]  # fmt: skip
     assert (shown["state"], shown["paused"], shown["prefill"]["status"]) == ("active", False, "pending")
-    assert shown["backlog"] == {"main": 0, "prefill": 0, "retry": 0}
+    assert (shown["backlog"], shown["backlog_by_kind"]) == (0, {"main": 0, "prefill": 0, "retry": 0})
 
 
 def test_filters_are_read_from_the_options(cli: Cli, name: str) -> None:
@@ -69,7 +69,7 @@ def test_filters_are_read_from_the_options(cli: Cli, name: str) -> None:
     [
         (("add", "ox"), "needs a topic"),
         (("add", "ox", "--topic", "users"), "REALM:TOPIC"),
-        (("add", "ox", "--topic", "udm:(?i)users"), "regular expression"),
+        (("add", "ox", "--topic", "udm:(?i)users"), "has a flag"),
         (("add", "a/b", "--topic", "udm:users"), "invalid subscription name"),
         (("add", "foo.bar", "--topic", "udm:users"), "invalid subscription name"),
         (("add", "incoming", "--topic", "udm:users"), "reserved"),
@@ -117,7 +117,7 @@ def test_show_prints_position_backlog_prefill_and_suspension(cli: Cli, address: 
     on_server(address, fill)
     shown = cli("subscription", "show", name, "--json").ok().json
     waiting = {"main": 2, "prefill": 1, "retry": 0}
-    assert (shown["position"], shown["backlog"], shown["begin"]) == (7, waiting, record["begin"])
+    assert (shown["position"], shown["backlog_by_kind"], shown["begin"]) == (7, waiting, record["begin"])
     assert shown["suspended"] == {
         "position": 9, "reason": "maximum bytes exceeded", "at": "2026-11-15T12:00:00+00:00"
     }  # fmt: skip
@@ -127,12 +127,12 @@ def test_show_prints_position_backlog_prefill_and_suspension(cli: Cli, address: 
         "Topics: udm:users/user",
         "State: suspended",
         "Dispatched up to: 7",
-        "Waiting: 2 live, 1 of the prefill",
         "Prefill: failed, 3 of 10 written, attempt 2, as of 4: no archive",
         "Suspended: at position 9: maximum bytes exceeded",
         "Since: 2026-11-15 12:00:00 UTC",
     ):
         assert f" {line}\n" in out + "\n"
+    assert " Waiting: 2 live, 1 of prefill and replay; the oldest for " in out
     listed = next(item for item in cli("subscription", "list", "--json").ok().json if item["name"] == name)
     assert (listed["backlog"], listed["suspended"]["position"]) == (3, 9)
     row = next(line for line in cli("subscription", "list").ok().out.splitlines() if line.startswith(name))
@@ -141,6 +141,29 @@ def test_show_prints_position_backlog_prefill_and_suspension(cli: Cli, address: 
     assert cli("subscription", "resume", name).ok().out == f"Resumed {name}; catching up from position 9\n"
     assert cli("subscription", "prefill", name).ok().out == f"Prefill of {name}: pending, attempt 3, as of position 4\n"
     assert cli("subscription", "prefill", name, "--json").ok().json["attempt"] == 3
+
+
+def test_a_replay_is_shown_as_a_replay_and_not_as_a_prefill(cli: Cli, address: Address, name: str) -> None:
+    add(cli, name)
+    job = cli("subscription", "replay", name, "--from", "1", "--json").ok().json["job"]
+
+    async def run(queues: Queues) -> None:
+        registry = await Registry.open(queues)
+        found = await registry.get(name)
+        running = PrefillState(
+            incarnation=found.incarnation, status=PrefillStatus.RUNNING, position=1, job=job, written=3
+        )
+        await registry.put_prefill(name, running, found.prefill_revision)
+
+    on_server(address, run)
+    shown = cli("subscription", "show", name, "--json").ok().json
+    assert "prefill" not in shown
+    assert shown["replay"] == {"job": job, "status": "running", "written": 3}
+    out = cli("subscription", "show", name).ok().out
+    assert " Prefill: none\n" in out
+    assert f" Replay: running, 3 written, job {job}\n" in out + "\n"
+    row = next(line for line in cli("subscription", "list").ok().out.splitlines() if line.startswith(name))
+    assert row.split()[-1] == "-"
 
 
 def begin(address: Address, name: str, job: str) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from purveyor.app.http.application import ApiOptions
 from purveyor.app.push_input import PushInput
+from purveyor.delivery.push.attempt_history import read_attempts
+from purveyor.delivery.push.attempt_record import AttemptQuery
 from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.delivery.push.push_reports import PushProblems
 from purveyor.delivery.push.push_request import KEY_FILE_NAME, SecretCipher, generate_secret
@@ -24,7 +26,7 @@ from purveyor.jetstream.server import EmbeddedServer, ServerOptions, find_runnin
 from purveyor.model.delivery_policy import Push
 from purveyor.model.subscription import Subscription
 from purveyor.queues.client import connect
-from purveyor.queues.permissions import PUSH, component_users
+from purveyor.queues.permissions import API, PUSH, component_users
 from tests.support.command_line import PROGRAM, Cli
 from tests.support.nats_servers import FAST
 from tests.support.push import Site, site
@@ -173,7 +175,9 @@ def test_a_push_problem_is_shown_on_every_surface(
     asyncio.run(tell("10.0.0.1 is no public address"))
     assert shown() == ["10.0.0.1 is no public address"] * 4
     assert "Push problem: 10.0.0.1 is no public address" in cli("subscription", "show", unique).ok().out
-    assert any(row.split()[::2][:2] == [unique, "stuck"] for row in cli("subscription", "list").ok().out.splitlines())
+    listed = cli("subscription", "list").ok().out
+    assert any(row.split()[::2][:2] == [unique, "stuck"] for row in listed.splitlines())
+    assert f"{unique} is stuck since " in listed
     asyncio.run(tell(""))  # by a worker that had to do with a subscription of the same name
     assert shown() == [None] * 4
 
@@ -283,6 +287,11 @@ async def test_its_own_nats_user_is_enough_to_push_to_park_and_to_pause(
             await worker
             assert (await admin.streams.info("stream:dead-letters")).state.messages == 1
             assert [event for _, event, _ in told] == ["disabled"]
+            api = find_running_server(server.directory, API)
+            assert api is not None
+            async with connect(api) as reader:
+                page = await read_attempts(reader, await subscriptions.get("good"), AttemptQuery())
+            assert len(page.attempts) == 9
 
 
 def test_serve_push_prints_that_it_is_ready_and_stops_on_a_signal(nats_server: EmbeddedServer, tmp_path: Path) -> None:

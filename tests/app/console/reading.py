@@ -28,7 +28,28 @@ HARD_TO_READ = """() => {
 }"""
 """Texts that are too small, or hardly stand out from what is behind them: a ratio of 4.5, for large ones of 3."""
 
-UNTOLD = """() => [...document.querySelectorAll("table.data td:not(:first-child):not(.wide)")]
+TABS_OUT_OF_SIGHT = """() => [...document.querySelectorAll("nav a")]
+  .filter(link => {
+    const box = link.getBoundingClientRect();
+    const found = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+    return box.left < 0 || box.right > window.innerWidth || !link.contains(found);
+  })
+  .map(link => link.textContent)"""
+"""Links to pages that a person cannot see and touch without scrolling sideways."""
+
+BROKEN_NAMES = """() => {
+  const text = element => [element.textContent.slice(0, 20), element.closest("[aria-label]")?.ariaLabel];
+  const lines = element => element.getBoundingClientRect().height / parseFloat(getComputedStyle(element).lineHeight);
+  const wrapped = [...document.querySelectorAll("table.data .cut")].filter(element => lines(element) > 1.5);
+  const outside = [...document.querySelectorAll("table.data .cut")].filter(element =>
+    element.getBoundingClientRect().right > element.closest("td").getBoundingClientRect().right + 1);
+  const boxes = [...document.querySelectorAll("svg.flow g > text.name, svg.flow g > text.sub")].filter(element =>
+    element.getBBox().width > element.parentNode.querySelector("rect").getBBox().width);
+  return [...wrapped, ...outside, ...boxes].map(text);
+}"""
+"""Names that wrap inside a word, or are wider than the cell or box that they stand in."""
+
+UNTOLD = """() => [...document.querySelectorAll("table.data:not(.stays) td:not(:first-child):not(.wide)")]
   .filter(cell => !getComputedStyle(cell, "::before").content.includes(cell.dataset.title))
   .map(cell => cell.dataset.title)"""
 """On a phone a row is a card: values in it that do not say what they are."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import uuid
 from dataclasses import replace
 
 from playwright.async_api import Locator, Page, expect
@@ -97,13 +98,13 @@ def test_a_letter_is_picked_read_and_discarded_by_keys_alone(site: Site, browser
 
 
 def test_how_far_a_prefill_is_is_shown_while_it_runs(site: Site, browser: Chromium, ox: str) -> None:
-    async def put(queues: Queues, written: int, total: int | None) -> None:
+    async def put(queues: Queues, written: int, total: int | None, job: str | None = None) -> None:
         registry = await Registry.open(queues)
         found = await registry.get(ox)
         running = PrefillState(
             incarnation=found.incarnation, status=PrefillStatus.RUNNING, position=1, attempt=1, written=written
         )
-        await registry.put_prefill(ox, replace(running, total=total), found.prefill_revision)
+        await registry.put_prefill(ox, replace(running, total=total, job=job), found.prefill_revision)
 
     async def work(page: Page) -> None:
         await asyncio.to_thread(site.on_server, lambda queues: put(queues, 1200, None))
@@ -112,5 +113,10 @@ def test_how_far_a_prefill_is_is_shown_while_it_runs(site: Site, browser: Chromi
         await expect(told).to_have_text(re.compile(r"^running, 1\s200 objects so far$"))
         await asyncio.to_thread(site.on_server, lambda queues: put(queues, 1500, 3000))
         await expect(told).to_have_text(re.compile(r"^1\s500 of 3\s000$"))
+        await asyncio.to_thread(site.on_server, lambda queues: put(queues, 40, None, job=str(uuid.uuid4())))
+        await expect(told).to_have_text("replay running, 40 events so far")  # not a prefill
+        await expect(page.locator(".alert", has_text=f"A replay to {ox} runs")).to_be_visible()
+        begins = page.locator(".pairs div", has=page.get_by_text("Begins after", exact=True)).locator("dd")
+        await expect(begins).to_have_text(re.compile(r"^\d+$"))
 
     browser.visit(work)

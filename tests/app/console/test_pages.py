@@ -13,11 +13,12 @@ from purveyor.delivery.push.push_reports import AttemptLog
 from purveyor.delivery.push.settlement import Outcome
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.config import Retention, StreamConfig
+from purveyor.model.registration import DispatchState, Suspension
 from purveyor.pipeline.part_status import State
 from purveyor.queues.catalogue import PREFILL, PREFILL_FAILURES
 from purveyor.queues.client import Queues
-from purveyor.queues.registry import SUBSCRIPTIONS
-from tests.app.console.reading import HARD_TO_READ, UNTOLD
+from purveyor.queues.registry import SUBSCRIPTIONS, Registry
+from tests.app.console.reading import BROKEN_NAMES, HARD_TO_READ, TABS_OUT_OF_SIGHT, UNTOLD
 from tests.app.console.scenes import all_parts, dead_letters, messages, part, read_incoming
 from tests.support.console import Chromium, Site, log_in, picture
 from tests.support.running_api import fill
@@ -55,8 +56,8 @@ def test_the_overview_is_live_and_red_where_something_is_stuck(site: Site, brows
         way = page.locator(f"svg.flow [data-arrow$='--sub:{ox}']")  # its rate, what waits, and the age of the oldest
         await expect(way.locator(".rate")).to_have_text(re.compile(r"^[\d.,k]+/s$"))
         await expect(way.locator(".backlog")).to_have_text(re.compile(r"^30 · \d+ ?\w+$"))
-        site.post(*all_parts(archive=part("archive", State.WAITING, error="no space left on device")))
-        stuck = page.locator(".alert.stuck", has_text="archive fails")
+        site.post(*all_parts(archive=part("archive", State.FAILED, error="no space left on device")))
+        stuck = page.locator(".alert.stuck", has_text="archive cannot run")
         await expect(stuck).to_contain_text("no space left on device")
         await expect(stuck).to_contain_text("Next:")
         await expect(page.locator("svg.flow [data-box='part:archive'] g")).to_have_class("box stuck")
@@ -67,6 +68,62 @@ def test_the_overview_is_live_and_red_where_something_is_stuck(site: Site, brows
         await expect(page.get_by_role("heading", level=1)).to_have_text(ox)
 
     browser.visit(work)
+
+
+def test_alerts_are_lines_that_open_and_leave_the_figures_on_the_screen(
+    site: Site, browser: Chromium, unique: str
+) -> None:
+    """Six troubles at once: each is one line, the most urgent one is open, and a line that was opened stays so."""
+    names = [f"{unique.lower()[:50]}-{number}" for number in range(3)]
+
+    async def suspend(queues: Queues) -> None:
+        registry = await Registry.open(queues)
+        for name in names:
+            found = await registry.get(name)
+            why = Suspension(position=9, reason="the queue is full", at=datetime.now(UTC))
+            state = DispatchState(incarnation=found.incarnation, next=9, suspended=why)
+            await registry.put_dispatch(name, state, found.dispatch_revision)
+
+    for name in names:
+        site.subscribe(name)
+    site.on_server(suspend)
+    dead_letters(site, names[0], 1, "no such mailbox")
+
+    async def work(page: Page) -> None:
+        broken = part("archive", State.FAILED, error="no space left on device")
+        site.post(*all_parts(archive=broken))
+        await page.goto("/")
+        await expect(page.locator(".alert.stuck")).to_have_count(2)
+        await page.reload()  # a line stays open that was the most urgent one for a moment
+        urgent, group = page.locator(".alert.stuck").nth(0), page.locator(".alert.stuck").nth(1)
+        await expect(urgent.get_by_text("Next:")).to_be_visible()
+        await expect(group.get_by_text("subscriptions are suspended")).to_be_visible()
+        step = group.get_by_text("Next: Fix the cause, then resume it")
+        await expect(step).to_be_hidden()
+        await expect(page.locator(".numbers")).to_be_in_viewport(ratio=1)
+        await expect(page.locator("svg.flow [data-box='queue:incoming']")).to_be_in_viewport(ratio=1)
+        await picture(page, "overview-alerts")
+        await group.locator("summary").focus()
+        await page.keyboard.press("Enter")  # as with the mouse
+        await expect(step).to_be_visible()
+        await expect(group.get_by_role("link", name=names[0], exact=True)).to_be_visible()
+        site.post(*all_parts())  # the line above goes, and comes again
+        line = page.locator(".alert.stuck", has_text="subscriptions are suspended")
+        await expect(urgent).to_contain_text("subscriptions are suspended")
+        await expect(line.get_by_text("Next: Fix")).to_be_visible()
+        site.post(*all_parts(archive=broken))
+        await expect(urgent).to_contain_text("archive cannot run")
+        await expect(line.get_by_text("Next: Fix")).to_be_visible()
+        await line.get_by_role("link", name=names[1], exact=True).click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text(names[1])
+        await expect(page.locator(".alert.stuck")).to_contain_text("is suspended")
+        await expect(page.locator(".alert.stuck").get_by_text("Next:")).to_be_visible()
+
+    try:
+        browser.visit(work)
+    finally:
+        for name in names:
+            site.admin.delete(f"/v1/subscriptions/{name}")
 
 
 def test_a_subscription_that_is_not_understood_is_shown_with_the_reason_and_can_only_be_deleted(
@@ -110,6 +167,8 @@ def test_messages_are_browsed_without_being_taken(site: Site, browser: Chromium,
         await expect(rows).to_have_count(10)
         await page.get_by_role("button", name="Oldest").click()
         await expect(rows).to_have_count(20)
+        await expect(rows.first.locator("[data-title=Topic]")).to_have_text("udm:users/user")
+        await expect(rows.first.locator("[data-title=Key]")).to_have_text("u-1")
         await rows.first.get_by_role("button").click()
         modal = page.locator(".q-dialog .sheet")
         await expect(modal).to_contain_text('"uuid": "u-1"')
@@ -221,11 +280,12 @@ def test_a_webhook_is_added_and_gets_a_test_event(site: Site, browser: Chromium,
         await page.get_by_role("button", name="Add a subscription").click()
         form = page.locator(".q-dialog .sheet")
         await form.get_by_label("Name").fill(name)
+        await form.get_by_label("Topics").fill("udm:users/user")
         await form.get_by_label("Delivery").click()
-        await page.get_by_role("option", name="Webhook").click()
+        await page.get_by_role("option", name="Push").click()
         await form.get_by_label("Endpoint").fill(f"http://127.0.0.1:{endpoint.server_port}/in")
         await picture(page, "add-a-webhook")
-        await form.get_by_role("button", name="Add").click()
+        await form.get_by_role("button", name="Add", exact=True).click()
         shown = page.locator(".q-dialog .sheet", has_text="Shown only once")
         await expect(shown).to_contain_text("whsec_")
         await shown.get_by_role("button", name="I have it").click()
@@ -258,6 +318,8 @@ def test_the_instance_and_the_attempts_of_a_message_are_shown(site: Site, browse
         line = page.locator("[aria-label='Next messages'] tbody tr").first
         await expect(line).to_contain_text("next attempt in")
         await expect(line.locator("[data-title=Attempts]")).to_have_text("1")
+        await expect(line.locator("[data-title=Topic]")).to_have_text("udm:users/user")
+        await expect(line.locator("[data-title=Key]")).to_have_text("u-1")
         await line.get_by_role("button").click()
         modal = page.locator(".q-dialog .sheet")
         await expect(modal.get_by_role("heading", name="Attempts that failed")).to_be_visible()
@@ -304,6 +366,7 @@ def test_dead_letters_are_found_read_retried_and_discarded(site: Site, browser: 
         await page.get_by_label("Subscription").fill(ox)
         rows = page.locator("[aria-label='Dead letters'] tbody tr")
         await expect(rows).to_have_count(3)
+        await expect(rows.first.locator("[data-title=Key]")).to_have_text(ox)
         await page.get_by_label("Reason contains").fill("no such thing")
         await expect(page.locator(".empty")).to_contain_text("No match")
         await page.get_by_label("Reason contains").fill("MAILBOX")
@@ -326,13 +389,21 @@ def test_dead_letters_are_found_read_retried_and_discarded(site: Site, browser: 
 
 
 def test_the_pipeline_page_shows_its_parts_their_errors_and_spark(site: Site, browser: Chromium) -> None:
+    read_incoming(site)  # what other tests published is work for the parts
+
     async def work(page: Page) -> None:
         broken = part("transform", State.FAILED, error="the mapping is wrong")
         site.post(*all_parts(transform=broken), spark_ui="http://127.0.0.1:4040")
         await page.goto("/console/pipeline")
         table = page.locator("[aria-label=Parts]")
         dispatch = table.locator("tbody tr", has_text="dispatch")
-        for title, text in {"Batch": "64 ms", "Rows/s": "80", "Behind": "0", "Position": "12", "Batches": "3"}.items():
+        await expect(dispatch.locator(".badge")).to_contain_text("idle")  # then its last batch says nothing about now
+        for title, text in {"Batch": "-", "Rows/s": "-", "Behind": "0", "Position": "12", "Batches": "3"}.items():
+            await expect(dispatch.locator(f"[data-title='{title}']")).to_have_text(text)
+        works = part("dispatch", position=20, lag=0, rows=4, rows_per_second=80, batch=4, batch_ms=64)
+        site.post(*all_parts(transform=broken, dispatch=works), spark_ui="http://127.0.0.1:4040")
+        await expect(dispatch.locator(".badge")).to_contain_text("running")
+        for title, text in {"Batch": "64 ms", "Rows/s": "80", "Position": "20", "Batches": "4"}.items():
             await expect(dispatch.locator(f"[data-title='{title}']")).to_have_text(text)
         await expect(table).to_contain_text("the mapping is wrong")
         await expect(page.locator(".badge.stuck", has_text="failed")).to_be_visible()
@@ -377,9 +448,14 @@ def test_everything_can_be_reached_by_keys(site: Site, browser: Chromium) -> Non
 
 def test_every_page_is_readable_in_light_and_dark_and_on_a_phone(site: Site, browser: Chromium, ox: str) -> None:
     dead_letters(site, ox, 2, "the endpoint answered 503: try later")
+    long_names = ("NameThatHasNoPlaceAtAllWhereItCouldBeBrokenIntoLinesByAnybodyWWW", "a-long-name-" * 5)
+    for name in long_names:
+        site.subscribe(name)
+        fill(site.address, name, range(1, 41))
 
     async def work(page: Page) -> None:
-        for title, path in {**PAGES, "subscription-page": f"/console/subscriptions/{ox}"}.items():
+        more = {"subscription-page": f"/console/subscriptions/{ox}", "queue": f"/console/queues?queue={ox}"}
+        for title, path in {**PAGES, **more}.items():
             site.post(*all_parts())
             await page.set_viewport_size({"width": 1280, "height": 900})
             await page.goto(path)
@@ -389,13 +465,21 @@ def test_every_page_is_readable_in_light_and_dark_and_on_a_phone(site: Site, bro
                 await page.evaluate("theme => purveyor.wear(theme)", theme)
                 assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (title, width)
                 assert await page.evaluate(HARD_TO_READ) == [], (title, theme, width)
+                assert await page.evaluate(BROKEN_NAMES) == [], (title, theme, width)
                 await picture(page, f"{title}-{theme}-{width}")
             # A row is a card there, whose values say what they are; and every page can be reached.
             assert await page.evaluate(UNTOLD) == [], title
+            assert await page.evaluate(TABS_OUT_OF_SIGHT) == [], title
+            if title == "overview":
+                assert await page.evaluate("document.documentElement.scrollHeight") < 2.5 * 844
         await page.locator("nav a", has_text="Pipeline").click()
         await expect(page.get_by_role("heading", level=1)).to_have_text("Pipeline")
 
-    browser.visit(work)
+    try:
+        browser.visit(work)
+    finally:
+        for name in long_names:
+            site.admin.delete(f"/v1/subscriptions/{name}")
 
 
 def test_a_plot_that_is_not_drawn_anew_yet_makes_no_page_wider(site: Site, browser: Chromium) -> None:

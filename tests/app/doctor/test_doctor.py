@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import signal
 import socket
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,12 +14,20 @@ from typing import Any
 import pytest
 
 from purveyor.app.doctor import deployment_checks, machine_checks
+from purveyor.app.doctor.api_checks import check_api
 from purveyor.app.doctor.deployment_checks import check_pipeline
 from purveyor.app.doctor.machine_checks import Finding, Weight
+from purveyor.app.running_parts import API, NATS, announce
 from purveyor.app.settings import Settings
+from purveyor.delivery.push.push_reports import PushProblems
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import StreamConfig
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions
+from purveyor.model.delivery_policy import Delivery, Push
 from purveyor.model.errors import UnknownStream
+from purveyor.model.registration import DispatchState, Suspension
+from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
 from purveyor.queues.dead_letters.letter import DeadLetter, park
@@ -25,6 +35,7 @@ from purveyor.queues.dead_letters.store import DeadLetterStore, Resolution
 from purveyor.queues.permissions import component_users
 from tests.support.command_line import invoke, url_of
 from tests.support.nats_servers import FAST, OwnServer
+from tests.support.running_api import RunningApi
 
 Findings = list[dict[str, Any]]
 
@@ -104,9 +115,69 @@ async def test_dead_letters_are_counted_without_the_receipts_of_settled_ones(own
         assert await told() == []
 
 
+async def test_subscriptions_that_get_nothing_are_found(own_server: OwnServer) -> None:
+    async with connect(own_server().address) as queues:
+        topics, push = (RealmTopic("shop", ".*"),), Push(endpoints=("https://example.com/in",))
+        pushed = Subscription(name="hook", realms_topics=topics, delivery=Delivery.PUSH, push=push, order_by=None)
+        subscriptions = Subscriptions(queues)
+        await subscriptions.add(pushed)
+        await subscriptions.add(Subscription(name="mail", realms_topics=topics))
+
+        async def reported() -> dict[str, str]:
+            usages = await queues.streams.usage()
+            findings = [each async for each in deployment_checks.check_progress(queues, usages, Settings())]
+            return {each.text: each.fix or "" for each in findings if each.weight is Weight.WRONG}
+
+        assert [*await reported()] == ["no push worker runs, and 1 subscription should be pushed"]
+        incarnation = (await subscriptions.get("hook")).incarnation
+        problems = PushProblems(queues)
+        problems.set("hook", incarnation, "https://example.com/in answers 500")
+        await problems.close()
+        registry, other = await subscriptions.registry(), await subscriptions.get("mail")
+        suspension = Suspension(position=7, reason="the queue is full", at=datetime.now(UTC))
+        state = DispatchState(incarnation=other.incarnation, next=7, suspended=suspension)
+        await registry.put_dispatch(other.name, state, other.dispatch_revision)
+        told = {text: fix for text, fix in (await reported()).items() if "push worker" not in text}
+        assert len(told) == 2
+        assert any("is not pushed since" in text and "answers 500" in text for text in told)
+        assert any("suspended at position 7" in text and text.endswith(": the queue is full") for text in told)
+        assert all(f"purveyor subscription {word} " in " ".join(told.values()) for word in ("show", "resume"))
+
+
 def test_a_server_that_does_not_answer_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PURVEYOR_NATS_URL", "nats://127.0.0.1:1")
     assert about(found("--timeout", "500ms", code=1), "nats", "wrong")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_server_that_is_suspended_is_named(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with EmbeddedServer(data / "nats", FAST) as server, announce(data, NATS):
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            findings = found("--data-dir", str(data), "--timeout", "500ms", code=1)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+    (fix,) = [each["fix"] for each in findings if (each["about"], each["weight"]) == ("nats", "wrong")]
+    assert "kill -CONT" in fix
+
+
+def test_an_api_is_asked_where_it_listens(api: RunningApi, tmp_path: Path) -> None:
+    def checked() -> list[tuple[str, str]]:
+        return [(each.weight.value, each.text) for each in check_api(Settings(data_dir=tmp_path))]
+
+    assert checked() == []
+    with announce(tmp_path, API, url=api.url):
+        assert checked() == [("ok", f"the API answers at {api.url}")]
+        assert not list(machine_checks.check_ports(Settings(data_dir=tmp_path, api_port=1)))
+    nowhere = Address.parse("nats://127.0.0.1:9")
+    with RunningApi(lambda: nowhere, patience_seconds=0.1) as away, announce(tmp_path, API, url=away.url):
+        ((weight, text),) = checked()
+        assert (weight, f"the API at {away.url} cannot serve requests" in text) == ("warning", True)
+    with announce(tmp_path, API, url="http://127.0.0.1:1"):
+        ((weight, text),) = checked()
+        assert (weight, "does not answer at http://127.0.0.1:1" in text) == ("wrong", True)
 
 
 def test_credentials_with_few_rights_are_told(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,18 @@ def test_letters_are_discarded(consumer: Consumer, ids: list[int]) -> None:
     assert numbers(consumer) == []
 
 
+def test_letters_are_settled_page_by_page(consumer: Consumer, ids: list[int]) -> None:
+    dry = {"all": True, "dry_run": True, "limit": 2}
+    first = consumer.post("dead-letters", json=dry).json()
+    assert (first["chosen"], first["next"]) == (2, ids[1])
+    rest = consumer.post("dead-letters", json=dry | {"after": first["next"]}).json()
+    assert (rest["chosen"], rest["next"]) == (1, None)
+    gone = consumer.call("DELETE", "dead-letters", params={"all": True, "limit": 1, "after": ids[0]}).json()
+    assert (gone["done"], gone["next"]) == (1, ids[1])
+    assert [each["id"] for each in consumer.get("dead-letters").json()["dead_letters"]] == [ids[0], ids[2]]
+    problem(consumer.post("dead-letters", json=dry | {"after": -1}), 422)
+
+
 def test_a_subscription_cannot_read_or_change_dead_letters_of_another(
     api: RunningApi, admin: httpx.Client, events: httpx.Client, consumer: Consumer, ids: list[int]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from purveyor.app.http.messages import message_json
+from purveyor.app.json_views import message_json
 from purveyor.delivery import lease_rules
 from purveyor.delivery.pull import DeliveredMessage
 from purveyor.jetstream.address import Address

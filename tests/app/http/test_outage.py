@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from purveyor.jetstream import bulk
-from purveyor.jetstream.headers import EVENT_ID
 from purveyor.jetstream.server import ServerOptions
+from purveyor.model.message_headers import EVENT_ID
 from tests.support.killing import kill_server
 from tests.support.nats_servers import OwnServer
 from tests.support.running_api import Consumer, RunningApi, event, fill, subscribe

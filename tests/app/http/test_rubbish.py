@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from purveyor.app.http import messages
+from purveyor.app.json_views import message_json
 from purveyor.delivery.pull import DeliveredMessage
 from purveyor.jetstream.address import Address
 from purveyor.model.json_fields import Json
@@ -78,14 +78,14 @@ def test_a_message_of_which_no_answer_can_be_made_is_a_dead_letter(
     consumer: Consumer, address: Address, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """If one message fails, the API delivers the next one and does not lose the failed one."""
-    whole = messages.message_json
+    whole = message_json
 
     def broken(message: DeliveredMessage, more: Json) -> bytes:
         if message.sequence in (1, 2):
             raise RuntimeError("no such letter")
         return whole(message, more)
 
-    monkeypatch.setattr(messages, "message_json", broken)
+    monkeypatch.setattr("purveyor.app.http.messages.message_json", broken)
     fill(address, consumer.name, range(1, 4))
     found: Any
     if how == "lease":

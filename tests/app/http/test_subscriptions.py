@@ -1,4 +1,5 @@
 import json
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -147,6 +148,56 @@ def test_a_name_that_is_used_again_has_nothing_of_the_old_one(
     assert fresh.get(f"/v1/subscriptions/{name}/messages/next", params={"timeout": 0}).json() is None
 
 
+def test_a_subscription_without_a_password_accepts_no_login_until_it_gets_one(
+    api: RunningApi, admin: httpx.Client, name: str
+) -> None:
+    body = {field: value for field, value in wanted(name).items() if field != "password"}
+    assert admin.post("/v1/subscriptions", json=body).status_code == 201
+    assert admin.post("/v1/subscriptions", json=body).status_code == 200
+    problem(api.client(name, PASSWORD).get(f"/v1/subscriptions/{name}"), 401)
+    assert admin.post("/v1/subscriptions", json=wanted(name)).status_code == 201, "the password is new"
+    assert api.client(name, PASSWORD).get(f"/v1/subscriptions/{name}").status_code == 200
+    assert admin.post("/v1/subscriptions", json=body).status_code == 200, "the password stays"
+    assert api.client(name, PASSWORD).get(f"/v1/subscriptions/{name}").status_code == 200
+
+
+def test_the_details_hold_the_options_and_the_status(
+    admin: httpx.Client, events: httpx.Client, consumer: Consumer, name: str, address: Address
+) -> None:
+    fill(address, name, range(3))
+    path = f"/v1/subscriptions/{name}"
+    details = consumer.client.get(path, params={"details": True}).json()
+    status = consumer.get("status").json()
+    assert details["realms_topics"] == [{"realm": "udm", "topic": "users/user"}]
+    assert (details["state"], details["backlog"], details["backlog_by_kind"]) == (
+        "active", 3, {"main": 3, "prefill": 0, "retry": 0}
+    )  # fmt: skip
+    assert {field for field in status if field not in details} == set()
+    assert datetime.fromisoformat(details["created"]).tzinfo is not None
+    (listed,) = [each for each in admin.get("/v1/subscriptions?details=true").json() if each["name"] == name]
+    assert listed["backlog"] == 3
+    assert {field: details[field] for field in listed} == listed
+    problem(consumer.client.get("/v1/subscriptions?details=true"), 403)
+    problem(events.get(f"{path}?details=true"), 403)
+    problem(admin.get("/v1/subscriptions/nobody?details=true"), 404)
+    problem(admin.get(f"{path}?details=maybe"), 422)
+
+
+def test_a_failed_prefill_is_requested_again(
+    api: RunningApi, admin: httpx.Client, events: httpx.Client, name: str
+) -> None:
+    consumer = subscribe(api, admin, name, request_prefill=True)
+    path = f"/v1/subscriptions/{name}/prefill"
+    assert admin.patch(path, json={"status": "failed", "reason": "no archive"}).status_code == 200
+    for client in (consumer.client, events):
+        problem(client.post(path), 403)
+    again = api.client("prefill", "prefill-secret").post(path)
+    assert (again.status_code, again.json()["status"], again.json()["attempt"]) == (202, "pending", 2)
+    assert admin.post(path).json()["attempt"] == 2, "a pending prefill stays"
+    other = subscribe(api, admin, f"{name}-none")
+    problem(admin.post(f"/v1/subscriptions/{other.name}/prefill"), 409)
+
+
 def test_a_subscription_added_again_without_a_password_accepts_no_login(
     api: RunningApi, consumer: Consumer, address: Address, name: str, admin: httpx.Client
 ) -> None:
@@ -185,8 +236,31 @@ def test_options_are_changed_by_the_administrator(admin: httpx.Client, consumer:
     back = admin.patch(f"/v1/subscriptions/{name}", json={"filter": None, "delivery": "ordered"})
     assert not {"filter", "delivery", "order_by"} & back.json().keys()
     problem(consumer.patch(json={"hidden_fields": []}), 403)
-    problem(admin.patch(f"/v1/subscriptions/{name}", json={"realms_topics": []}), 422)
+    wrong: list[object] = [[], None, [{"realm": ".*", "topic": "a"}]]
+    for topics in wrong:
+        problem(admin.patch(f"/v1/subscriptions/{name}", json={"realms_topics": topics}), 422)
     problem(admin.patch(f"/v1/subscriptions/{name}-x", json={"filter": None}), 404)
+
+
+def test_topics_are_changed_by_the_administrator_from_a_position_on(
+    admin: httpx.Client, consumer: Consumer, name: str
+) -> None:
+    path, topics = f"/v1/subscriptions/{name}", [{"realm": "udm", "topic": "mail/.*"}]
+    assert "in_force_after" not in consumer.get().json()
+    changed = admin.patch(path, json={"realms_topics": topics, "prefill_new_topics": True, "lease_seconds": 60})
+    assert changed.status_code == 200
+    told = changed.json()
+    assert (told["realms_topics"], told["lease_seconds"], told["prefill_queue_status"]) == (topics, 60, "done")
+    assert consumer.get().json() == told
+    again = admin.patch(path, json={"realms_topics": topics, "prefill_new_topics": True})
+    assert again.json() == told, "the same request again changes nothing"
+    later = admin.patch(path, json={"hidden_fields": ["salary"]}).json()
+    assert later["in_force_after"] > told["in_force_after"]
+    problem(consumer.patch(json={"realms_topics": topics}), 403)
+    problem(consumer.patch(json={"prefill_new_topics": True}), 403)
+    refused = problem(admin.patch(path, json={"prefill_new_topics": True}), 422)
+    assert "adds no topic" in refused["detail"]
+    assert consumer.get().json() == later
 
 
 def test_a_paused_subscription_hands_out_nothing(consumer: Consumer, address: Address, name: str) -> None:
@@ -234,6 +308,7 @@ def test_a_replay_becomes_a_job(admin: httpx.Client, consumer: Consumer, address
         assert told["detail"] == f"a replay of subscription {name!r} waits already, job {asked.json()['job']}"
         assert told["fix"] == "ask again when that replay has begun"
     begin_replay(address, name, asked.json()["job"])
+    assert consumer.get().json()["prefill_queue_status"] == "done"
     assert admin.post(f"/v1/subscriptions/{name}/replay", json={"from": "2026-01-01T00:00:00Z"}).status_code == 202
     problem(consumer.post("replay", json={"from": 5, "to": 1}), 422)
     problem(consumer.post("replay", json={"from": 0}), 422)

@@ -75,6 +75,9 @@ def test_events_flow_when_the_list_of_topics_is_full_and_it_says_so(
         assert admin.get("/v1/topics").headers["Purveyor-Limit-Reached"] == "3"
         assert events.post("/v1/messages", json=event(topic="and more")).status_code == 202
         assert caplog.text.count("the list of known topics is full") == 1
+        full = problem(admin.post("/v1/topics", json={"realm": "udm", "topic": "declared"}), 422)
+        assert "the list of known topics is full: 3" in full["detail"]
+        assert admin.post("/v1/topics", json={"realm": "udm", "topic": listed()[0]}).is_success  # it is listed already
         assert admin.delete(f"/v1/topics/udm/{listed()[0]}").status_code == 200
         wait_until(lambda: events.post("/v1/messages", json=event(topic="new")).is_success and "new" in listed())
 

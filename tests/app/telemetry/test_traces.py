@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import purveyor
-from purveyor.app.subscription_source import SubscriptionSource
 from purveyor.app.telemetry import traces
+from purveyor.delivery.pull import open_pull
 from purveyor.jetstream import bulk
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk.arrow_columns import HEADERS_TYPE as HEADERS
@@ -29,7 +29,7 @@ from purveyor.model.event import Event
 from purveyor.pipeline.dispatch import subscriber_messages as dispatched
 from purveyor.pipeline.dispatch.subscriber_messages import copy_headers
 from purveyor.queues.client import Queues, connect
-from purveyor.stages import Context, SqlStore, Stages
+from purveyor.stages import Context, SqlStore, Stages, SubscriptionSource
 from tests.support.running_api import PASSWORD, Consumer, RunningApi, begin_replay, event, fill, on_server, wanted
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -202,8 +202,8 @@ async def test_a_stage_is_a_span_and_hands_the_trace_on(
     assert added.status_code == 201
     seen: dict[str, str] = {}
     done = asyncio.Event()
-    async with connect(address) as queues:
-        source = SubscriptionSource(queues, unique)
+    async with connect(address) as queues, open_pull(queues) as pull:
+        source = SubscriptionSource(queues, unique, pull)
         stages = Stages(queues, store=SqlStore(f"sqlite:///{tmp_path / 'db'}"), app=unique)
         first = stages.terminator(f"{unique}-one", message=Event, source=source)
         second = stages.terminator(f"{unique}-two", message=Ticket)
@@ -221,7 +221,6 @@ async def test_a_stage_is_a_span_and_hands_the_trace_on(
         async with stages:
             _fill(address, unique, PARENT)
             await asyncio.wait_for(done.wait(), 120)
-        await source.close()
     assert {context_of(trace)[0] for trace in seen.values()} == {TRACE}
     spans_of = {number: finished(spans, "stage", stage=f"{unique}-{number}.0")[0] for number in ("one", "two")}
     assert spans_of["two"].parent is not None

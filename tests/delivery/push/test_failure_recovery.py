@@ -13,7 +13,8 @@ from purveyor.delivery.push.push_leases import PushLeases
 from purveyor.delivery.push.push_reports import FailureSeries
 from purveyor.delivery.push.push_worker import PushWorker
 from purveyor.delivery.push.settlement import Outcome
-from purveyor.delivery.subscriptions import Subscriptions, read_status
+from purveyor.delivery.subscription_status import read_status
+from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.delivery_policy import PushFormat
 from purveyor.model.errors import Refused
 from purveyor.model.retries import Backoff
@@ -163,7 +164,7 @@ async def test_one_message_that_cannot_be_parked_does_not_delay_the_results_of_o
 async def test_an_endpoint_whose_probe_fails_in_an_unknown_way_is_probed_again(
     pushed: PushSubscription, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purveyor.delivery.push.endpoint_pool.OPEN_BACKOFF", Backoff(0.02, 60.0))
+    monkeypatch.setattr("purveyor.model.retries.OPEN_BACKOFF", Backoff(0.02, 60.0))
     hits = []
     whole = HostPool.probe
 

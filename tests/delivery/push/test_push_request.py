@@ -28,7 +28,6 @@ from purveyor.delivery.push.push_request import (
     parse_signing_key,
 )
 from purveyor.delivery.transitions import DeliveredMessage
-from purveyor.jetstream.headers import EVENT_ID
 from purveyor.model.delivery_policy import (
     HIDDEN,
     SECRET_PREFIX,
@@ -41,6 +40,7 @@ from purveyor.model.delivery_policy import (
 )
 from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import InvalidConfig, InvalidInput, Refused, Unavailable
+from purveyor.model.message_headers import EVENT_ID
 from purveyor.model.registration import Record
 from purveyor.model.subscription import RealmTopic, Subscription
 

@@ -7,16 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from purveyor.delivery.push.endpoint_pool import (
-    FAILURES_TO_OPEN,
-    LARGEST_WINDOW,
-    SMALLEST_WINDOW,
-    BreakerState,
-    CircuitBreaker,
-    ConcurrencyWindow,
-    is_slow,
-)
-from purveyor.delivery.push.push_reports import OPEN_BACKOFF
+from purveyor.delivery.push.endpoint_pool import LARGEST_WINDOW, SMALLEST_WINDOW, ConcurrencyWindow, is_slow
 from purveyor.delivery.push.settlement import (
     Action,
     Outcome,
@@ -25,6 +16,7 @@ from purveyor.delivery.push.settlement import (
     retry_after_seconds,
 )
 from purveyor.model.delivery_policy import LONGEST_DELAY_SECONDS, AckCodes, Push, RetryPolicy
+from purveyor.model.retries import FAILURES_TO_OPEN, OPEN_BACKOFF, BreakerState, CircuitBreaker
 from tests.support.scale import pick
 
 PUSH = Push(endpoints=("https://shop.example/in",))

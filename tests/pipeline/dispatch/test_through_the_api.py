@@ -1,12 +1,17 @@
 """What a client of the HTTP API is promised, with the API and the dispatcher running: nothing is lost on the way."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+from purveyor.model.event import Event
 from purveyor.pipeline.prefill.worker import PrefillWorker
+from purveyor.queues.client import connect
+from purveyor.stages import Context, SqlStore, Stages
 from tests.support.dispatch_harness import DispatchHarness
 from tests.support.running_api import Consumer, RunningApi, event, subscribe
 from tests.support.waiting import wait_until
@@ -51,10 +56,25 @@ def publish(events: httpx.Client, first: int, last: int) -> None:
     assert events.post("/v1/messages", json=many).status_code == 202
 
 
+async def publish_by_stage(harness: DispatchHarness, database: str, numbers: range) -> None:
+    """Send a message to a stage for each number; its handler publishes an event."""
+    async with connect(harness.address) as queues:
+        stages = Stages(queues, store=SqlStore(database), app="shop")
+        orders = stages.endpoint("orders", request=Event, reply=str)
+
+        @orders.last_stage(exactly_once=True)
+        async def place(ctx: Context[None], order: Event) -> str:
+            return await ctx.publish(order)
+
+        async with stages:
+            for number in numbers:
+                await stages.ask(orders, Event.from_json(event(number)), timeout=120)
+
+
 def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_reported_and_caught_up(
-    harness: DispatchHarness, api: RunningApi, prefill: None
+    harness: DispatchHarness, api: RunningApi, prefill: None, tmp_path: Path
 ) -> None:
-    """Nothing is lost between the 201 and the dispatcher, and a queue has a bound."""
+    """Nothing is lost between the 201 and the dispatcher, and a queue has a bound. Events of stages come as others."""
     admin, events = api.client("admin", "admin-secret"), api.client("events", "events-secret")
     harness.start()
     consumers = []
@@ -64,6 +84,10 @@ def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_reported_a
     for turn, consumer in enumerate(consumers):
         expected = [each for later in range(turn, 3) for each in range(100 * later, 100 * later + 20)]
         assert take(consumer, len(expected)) == expected
+
+    asyncio.run(publish_by_stage(harness, f"sqlite:///{tmp_path / 'stages.db'}", range(60, 80)))
+    for consumer in consumers:
+        assert take(consumer, 20) == list(range(60, 80))
 
     full = subscribe(api, admin, "full")
     harness.broker.update("stream:full", max_bytes=4000, discard="new")

@@ -1,13 +1,17 @@
 """A dispatcher that is older than the program that wrote a record: the subscription stops, and loses nothing."""
 
+import asyncio
 import json
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from purveyor.delivery.subscriptions import Subscriptions
+from purveyor.model import registration
 from purveyor.model.control_events import CONTROL_SUBJECT, CatchUpJob, decode_job
 from purveyor.model.errors import UnreadableRecord
 from purveyor.model.registration import Record
@@ -67,6 +71,35 @@ def test_a_subscription_that_is_not_understood_is_suspended_and_gets_everything_
     harness.events(9, 10)
     harness.wait()
     assert harness.numbers("ox") == harness.numbers("zoo") == list(range(1, 11))
+    assert harness.found("ox").suspended is None
+
+
+def test_a_dispatcher_that_knows_no_changes_stops_before_one_and_an_upgraded_one_goes_by_position(
+    harness: DispatchHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ox", "zoo"):
+        harness.add(name)
+    harness.events(1, 2)
+
+    async def change() -> None:
+        async with harness.connected() as queues:
+            topics = (RealmTopic("udm", "groups/group"),)
+            await Subscriptions(queues).redefine("ox", lambda now: replace(now, realms_topics=topics))
+
+    asyncio.run(change())
+    harness.events(3, 4)
+    harness.events(5, 6, "groups/group")
+    known = tuple(name for name in registration.RECORD.fields if name not in ("pending", "past"))
+    with monkeypatch.context() as older:
+        older.setattr(registration, "RECORD", replace(registration.RECORD, fields=known))
+        harness.dispatch()
+        assert (harness.numbers("ox"), harness.numbers("zoo")) == ([], [1, 2, 3, 4])
+        suspended = unreadable(harness, "ox").suspended
+        assert suspended is not None
+        assert "'past', which this program does not know" in suspended.reason
+    harness.events(7, 7, "groups/group")
+    harness.dispatch()
+    assert harness.numbers("ox") == [1, 2, 5, 6, 7]
     assert harness.found("ox").suspended is None
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from purveyor.model.control_events import ReplayJob
 from purveyor.model.errors import AlreadyExists, PublishRefused
+from purveyor.model.message_headers import REPLAY_JOB
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import RealmTopic
 from purveyor.pipeline.prefill.job_context import Claim, JobResult, claim_run, start_replay
-from purveyor.pipeline.prefill.queue_writer import REPLAY
 from purveyor.queues.catalogue import PREFILL
 from purveyor.queues.registry import SUBSCRIPTIONS
 from purveyor.queues.waiting_replays import WaitingReplay
@@ -36,7 +36,7 @@ async def test_the_events_of_a_range_come_once_more_in_their_order_and_untouched
         {"old": {"id": 1}, "new": {}},
     ]
     assert ids(messages) == [f"replay:{job.job}:{first}", f"replay:{job.job}:{last}"]
-    assert {message.headers[REPLAY] for message in messages} == {job.job}
+    assert {message.headers[REPLAY_JOB] for message in messages} == {job.job}
     assert (await harness.state(unique)).status is PrefillStatus.DONE
 
 
@@ -97,7 +97,7 @@ async def test_two_replays_of_one_subscription_come_one_after_the_other(harness:
 
     await harness.context.registry.put_prefill(unique, found.prefill, revision)
     assert await harness.run(two) is JobResult.DONE
-    jobs = [message.headers[REPLAY] for message in await harness.stored(unique)]
+    jobs = [message.headers[REPLAY_JOB] for message in await harness.stored(unique)]
     assert jobs == [one.job, one.job, two.job, two.job]
 
 

@@ -79,6 +79,8 @@ def test_a_durable_that_holds_its_newest_message_for_good_rules_out_a_drain() ->
     assert plan_queue(queue, live(config, *readers)).change is Change.SNAPSHOT
     assert plan_queue(queue, live(config, *readers, messages=0)).change is Change.DRAIN
     assert plan_queue(queue, live(config, *readers[:2])).change is Change.DRAIN
+    outbox = incoming(outboxes=("4f0c",)).readers[-1].consumer()  # of an application that this program does not know
+    assert plan_queue(queue, live(config, *readers[:2], outbox)).change is Change.SNAPSHOT
 
 
 def test_a_work_queue_takes_no_two_readers_of_one_subject_over_by_snapshot() -> None:

@@ -59,8 +59,9 @@ class Cli:
         settings = self.settings()
         found = settings.nats_address or find_running_server(settings.nats_dir, component)
         if found is None:
+            alone = "" if settings.api_url is None else "; this command does not work over HTTP"
             raise ServerMissing(
-                f"no NATS server is set, and none runs on {settings.nats_dir}",
+                f"no NATS server is set, and none runs on {settings.nats_dir}{alone}",
                 fix="start one with `purveyor serve nats`, or set PURVEYOR_NATS_URL",
             )
         return found

@@ -13,6 +13,7 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.render import format_table
+from purveyor.model.extras import require_extras
 
 if TYPE_CHECKING:
     from purveyor.app.demo.scenario import OnProgress, Result
@@ -48,6 +49,7 @@ def demo(
     At the end it audits every queue.
     """
     cli = Cli.of(ctx, as_json)
+    require_extras("`purveyor demo`", "spark", "stages")
     from purveyor.app.demo.scenario import run  # noqa: PLC0415 - no other command needs it
 
     with tempfile.TemporaryDirectory(prefix="purveyor-demo-") as scratch, _progress() as on_progress:

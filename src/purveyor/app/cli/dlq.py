@@ -1,20 +1,25 @@
 """`purveyor dlq`: list, show, redrive and discard the dead letters of all parts."""
 
+import base64
 import json
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 import typer
 
+from purveyor.app.cli.backends.api_access import call_backend
+from purveyor.app.cli.backends.dead_letter_backend import (
+    DeadLetterBox,
+    DirectDeadLetters,
+    RemoteDeadLetters,
+    Settlement,
+)
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.output import escape, progress, write, write_bytes, write_json, write_note
-from purveyor.app.cli.render import format_block, format_payload, format_table, format_time
-from purveyor.app.json_views import dead_letter_details, dead_letter_summary, report_json
-from purveyor.delivery.dead_letters.park import ATTEMPTS_LOG, attempts_of
-from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters, Page, Report, open_dead_letters
+from purveyor.app.cli.render import format_block, format_payload, format_table, read_time
+from purveyor.delivery.dead_letters.service import DeadLetterFilter
 from purveyor.model.errors import InvalidInput
-from purveyor.queues.client import Queues
-from purveyor.queues.dead_letters.store import ParkedMessage
+from purveyor.model.json_fields import Json
 
 app = typer.Typer(help="List, show, redrive and discard dead letters.", rich_markup_mode=None, add_completion=False)
 T = TypeVar("T")
@@ -53,36 +58,35 @@ def list_(
 ) -> None:
     """List dead letters, the oldest first."""
     cli = Cli.of(ctx, as_json)
-    choice = DeadLetterFilter(subscription=subscription, origin=origin, reason=reason)
-    page: Page = _call(cli, lambda letters: letters.list(choice, after=after, limit=limit))
+    choice = _filter(subscription=subscription, origin=origin, reason=reason)
+    page = _call(cli, lambda letters: letters.list_letters(choice, after, limit))
     if cli.json:
-        write_json({"dead_letters": [dead_letter_summary(each) for each in page.letters], "next": page.next}, indent=2)
-        return
-    write(
-        format_table(
-            ("ID", "PARKED", "ORIGIN", "SUBJECT", "ATTEMPTS", "REASON"), map(_row, page.letters), wrap=("REASON",)
-        )
-    )
-    if page.next is not None:
-        write_note(f"there are more: continue with --after {page.next}")
+        write_json(page["dead_letters"], indent=2)
+    else:
+        columns = ("ID", "PARKED", "ORIGIN", "SUBJECT", "ATTEMPTS", "REASON")
+        write(format_table(columns, map(_row, page["dead_letters"]), wrap=("REASON", "SUBJECT")))
+    if page["next"] is not None:
+        write_note(f"there are more: continue with --after {page['next']}")
 
 
 @app.command("show", epilog=examples("purveyor dlq show 17", "purveyor dlq show 17 --raw > message.json"))
 def show(
     ctx: typer.Context,
-    number: Annotated[int, typer.Argument(metavar="ID", help="The dead letter.")],
+    number: Annotated[int, typer.Argument(metavar="ID", min=1, help="The dead letter.")],
+    subscription: OfSubscription = None,
     raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the message.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Show a dead letter: reason, origin, attempts, and the message."""
     cli = Cli.of(ctx, as_json)
-    parked: ParkedMessage = _call(cli, lambda letters: letters.show(number))
+    choice = _filter(subscription=subscription)
+    letter = _call(cli, lambda letters: letters.show(number, choice))
     if raw:
-        write_bytes(parked.data)
+        write_bytes(_data(letter))
     elif cli.json:
-        write_json(dead_letter_details(parked), indent=2)
+        write_json(letter, indent=2)
     else:
-        write(_text(parked))
+        write(_text(letter))
 
 
 @app.command(
@@ -109,10 +113,8 @@ def retry(
     A subscription gets its dead letters next, the oldest first, before newer messages. Exit code 1 if one cannot be
     put back.
     """
-    choice = _choice(
-        DeadLetterFilter(ids=tuple(ids or ()), subscription=subscription, origin=origin, reason=reason), every
-    )
-    _settle(Cli.of(ctx, as_json), DeadLetters.retry, choice, ("Put back", "put back"), dry_run=dry_run, yes=yes)
+    choice = _choice(_filter(ids=ids, subscription=subscription, origin=origin, reason=reason), every)
+    _settle(Cli.of(ctx, as_json), Settlement.RETRY, choice, dry_run=dry_run, yes=yes)
 
 
 @app.command(
@@ -131,10 +133,22 @@ def discard(
     as_json: JsonFlag = False,
 ) -> None:
     """Delete dead letters for good. The audit still knows that they were discarded."""
-    choice = _choice(
-        DeadLetterFilter(ids=tuple(ids or ()), subscription=subscription, origin=origin, reason=reason), every
-    )
-    _settle(Cli.of(ctx, as_json), DeadLetters.discard, choice, ("Discard", "discarded"), dry_run=dry_run, yes=yes)
+    choice = _choice(_filter(ids=ids, subscription=subscription, origin=origin, reason=reason), every)
+    _settle(Cli.of(ctx, as_json), Settlement.DISCARD, choice, dry_run=dry_run, yes=yes)
+
+
+def _filter(
+    *,
+    ids: list[int] | None = None,
+    subscription: str | None = None,
+    origin: str | None = None,
+    reason: str | None = None,
+) -> DeadLetterFilter:
+    """Return the filter of the flags. An empty one, such as of an unset variable, must not select everything."""
+    for flag, value in (("--subscription", subscription), ("--origin", origin), ("--reason", reason)):
+        if value == "":
+            raise InvalidInput(f"{flag} is empty", fix=f"give {flag} a value, or leave it out")
+    return DeadLetterFilter(ids=tuple(ids or ()), subscription=subscription, origin=origin, reason=reason)
 
 
 def _choice(choice: DeadLetterFilter, every: bool) -> DeadLetterFilter:
@@ -146,103 +160,101 @@ def _choice(choice: DeadLetterFilter, every: bool) -> DeadLetterFilter:
     return choice
 
 
-def _settle(
-    cli: Cli,
-    settle: Callable[..., Awaitable[Report]],
-    choice: DeadLetterFilter,
-    words: tuple[str, str],
-    *,
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    """Count the chosen dead letters, ask for confirmation, and retry or discard them."""
-    verb, done = words
-    planned = _call(cli, lambda letters: settle(letters, choice, dry_run=True))
-    ready = planned.chosen - len(planned.failed)
+def _settle(cli: Cli, what: Settlement, choice: DeadLetterFilter, *, dry_run: bool, yes: bool) -> None:
+    """Count the chosen dead letters, ask for confirmation, and put them back or discard them."""
+    verb, done = ("Put back", "put back") if what is Settlement.RETRY else ("Discard", "discarded")
+    planned = _call(cli, lambda letters: letters.settle(what, choice, dry_run=True, advance=_ignore_progress))
+    ready = planned["chosen"] - len(planned["failed"])
     if not dry_run and ready:
         confirm(f"{verb} {_number(ready)}{_where(planned)}?", yes=yes)
     report = planned
     if not dry_run:
-        with progress(f"{verb.lower()} dead letters", planned.chosen, visible=not cli.json) as advance:
-            report = _call(cli, lambda letters: settle(letters, choice, advance=advance))
+        with progress(f"{verb.lower()} dead letters", planned["chosen"], visible=not cli.json) as advance:
+            report = _call(cli, lambda letters: letters.settle(what, choice, dry_run=False, advance=advance))
+    failed = report["failed"]
     if cli.json:
-        write_json({"dry_run": dry_run, **report_json(report)}, indent=2)
+        write_json(report, indent=2)
     else:
-        for failure in report.failed[:_MAX_PRINTED_FAILURES]:
-            write_note(f"{failure.id}: {failure.message}" + (f" ({failure.fix})" if failure.fix else ""))
-        if len(report.failed) > _MAX_PRINTED_FAILURES:
-            write_note(f"... and {len(report.failed) - _MAX_PRINTED_FAILURES} more")
+        for failure in failed[:_MAX_PRINTED_FAILURES]:
+            fix = f" ({failure['fix']})" if failure["fix"] else ""
+            write_note(f"{failure['id']}: {failure['detail']}{fix}")
+        if len(failed) > _MAX_PRINTED_FAILURES:
+            write_note(f"... and {len(failed) - _MAX_PRINTED_FAILURES} more")
         if dry_run:
             write(f"Would be {done}: {_number(ready)}{_where(report)}")
         else:
-            gone = f"; {report.gone} were already handled by another process" if report.gone else ""
-            write(f"{done.capitalize()}: {_number(report.done)}{_where(report)}{gone}")
-    if report.failed:
+            gone = f"; {report['gone']} were already handled by another process" if report["gone"] else ""
+            write(f"{done.capitalize()}: {_number(report['done'])}{_where(report)}{gone}")
+    if failed:
         raise typer.Exit(1)
+
+
+def _ignore_progress(_count: int) -> None:
+    pass
 
 
 def _number(count: int) -> str:
     return f"{count} dead letter{'' if count == 1 else 's'}"
 
 
-def _where(report: Report) -> str:
-    return f" to {', '.join(sorted(report.targets))}" if report.targets else ""
+def _where(report: Json) -> str:
+    return f" to {', '.join(sorted(report['targets']))}" if report["targets"] else ""
 
 
-def _row(parked: ParkedMessage) -> tuple[object, ...]:
-    letter = parked.letter
-    reason = parked.reason
+def _row(letter: Json) -> tuple[object, ...]:
+    reason = letter["reason"]
     cut = reason if len(reason) <= _MAX_REASON_CHARACTERS else f"{reason[: _MAX_REASON_CHARACTERS - 3]}..."
-    subject, attempts = (None, None) if letter is None else (letter.subject, letter.attempts)
-    return parked.id, parked.at, parked.origin, subject, attempts, cut
+    return letter["id"], read_time(letter["parked"]), letter["origin"], letter["subject"], letter["attempts"], cut
 
 
-def _text(parked: ParkedMessage) -> str:
-    letter = parked.letter
-    if letter is None:
+def _text(letter: Json) -> str:
+    if "sequence" not in letter:  # not a dead letter of Purveyor, or of a newer version
         rows: list[tuple[str, object]] = [
-            ("Subject", parked.subject),
-            ("Parked", parked.at),
-            ("Problem", parked.problem),
+            ("Origin", letter["origin"]),
+            ("Parked", read_time(letter["parked"])),
+            ("Problem", letter["problem"]),
         ]
-        headers = parked.headers
     else:
         rows = [
-            ("Reason", letter.reason),
-            ("Origin", letter.origin),
-            ("Original subject", letter.subject),
-            ("Sequence", letter.position),
-            ("Attempts", letter.attempts),
-            ("Failed first", letter.failed_first),
-            ("Failed last", letter.failed_last),
-            ("Parked", parked.at),
-            *((name, _detail(value)) for name, value in letter.details.items() if name != ATTEMPTS_LOG),
+            ("Reason", letter["reason"]),
+            ("Origin", letter["origin"]),
+            ("Original subject", letter["subject"]),
+            ("Sequence", letter["sequence"]),
+            ("Attempts", letter["attempts"]),
+            ("Failed first", read_time(letter["failed_first"])),
+            ("Failed last", read_time(letter["failed_last"])),
+            ("Parked", read_time(letter["parked"])),
+            *((name, _detail(value)) for name, value in letter["details"].items()),
         ]
-        headers = letter.headers
-    parts = [format_block(f"Dead letter {parked.id}", rows)]
-    attempts = attempts_of(parked)
+    parts = [format_block(f"Dead letter {letter['id']}", rows)]
+    attempts = letter.get("attempts_log")
     if attempts:
         rows_of_attempts = [
-            (None if each.time is None else format_time(each.time), each.status, each.error, each.excerpt)
+            (
+                read_time(each["time"]),
+                each["status"],
+                each["error"],
+                each["excerpt"],
+            )
             for each in attempts
         ]
         parts.append(format_table(("ATTEMPT", "STATUS", "ERROR", "ANSWER"), rows_of_attempts, wrap=("ERROR", "ANSWER")))
-    if headers:
-        lines = [f"{name}: {value}" for name, values in headers.items() for value in values]
+    if letter["headers"]:
+        lines = [f"{name}: {value}" for name, values in letter["headers"].items() for value in values]
         parts.append("\n".join(escape(line) for line in lines))
-    parts.append(format_payload(parked.data))
+    parts.append(format_payload(_data(letter)))
     return "\n\n".join(parts)
+
+
+def _data(letter: Json) -> bytes:
+    """Return the bytes of the message."""
+    text: str | None = letter.get("data")
+    return base64.b64decode(letter["data_base64"]) if text is None else text.encode()
 
 
 def _detail(value: object) -> object:
     return value if isinstance(value, str) and "\n" not in value else json.dumps(value)
 
 
-def _call(cli: Cli, work: Callable[[DeadLetters], Awaitable[T]]) -> T:
-    replicas = cli.settings().replicas
-
-    async def run(queues: Queues) -> T:
-        async with open_dead_letters(queues, replicas=replicas) as letters:
-            return await work(letters)
-
-    return cli.call(run)
+def _call(cli: Cli, work: Callable[[DeadLetterBox], Awaitable[T]]) -> T:
+    return call_backend(cli, DirectDeadLetters.open, RemoteDeadLetters, work)

@@ -8,6 +8,7 @@ import typer
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import write, write_json
 from purveyor.app.cli.render import format_table
+from purveyor.app.doctor.api_checks import check_api
 from purveyor.app.doctor.deployment_checks import AskApi, check_pipeline, check_server
 from purveyor.app.doctor.machine_checks import Finding, Weight, check_machine, is_wrong
 from purveyor.app.settings import Settings
@@ -22,14 +23,17 @@ _MAX_PATIENCE_SECONDS = 5.0
 
 @app.command("doctor", epilog=examples("purveyor doctor", "purveyor --data-dir ./data doctor --json"))
 def doctor(ctx: typer.Context, as_json: JsonFlag = False) -> None:
-    """Check versions, Java, disk, ports, secrets, the NATS server, its clock and limits, and checkpoints.
+    """Check the machine, the NATS server, checkpoints, and whether the parts and the subscriptions make progress.
+
+    A process that exists is not enough: doctor asks the API at the address where it really listens, and compares the
+    positions of the pipeline and the age of backlogs with the time.
 
     Each finding is `ok`, a `note`, a `warning` or `wrong`, with a fix. The command changes nothing. The exit code is 1
     if a finding is `wrong`.
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings()
-    findings = [*check_machine(settings), *asyncio.run(_server(cli, settings))]
+    findings = [*check_machine(settings), *check_api(settings), *asyncio.run(_server(cli, settings))]
     findings += check_pipeline(settings, _api_asker(cli))
     if cli.json:
         write_json({"wrong": is_wrong(findings), "findings": findings}, indent=2)

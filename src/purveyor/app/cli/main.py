@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from purveyor import __version__
+from purveyor.app.cli.command_groups import CommandGroup
 from purveyor.app.cli.output import escape
-from purveyor.model.errors import PurveyorError
+from purveyor.model.errors import InvalidInput, PurveyorError
+from purveyor.model.extras import missing_extra
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("purveyor.app.cli.up", "Run all parts on this machine, and keep them running."),
@@ -28,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "consumer": ("purveyor.app.cli.consumer", "Add, show, read, pause and remove consumers."),
     "import": ("purveyor.app.cli.import_ldif", "Import LDIF files, each record once."),
     "publish": ("purveyor.app.cli.publish", "Publish one event or many, and print their positions."),
+    "next": ("purveyor.app.cli.consume:next_app", "Get the next messages of a subscription."),
+    "ack": ("purveyor.app.cli.consume:ack_app", "Acknowledge messages of a subscription."),
     "topic": ("purveyor.app.cli.topic", "Declare and list topics, with the subscriptions to them."),
     "schema": ("purveyor.app.cli.schema", "Define and check the schemas of topics."),
     "subscription": ("purveyor.app.cli.subscription", "Add, show, edit, pause, replay and delete subscriptions."),
@@ -37,19 +41,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pub": ("purveyor.app.cli.pub_sub:pub_app", "Publish messages, and print where they are stored."),
     "sub": ("purveyor.app.cli.pub_sub:sub_app", "Watch a subject, or read a stream."),
     "queues": ("purveyor.app.cli.queues", "Compare the queue catalogue with the server, and migrate."),
+    "env": ("purveyor.app.cli.env", "Print what other programs need, as shell variables."),
     "doctor": ("purveyor.app.cli.doctor", "Find problems of the installation, with their fixes."),
 }
 """For each command the module that defines its `app` (or `module:name` of it), and its line in the overview."""
 
 
 def load_command(name: str) -> typer.Typer:
-    """Import the module of a command, and return its application."""
+    """Import the module of a command, and return its application; a group gets the aliases."""
     module, _, attribute = COMMANDS[name][0].partition(":")
     loaded: typer.Typer = getattr(importlib.import_module(module), attribute or "app")
+    loaded.info.cls = CommandGroup
     return loaded
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(CommandGroup):
     """A group that lists `COMMANDS`, and imports the module of a command only to run it or to print its help."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -71,7 +77,22 @@ class LazyGroup(TyperGroup):
         return name, command, rest
 
 
-_ROOT_OPTIONS = ("--data-dir", "--nats-url", "--nats-credentials", "--config", "--timeout", "--debug", "--version")
+_ROOT_OPTIONS = (
+    "--data-dir",
+    "--nats-url",
+    "--nats-credentials",
+    "--api",
+    "--api-user",
+    "--api-password-file",
+    "--api-token-file",
+    "--api-tls-ca",
+    "--config",
+    "--timeout",
+    "--debug",
+    "--version",
+)
+OVER_HTTP = ("subscription", "publish", "next", "ack", "dlq", "topic", "schema")
+"""The commands that work with --api."""
 
 app = typer.Typer(
     cls=LazyGroup,
@@ -83,6 +104,7 @@ app = typer.Typer(
     "  purveyor serve nats\n"
     "  purveyor stream add ORDERS --subjects 'ORDERS.*'\n"
     "  purveyor pub ORDERS.new 'order 1'\n"
+    "\nIn every group, `ls` and `list`, `info` and `show`, `rm` and `delete` are the same command.\n"
     "\nEach setting is also an environment variable (PURVEYOR_DATA_DIR, PURVEYOR_NATS_URL, ...) and a key of "
     "purveyor.toml.",
 )
@@ -97,6 +119,22 @@ def root(
     ] = None,
     nats_credentials: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A .creds or nkey seed file for it.")
+    ] = None,
+    api: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help=f"An HTTP API in place of the NATS server, for {', '.join(OVER_HTTP)}."),
+    ] = None,
+    api_user: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The login there; its password is PURVEYOR_API_PASSWORD.")
+    ] = None,
+    api_password_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with that password in its first line.")
+    ] = None,
+    api_token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with a token; default: PURVEYOR_API_TOKEN.")
+    ] = None,
+    api_tls_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate authority of that API (PEM).")
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings; default: ./purveyor.toml.")] = None,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the server.")] = "10s",
@@ -116,9 +154,23 @@ def root(
     from purveyor.app.cli.parsers import parse_duration  # noqa: PLC0415
     from purveyor.app.settings import refuse_secret_flag  # noqa: PLC0415
 
-    refuse_secret_flag(nats_url)
+    refuse_secret_flag(nats_url, api)
+    if api is not None and ctx.invoked_subcommand not in OVER_HTTP:
+        raise InvalidInput(
+            f"`purveyor {ctx.invoked_subcommand}` does not work over HTTP; --api is for {', '.join(OVER_HTTP)}",
+            fix="leave --api out: the command needs the NATS server (PURVEYOR_NATS_URL) or the data directory",
+        )
     logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL, format="%(levelname)s %(name)s %(message)s")
-    flags: dict[str, object] = {"data_dir": data_dir, "nats_url": nats_url, "nats_credentials": nats_credentials}
+    flags: dict[str, object] = {
+        "data_dir": data_dir,
+        "nats_url": nats_url,
+        "nats_credentials": nats_credentials,
+        "api_url": api,
+        "api_username": api_user,
+        "api_password_file": api_password_file,
+        "api_token_file": api_token_file,
+        "api_tls_ca": api_tls_ca,
+    }
     timeout_seconds = parse_duration(timeout).total_seconds()
     ctx.obj = RootOptions(flags=flags, config=config, json=as_json, timeout_seconds=timeout_seconds)
 
@@ -132,20 +184,24 @@ def run(argv: Sequence[str]) -> int:
         return _fail(error.message, error.fix, trace=debug)
     except typer.Abort:
         return 130  # Ctrl-C or the end of input at a question; Typer handles Ctrl-C elsewhere, and a closed pipe
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error, "this command")
+        return _unexpected(error, debug) if missing is None else _fail(missing.message, missing.fix, trace=debug)
     except Exception as error:  # noqa: BLE001 - a user sees no traceback of a defect
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # wrong usage, in Typer's own classes
             return _usage(error)
-        return _fail(
-            f"unexpected {type(error).__name__}: {error}",
-            None if debug else "this is a defect; `purveyor --debug ...` shows the traceback",
-            trace=debug,
-        )
+        return _unexpected(error, debug)
     return result if isinstance(result, int) else 0
 
 
 def main() -> None:
     """Run the program with the arguments of the process."""
     sys.exit(run(sys.argv[1:]))
+
+
+def _unexpected(error: Exception, debug: bool) -> int:
+    fix = None if debug else "this is a defect; `purveyor --debug ...` shows the traceback"
+    return _fail(f"unexpected {type(error).__name__}: {error}", fix, trace=debug)
 
 
 def _fail(message: str, fix: str | None, *, trace: bool) -> int:

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 
@@ -78,17 +78,24 @@ def write_note(text: str) -> None:
 
 
 class StatusPrinter:
-    """Prints the status changes of a long-running command: a line of text, or with --json one object per line."""
+    """Prints the status changes of a long-running command: a line of text, or with --json one object per line.
 
-    def __init__(self, *, json: bool) -> None:
+    With `timestamps`, each line begins with the time in UTC, and each object has it as `at`.
+    """
+
+    def __init__(self, *, json: bool, timestamps: bool = False) -> None:
         self._json = json
+        self._timestamps = timestamps
 
     def print(self, event: str, detail: str, /, **fields: object) -> None:
         """Print an event such as `ready`; text shows only the detail, JSON also the fields."""
+        now = datetime.now(UTC)
         if self._json:
-            write_json({"event": event, "detail": detail or None, **fields})
+            at = {"at": now.isoformat(timespec="milliseconds")} if self._timestamps else {}
+            write_json({**at, "event": event, "detail": detail or None, **fields})
         else:
-            write(f"{event}: {escape(detail)}" if detail else event)
+            at_text = f"{now:%Y-%m-%dT%H:%M:%SZ} " if self._timestamps else ""
+            write(at_text + (f"{event}: {escape(detail)}" if detail else event))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Parsers of arguments: durations, sizes, times, positions, headers, topics and filters. Pure."""
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -44,6 +45,21 @@ def parse_duration(text: str) -> timedelta:
     if total > _MAX_DURATION:
         raise InvalidInput(f"the duration {text!r} is longer than a hundred years", fix="leave it out for no limit")
     return total
+
+
+def parse_seconds(text: str) -> float:
+    """Parse a duration in seconds; a bare number means seconds.
+
+    >>> parse_seconds("10"), parse_seconds("1m")
+    (10.0, 60.0)
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        return parse_duration(text).total_seconds()
+    if not math.isfinite(seconds):
+        raise InvalidInput(f"invalid duration {text!r}", fix="write 500ms, 30s, 2m, 1h30m or 7d")
+    return seconds
 
 
 def parse_size(text: str) -> int:

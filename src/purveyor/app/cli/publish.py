@@ -1,45 +1,23 @@
 """`purveyor publish`: store events in `incoming`, one from options or many from lines of JSON."""
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, Annotated, TypeVar
 
 import typer
 
+from purveyor.app.cli.backends.api_access import call_backend
+from purveyor.app.cli.backends.event_backend import DirectEvents, Events, RemoteEvents, Tally, with_defaults
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import write, write_json, write_note
-from purveyor.app.cli.parsers import utc_now
-from purveyor.jetstream.api_protocol import Receipt
+from purveyor.app.cli.output import write, write_json
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput
-from purveyor.model.event import SUBJECT
-from purveyor.queues.catalogue import incoming
-from purveyor.queues.client import Queues
-from purveyor.sources.http_events import NO_LOGIN, EventPublisher, IncomingEvent, check_event_size, event_trace
-from purveyor.sources.schemas.registry import SchemaCache
+from purveyor.model.json_fields import Json
 
-if TYPE_CHECKING:
-    from purveyor.jetstream import bulk
-
+T = TypeVar("T")
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-_MAX_LINE_BYTES = 64 << 20
-
-
-@dataclass(slots=True)
-class Tally:
-    """The result of publishing lines."""
-
-    stored: int = 0
-    duplicates: int = 0
-    broken: int = 0
-    position: int | None = None
-    topics: set[tuple[str, str]] = field(default_factory=set)
-    """The realms and topics of the accepted events."""
 
 
 @app.command(
@@ -87,7 +65,8 @@ def publish(
     if file is None and not given:
         raise InvalidInput("nothing to publish", fix="give --realm, --topic and --new, or a file of events")
     if file is not None:
-        tally = _publish_many(cli, file, publisher)
+        with _lines(file) as lines:
+            tally = _call(cli, lambda events: events.publish_lines(lines, publisher))
         _print_tally(cli, tally)
         if tally.broken:
             raise typer.Exit(1)
@@ -101,80 +80,7 @@ def publish(
         "attributes": dict(map(_attribute, attribute or [])),
         **{name: value for name, value in (("key", key), ("id", id_)) if value is not None},
     }
-    replicas = cli.settings().replicas
-    identity, receipt = cli.call(lambda queues: _publish_one(queues, fields, publisher, replicas))
-    _print_one(cli, identity, receipt)
-
-
-def read_event(fields: json_fields.Json, publisher: str, schema_cache: SchemaCache) -> IncomingEvent:
-    """Return an event with its defaults; raise InvalidInput if a field is missing or does not fit its schema."""
-    given = {"publisher_name": publisher, "ts": utc_now().isoformat(), **fields}
-    return IncomingEvent.read(given, schema_cache.validator)
-
-
-async def _publish_one(queues: Queues, fields: json_fields.Json, publisher: str, replicas: int) -> tuple[str, Receipt]:
-    schema_cache = SchemaCache(queues, replicas=replicas)
-    async with schema_cache.following():
-        given = read_event(fields, publisher, schema_cache)
-        receipt = await EventPublisher(queues, replicas=replicas).publish(given, NO_LOGIN)
-        await schema_cache.record_topics({given.realm_topic})
-    return given.id, receipt
-
-
-def _publish_many(cli: Cli, file: str, publisher: str) -> Tally:
-    replicas = cli.settings().replicas
-    tally = Tally()
-
-    async def work(queues: Queues) -> None:
-        from purveyor.jetstream import bulk  # noqa: PLC0415 - a slow import that only this branch needs
-
-        (await queues.ensure(incoming(), replicas=replicas)).require_usable()
-        stop = threading.Event()
-        schema_cache = SchemaCache(queues, replicas=replicas)
-        async with schema_cache.following():
-            with _lines(file) as lines:
-                try:
-                    report = await queues.publish_many(
-                        _messages(
-                            lines,
-                            partial(read_event, publisher=publisher, schema_cache=schema_cache),
-                            queues.connection.max_payload,
-                            tally,
-                            stop,
-                        ),
-                        bulk.PublishOptions(expected_stream=incoming().stream),
-                    )
-                finally:
-                    stop.set()  # after Ctrl-C the thread that reads would otherwise read everything
-            await schema_cache.record_topics(tally.topics)
-        tally.stored, tally.duplicates = report.stored, report.duplicates
-        tally.position = report.last_sequences.get(incoming().stream)
-
-    cli.call(work)
-    return tally
-
-
-def _messages(
-    lines: IO[bytes],
-    read: Callable[[json_fields.Json], IncomingEvent],
-    max_payload: int,
-    tally: Tally,
-    stop: threading.Event,
-) -> "Iterator[bulk.Outgoing]":
-    for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE_BYTES), b""), start=1):
-        if stop.is_set():
-            return
-        if not line.strip():
-            continue
-        try:
-            given = read(json_fields.parse(line, "line"))
-            check_event_size(given, max_payload)
-        except InvalidInput as error:
-            tally.broken += 1
-            write_note(f"line {number}: {error.message}")
-            continue
-        tally.topics.add(given.realm_topic)
-        yield SUBJECT, given.data, given.headers(NO_LOGIN, event_trace(given)), given.message_id(NO_LOGIN)
+    _print_one(cli, _call(cli, lambda events: events.publish(with_defaults(fields, publisher))))
 
 
 @contextmanager
@@ -197,12 +103,12 @@ def _attribute(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _print_one(cli: Cli, identity: str, receipt: Receipt) -> None:
+def _print_one(cli: Cli, receipt: Json) -> None:
     if cli.json:
-        write_json({"position": receipt.sequence, "id": identity, "duplicate": receipt.duplicate})
+        write_json(receipt)
     else:
-        again = ", a duplicate: not stored again" if receipt.duplicate else ""
-        write(f"Published at position {receipt.sequence}{again}")
+        again = ", a duplicate: not stored again" if receipt["duplicate"] else ""
+        write(f"Published at position {receipt['position']}{again}")
 
 
 def _print_tally(cli: Cli, tally: Tally) -> None:
@@ -218,3 +124,7 @@ def _print_tally(cli: Cli, tally: Tally) -> None:
         return
     where = f"; last position {tally.position}" if tally.position is not None else ""
     write(f"Published {tally.stored} events, {tally.duplicates} duplicates, {tally.broken} broken{where}")
+
+
+def _call(cli: Cli, work: Callable[[Events], Awaitable[T]]) -> T:
+    return call_backend(cli, DirectEvents.open, RemoteEvents, work)

@@ -21,7 +21,7 @@ from purveyor.queues.catalogue import Queue, internal_queues, subscription_queue
 from purveyor.queues.client import Ensured, Queues, QueueStatus
 from purveyor.queues.migration.events import MigrationOptions, Progress
 from purveyor.queues.migration.plan import Change, Difference, Plan, Strategy, consumer_differences, stream_differences
-from purveyor.queues.permissions import component_users, subscription_user
+from purveyor.queues.permissions import component_users, stages_user, subscription_user
 
 app = typer.Typer(
     help="Compare the queue catalogue with the server, and migrate.", rich_markup_mode=None, add_completion=False
@@ -364,7 +364,11 @@ def _as_json(state: QueueState) -> dict[str, object]:
 
 @app.command(
     "permissions",
-    epilog=examples("purveyor queues permissions", "purveyor queues permissions --subscription ox --json"),
+    epilog=examples(
+        "purveyor queues permissions",
+        "purveyor queues permissions --subscription ox --json",
+        "purveyor queues permissions --stages --subscription ox",
+    ),
 )
 def permissions(
     ctx: typer.Context,
@@ -372,6 +376,10 @@ def permissions(
         list[str] | None,
         typer.Option("--subscription", metavar="NAME", help="Only a user that can read this subscription; repeatable."),
     ] = None,
+    stages: Annotated[
+        bool,
+        typer.Option("--stages", help="Only a user for applications with stages, which can read these subscriptions."),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Print the NATS users of the components with their permissions, as configuration of nats-server.
@@ -382,6 +390,8 @@ def permissions(
     """
     cli = Cli.of(ctx, as_json)
     users = [subscription_user(name) for name in subscription] if subscription else list(component_users())
+    if stages:
+        users = [stages_user(*(subscription or ()))]
     if cli.json:
         write_json([each.to_json() for each in users], indent=2)
         return

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from purveyor.app.cli.output import escape, write, write_json
+from purveyor.app.cli.table_layout import GAP, fit_widths, pipe_lines, row_blocks
 from purveyor.jetstream.connection import RawMessage
 from purveyor.jetstream.headers import Headers
 from purveyor.jetstream.messages import Message
 
-_PIPE_WIDTH = 100_000
 _DUMP_BYTES = 256
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -79,6 +79,15 @@ def format_time(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def read_time(text: str | None) -> datetime | None:
+    """Read a time of a JSON document, for a table or block.
+
+    >>> read_time("2026-11-15T12:00:00+00:00")
+    datetime.datetime(2026, 11, 15, 12, 0, tzinfo=datetime.timezone.utc)
+    """
+    return None if text is None else datetime.fromisoformat(text)
+
+
 def format_duration(duration: timedelta) -> str:
     """Format a duration with its units.
 
@@ -124,14 +133,23 @@ def format_block(title: str, rows: Rows) -> str:
 
 
 def format_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[str] = ()) -> str:
-    """Format a table; on a terminal the columns in `wrap` are wrapped until it fits."""
-    terminal = sys.stdout.isatty()
-    built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        built.add_column(column, overflow="fold", no_wrap=not terminal or column not in wrap, min_width=len(column))
-    for row in rows:
-        built.add_row(*(Text(format_value(cell)) for cell in row))
-    console = Console(width=None if terminal else _PIPE_WIDTH, highlight=False, markup=False, emoji=False)
+    """Format a table. In a pipe each row is one line, with nothing cut.
+
+    On a terminal, columns are wrapped until the table fits, those in `wrap` first. If it does not fit at all, each row
+    is a block of lines.
+    """
+    cells = [tuple(columns), *(tuple(map(format_value, row)) for row in rows)]
+    if not sys.stdout.isatty():
+        return "\n".join(pipe_lines(cells))
+    console = Console(highlight=False, markup=False, emoji=False)
+    widths = fit_widths(cells, console.width, wrap)
+    if widths is None:
+        return row_blocks(cells) if len(cells) > 1 else "\n".join(pipe_lines(cells))
+    built = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
+    for column, width in zip(columns, widths, strict=True):
+        built.add_column(column, overflow="fold", width=width)
+    for row in cells[1:]:
+        built.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(built)
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())

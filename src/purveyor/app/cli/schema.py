@@ -8,16 +8,17 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from purveyor.app.cli.backends.api_access import call_backend
+from purveyor.app.cli.backends.schema_backend import DirectSchemas, RemoteSchemas, Schemas
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.parsers import parse_topic
-from purveyor.app.cli.render import format_block, format_table
-from purveyor.app.json_views import check_object, schema_json
+from purveyor.app.cli.render import format_block, format_table, read_time
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput, UnknownSchema
 from purveyor.model.json_fields import Json
-from purveyor.sources.schemas.registry import NewSchema, SchemaRegistry, find_revision_problems
-from purveyor.sources.schemas.schema import Compatibility, Encoding, Schema, SchemaType
+from purveyor.sources.schemas.registry import NewSchema
+from purveyor.sources.schemas.schema import Compatibility, Encoding, SchemaType
 
 app = typer.Typer(help="Define and check the schemas of topics.", rich_markup_mode=None, add_completion=False)
 T = TypeVar("T")
@@ -75,7 +76,7 @@ def add(
     topics = tuple(dict.fromkeys(map(parse_topic, topic or [])))
     cli = Cli.of(ctx, as_json)
 
-    async def work(schemas: SchemaRegistry) -> tuple[Schema, str]:
+    async def work(schemas: Schemas) -> tuple[Json, str]:
         try:
             before = await schemas.get(name)
         except UnknownSchema:
@@ -92,51 +93,50 @@ def add(
                 realms_topics=topics,
                 definition=definition,
             )
-            return (await schemas.add(new))[0], "Added"
-        if (kind or before.type) is not before.type or (encoding or before.encoding) is not before.encoding:
+            return await schemas.add(new), "Added"
+        same_type = kind is None or kind.value == before["type"]
+        if not same_type or (encoding is not None and encoding.value != before["encoding"]):
             raise InvalidInput(
-                f"schema {name!r} is {before.type.value}, encoded as {before.encoding.value}",
+                f"schema {name!r} is {before['type']}, encoded as {before['encoding']}",
                 fix="another type or encoding needs another name",
             )
         after = before
         if topics or compatibility is not None:
-            after = await schemas.change(name, compatibility=compatibility, topics=topics or None)
+            after = await schemas.change(name, compatibility, topics or None)
         if definition is not None:
-            after, _ = await schemas.commit(name, definition)
-        outcome = "Committed" if after.newest != before.newest else "Unchanged:" if after == before else "Changed"
+            after = await schemas.commit(name, definition)
+        is_new = after["revision"] != before["revision"]
+        outcome = "Committed" if is_new else "Unchanged:" if after == before else "Changed"
         return after, outcome
 
     schema, outcome = _call(cli, work)
     if cli.json:
-        write_json(
-            {**schema_json(schema), "created": outcome == "Added", "committed": outcome == "Committed"}, indent=2
-        )
+        write_json({**schema, "created": outcome == "Added", "committed": outcome == "Committed"}, indent=2)
     else:
-        write(f"{outcome} schema {name}, revision {schema.newest.number}")
+        write(f"{outcome} schema {name}, revision {schema['revision']}")
 
 
 @app.command("list", epilog=examples("purveyor schema list", "purveyor schema list --json"))
 def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """List the schemas."""
     cli = Cli.of(ctx, as_json)
-    found = _call(cli, lambda schemas: schemas.list())
+    found = _call(cli, lambda schemas: schemas.list_schemas())
     for key, reason in found.unreadable.items():
         write_note(f"{key} cannot be read: {reason}")
-    schemas = [found.schemas[name] for name in sorted(found.schemas)]
     if cli.json:
-        write_json([schema_json(each) for each in schemas], indent=2)
+        write_json(found.schemas, indent=2)
         return
     rows = [
         (
-            each.name,
-            each.type,
-            each.encoding,
+            each["name"],
+            each["type"],
+            each["encoding"],
             _labels(each),
-            each.newest.number,
-            each.compatibility,
-            each.newest.created,
+            each["revision"],
+            each["compatibility"],
+            read_time(each["revision_created"]),
         )
-        for each in schemas
+        for each in found.schemas
     ]
     columns = ("NAME", "TYPE", "ENCODING", "TOPICS", "REVISION", "COMPATIBILITY", "COMMITTED")
     write(format_table(columns, rows, wrap=("TOPICS",)))
@@ -151,23 +151,32 @@ def show(
 ) -> None:
     """Show a schema with the definition in force, or with an earlier one."""
     cli = Cli.of(ctx, as_json)
-    schema = _call(cli, lambda schemas: schemas.get(name))
-    shown = schema.newest if revision is None else schema.revision(revision)
+
+    async def work(schemas: Schemas) -> tuple[Json, list[Json]]:
+        return await schemas.get(name), await schemas.revisions(name)
+
+    schema, revisions = _call(cli, work)
+    number = schema["revision"] if revision is None else revision
+    shown = next((each for each in revisions if each["number"] == number), None)
+    if shown is None:
+        known = ", ".join(str(each["number"]) for each in revisions)
+        raise UnknownSchema(f"schema {name!r} has no revision {number}", fix=f"it has {known}")
     if cli.json:
-        write_json({**schema_json(schema), "revision": shown.number, "definition": shown.definition}, indent=2)
+        chosen = {"revision": number, "revision_created": shown["created"], "definition": shown["definition"]}
+        write_json({**schema, **chosen}, indent=2)
         return
     rows: list[tuple[str, object]] = [
-        ("Type", schema.type),
-        ("Encoding", schema.encoding),
+        ("Type", schema["type"]),
+        ("Encoding", schema["encoding"]),
         ("Topics", _labels(schema)),
-        ("Compatibility", schema.compatibility),
-        ("Revisions", [each.number for each in schema.revisions]),
-        ("Shown", shown.number),
-        ("Committed", shown.created),
-        *([("Copy of", shown.copy_of)] if shown.copy_of is not None else []),
+        ("Compatibility", schema["compatibility"]),
+        ("Revisions", schema["revisions"]),
+        ("Shown", number),
+        ("Committed", read_time(shown["created"])),
+        *([("Copy of", shown["copy_of"])] if shown.get("copy_of") is not None else []),
     ]
     write(format_block(f"Schema {name}", rows))
-    write("\n" + json.dumps(shown.definition, ensure_ascii=False, indent=2))
+    write("\n" + json.dumps(shown["definition"], ensure_ascii=False, indent=2))
 
 
 @app.command(
@@ -195,11 +204,12 @@ def check(
     definition = None if file is None else read_definition(file)
     cli = Cli.of(ctx, as_json)
 
-    async def work(schemas: SchemaRegistry) -> list[str]:
-        schema = await schemas.get(name)
+    async def work(schemas: Schemas) -> list[str]:
         if definition is not None:
-            return list(find_revision_problems(schema, definition))
-        return check_object(schema, _object(object_ or "", schema))
+            return await schemas.check_definition(name, definition)
+        is_binary = (await schemas.get(name))["encoding"] == Encoding.BINARY.value
+        given = object_ or ""
+        return await schemas.check_object(name, given if is_binary else json_fields.parse(given, "object"))
 
     problems = _call(cli, work)
     if cli.json:
@@ -223,9 +233,9 @@ def rollback(
     cli = Cli.of(ctx, as_json)
     schema = _call(cli, lambda schemas: schemas.roll_back(name, revision))
     if cli.json:
-        write_json(schema_json(schema), indent=2)
+        write_json(schema, indent=2)
     else:
-        write(f"Rolled schema {name} back to revision {revision}, which is revision {schema.newest.number} now")
+        write(f"Rolled schema {name} back to revision {revision}, which is revision {schema['revision']} now")
 
 
 @app.command(
@@ -242,14 +252,7 @@ def delete(
     what = f"schema {name}" if revision is None else f"revision {revision} of schema {name}"
     confirm(f"Delete {what}?", yes=yes)
     cli = Cli.of(ctx, as_json)
-
-    async def work(schemas: SchemaRegistry) -> None:
-        if revision is None:
-            await schemas.delete(name)
-        else:
-            await schemas.delete_revision(name, revision)
-
-    _call(cli, work)
+    _call(cli, lambda schemas: schemas.delete(name, revision))
     write_json({"name": name, "revision": revision, "deleted": True}) if cli.json else write(f"Deleted {what}")
 
 
@@ -262,15 +265,9 @@ def read_definition(file: str) -> Json:
     return json_fields.parse(data, "definition")
 
 
-def _object(text: str, schema: Schema) -> object:
-    """Return an object, or the text of its binary encoding."""
-    return text if schema.encoding is Encoding.BINARY else json_fields.parse(text, "object")
+def _labels(schema: Json) -> list[str]:
+    return [f"{each['realm']}:{each['topic']}" for each in schema["realms_topics"]]
 
 
-def _labels(schema: Schema) -> list[str]:
-    return [f"{each.realm}:{each.topic}" for each in schema.realms_topics]
-
-
-def _call(cli: Cli, work: Callable[[SchemaRegistry], Awaitable[T]]) -> T:
-    replicas = cli.settings().replicas
-    return cli.call(lambda queues: work(SchemaRegistry(queues, replicas=replicas)))
+def _call(cli: Cli, work: Callable[[Schemas], Awaitable[T]]) -> T:
+    return call_backend(cli, DirectSchemas.open, RemoteSchemas, work)

@@ -16,9 +16,11 @@ from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import StatusPrinter, write_note
 from purveyor.app.cli.serve_pipeline import pipeline
 from purveyor.app.process_setup import event_loop_factory, freeze_imports, private_umask, restrict_permissions
+from purveyor.app.running_parts import API, NATS, PUSH, announce
 from purveyor.app.settings import Settings
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer, EventKind, ServerEvent, ServerOptions
+from purveyor.jetstream.server.config import local_address
 from purveyor.model.errors import PurveyorError
 from purveyor.queues import permissions
 
@@ -87,9 +89,10 @@ def nats(
             data_directory=server.directory,
             pid=server.pid,
         )
-        while not stop.wait(_SERVER_CHECK_SECONDS):
-            if server.failure is not None:
-                raise server.failure
+        with announce(settings.data_dir, NATS, url=str(server.address)):
+            while not stop.wait(_SERVER_CHECK_SECONDS):
+                if server.failure is not None:
+                    raise server.failure
     finally:
         server.stop()
         for number, handler in previous_handlers.items():
@@ -142,7 +145,7 @@ def api(
         )
     listener = listen(settings.api_host, settings.api_port)
     name, number = listener.getsockname()[:2]
-    url = f"{'http' if tls is None else 'https'}://{f'[{name}]' if ':' in name else name}:{number}"
+    url = url_of(tls is not None, name, number)
     printer = StatusPrinter(json=cli.json)
     status = ApiStatus(printer, url, logins.file, console=console is not None)
 
@@ -158,6 +161,9 @@ def api(
                 on_state=status.on_connection_state,
                 push=PushInput.from_settings(settings),
                 console=console,
+                data_dir=settings.data_dir,
+                dispatcher_group=settings.dispatcher_group,
+                archive_seconds=settings.archive_seconds,
             )
         )
         server = ApiServer(
@@ -173,9 +179,23 @@ def api(
         freeze_imports()
         await server.serve([listener])
 
-    with telemetry(settings, "api"), listener, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+    with (
+        telemetry(settings, "api"),
+        listener,
+        announce(settings.data_dir, API, url=url_of(tls is not None, local_address(name), number)),
+        asyncio.Runner(loop_factory=event_loop_factory()) as runner,
+    ):
         runner.run(serve())
     printer.print("stopped", "the API")
+
+
+def url_of(is_tls: bool, host: str, port: int) -> str:
+    """Return the URL of the API at an address.
+
+    >>> url_of(False, "::1", 7777)
+    'http://[::1]:7777'
+    """
+    return f"{'https' if is_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class ApiStatus:
@@ -262,7 +282,11 @@ def push(
     from purveyor.app.telemetry.setup import telemetry  # noqa: PLC0415
 
     printer = StatusPrinter(json=cli.json)
-    with telemetry(settings, "push", lambda: ()), asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+    with (
+        telemetry(settings, "push", lambda: ()) as metrics_url,
+        announce(settings.data_dir, PUSH, metrics_url=metrics_url),
+        asyncio.Runner(loop_factory=event_loop_factory()) as runner,
+    ):
         runner.run(_run_push(settings, find_address, printer))
     printer.print("stopped", "push")
 

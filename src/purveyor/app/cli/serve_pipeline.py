@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Protocol, Self
 
 import typer
 
+from purveyor.app import running_parts
 from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.output import escape, write, write_json, write_note
 from purveyor.app.process_setup import restrict_permissions
+from purveyor.app.running_parts import announce
 from purveyor.model.errors import InvalidInput
+from purveyor.model.extras import require_extras
 from purveyor.queues.permissions import PIPELINE
 
 if TYPE_CHECKING:  # importing the pipeline imports Spark: only the command itself does that
@@ -55,6 +58,7 @@ def pipeline(
     The pipeline restarts a part that fails, and waits for a NATS server that is away. Ctrl-C or SIGTERM stops it after
     the running batches; a second Ctrl-C stops it at once. Spark logs to logs/ in the data directory.
     """
+    require_extras("`purveyor serve pipeline`", "spark")
     cli = Cli.of(ctx, as_json)
     settings = cli.settings(
         spark_master=master, dispatcher_group=group, transform_mapping=mapping, metrics_port=metrics_port
@@ -96,7 +100,10 @@ def pipeline(
     with reporter_for(json=cli.json) as reporter, Signals(stop):
         metrics = PipelineMetrics(reporter)
         try:
-            with telemetry(settings, "pipeline", metrics.read, draws=True):
+            with (
+                telemetry(settings, "pipeline", metrics.read, draws=True) as metrics_url,
+                announce(settings.data_dir, running_parts.PIPELINE, metrics_url=metrics_url),
+            ):
                 PipelineService(
                     wanted, make_parts, metrics, start_engine=partial(start_engine, ui=settings.spark_ui)
                 ).run(stop)

@@ -50,16 +50,19 @@ def ddl(
 
 @app.command("list", epilog=examples("purveyor stages list", "purveyor stages list --json"))
 def list_(ctx: typer.Context, database: DatabaseUrl = None, as_json: JsonFlag = False) -> None:
-    """List the endpoints with the waiting messages, the messages in work, and the dead letters of their stages."""
+    """List the endpoints with the waiting messages, the messages in work, and the dead letters of their stages.
+
+    The text also shows the state of the database, if there is one; `stages show --json` has it in JSON.
+    """
     cli = Cli.of(ctx, as_json)
     url = _url(cli, database)
 
     async def work(queues: Queues) -> tuple[list[EndpointStatus], DatabaseStatus | None]:
-        return await read_status(queues), await _query(url, read_database_status)
+        return await read_status(queues), None if cli.json else await _query(url, read_database_status)
 
     found, stored = cli.call(work)
     if cli.json:
-        write_json({"endpoints": found, "database": stored}, indent=2)
+        write_json(found, indent=2)
         return
     rows = [
         (
@@ -90,7 +93,8 @@ def show(ctx: typer.Context, endpoint: Endpoint, database: DatabaseUrl = None, a
 
     found, stored = cli.call(work)
     if cli.json:
-        write_json({"endpoint": found, "database": stored}, indent=2)
+        named = {"endpoint": found.endpoint, "stream": found.stream, "stages": found.stages}
+        write_json({**named, "database": stored}, indent=2)
         return
     rows = [
         (stage.stage, stage.waiting, stage.in_work, stage.again, stage.interactive, stage.dead_letters)

@@ -1,164 +1,231 @@
-"""A subscription as `purveyor subscription` prints it: as JSON and as text."""
+"""A subscription as `purveyor subscription` prints it as text, from the JSON of `purveyor.app.subscription_details`."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
-from purveyor.app.cli.render import format_block, format_time
-from purveyor.delivery.push.push_reports import PushProblem
-from purveyor.delivery.subscriptions import SubscriptionStatus
-from purveyor.model.ack_ranges import Expired
-from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS, AfterDeadLetter
-from purveyor.model.json_fields import UPGRADE
+from purveyor.app.cli.render import format_block, format_duration, format_time, read_time
+from purveyor.model.delivery_policy import (
+    DEFAULT_HIDDEN_FIELDS,
+    DEFAULT_LEASE_SECONDS,
+    AfterDeadLetter,
+    Delivery,
+    RetryPolicy,
+)
+from purveyor.model.json_fields import Json
 from purveyor.model.subscription import Subscription
-from purveyor.queues.registry import PrefillState, Registered, Suspension, Unreadable
+
+_MOST_SHOWN = 10
+_SECRETS = ("secret", "old_secret", "old_secret_until", "bearer_token")
+_OPTIONS = (
+    "name",
+    "realms_topics",
+    "request_prefill",
+    "filter",
+    "hidden_fields",
+    "delivery",
+    "order_by",
+    "lease_seconds",
+    "retry",
+    "retention_seconds",
+)
+
+Rows = list[tuple[str, object]]
 
 
-def describe_state(found: Registered, push_problem: PushProblem | None = None) -> str:
+def describe_state(found: Json) -> str:
     """Return the most urgent state in one word."""
-    if found.suspended is not None:
+    if found["state"] == "unreadable":
+        return "unreadable"
+    if found["suspended"]:
         return "suspended"
-    if found.record.paused:
+    if found["paused"]:
         return "paused"
-    return "stuck" if push_problem is not None else found.record.state.value
+    problem = found.get("push_trouble")
+    return str(found["state"]) if not problem else _problem_word(problem)
 
 
-def registered_json(found: Registered, push_problem: PushProblem | None = None) -> dict[str, object]:
-    """Return a registered subscription, with its push problem, for JSON."""
-    record = found.record
-    return {
-        **record.definition.to_public_json(),
-        "incarnation": record.incarnation,
-        "state": record.state.value,
-        "paused": record.paused,
-        **({} if record.pause_reason is None else {"pause_reason": record.pause_reason}),
-        **({} if push_problem is None else {"push_trouble": push_problem.to_json()}),
-        "created": record.created,
-        "begin": record.begin,
-        "suspended": found.suspended.to_json() if found.suspended else None,
-        "prefill": found.prefill.to_json() if found.prefill else None,
-    }
+def describe_problem(found: Json) -> str:
+    """Return why push sends nothing, in one line."""
+    problem = found["push_trouble"]
+    return f"{found['name']} is {_problem_word(problem)} since {_time(problem['since'])}: {problem['reason']}"
 
 
-def unreadable_json(found: Unreadable) -> dict[str, object]:
-    """Return a subscription whose record this version cannot read, for JSON."""
-    return {
-        "name": found.name,
-        "incarnation": found.incarnation,
-        "state": "unreadable",
-        "unreadable": found.reason,
-        "fix": UPGRADE,
-        "begin": found.begin,
-        "suspended": found.suspended.to_json() if found.suspended else None,
-    }
+def topic_labels(found: Json) -> list[str]:
+    """Return the topics of a subscription; none if its record is unreadable."""
+    return [f"{each['realm']}:{each['topic']}" for each in found.get("realms_topics", ())]
 
 
-def unreadable_text(found: Unreadable) -> str:
-    """Return a subscription whose record this version cannot read, as text."""
-    rows: list[tuple[str, object]] = [
-        ("State", "unreadable: this version neither delivers nor changes it"),
-        ("Reason", found.reason),
-        ("What to do", UPGRADE),
-        ("Begins after", found.begin),
-        *_suspended_rows(found.suspended),
-    ]
-    return format_block(f"Subscription {found.name}", rows)
+def prefill_summary(found: Json) -> str | None:
+    """Return the status of the prefill in one word."""
+    state = found.get("prefill")
+    return None if state is None else str(state["status"])
 
 
-def status_json(found: SubscriptionStatus) -> dict[str, object]:
-    """Return the status of a subscription for JSON."""
-    waiting = {"main": found.main, "prefill": found.prefill, "retry": found.retry}
-    return {
-        **registered_json(found.registered, found.push_problem),
-        "position": found.position,
-        "backlog": None if found.main is None else waiting,
-        "expired": expired_json(found.expired),
-        **({} if found.unreadable is None else {"unreadable": found.unreadable}),
-    }
-
-
-def expired_json(expired: Expired) -> dict[str, object] | None:
-    """Return the expired messages for JSON; None if there are none."""
-    if not expired.count:
-        return None
-    last = datetime.fromtimestamp(expired.at / 1000, UTC)
-    return {"count": expired.count, "position": expired.position or None, "last": last}
-
-
-def status_text(found: SubscriptionStatus) -> str:
-    """Return the status of a subscription as text."""
-    record, suspended = found.registered.record, found.registered.suspended
-    wanted, hidden = record.definition.filter, record.definition.hidden_fields
+def details_text(found: Json) -> str:
+    """Return a subscription with its status as text."""
+    title = f"Subscription {found['name']}"
+    if found["state"] == "unreadable":
+        rows: Rows = [
+            ("State", "unreadable: this version neither delivers nor changes it"),
+            ("Reason", found["unreadable"]),
+            ("What to do", found["fix"]),
+            ("Begins after", found["begin"]),
+        ]
+        return format_block(title, [*rows, *_suspended_rows(found["suspended"])])
+    definition = _definition(found)
+    wanted, hidden, replay = definition.filter, definition.hidden_fields, found["replay"]
     filters = [f"{name} = {' or '.join(values)}" for name, values in wanted.attributes.items()]
     filters += [f"{path} = {' or '.join(map(json.dumps, values))}" for path, values in wanted.fields.items()]
-    rows: list[tuple[str, object]] = [
-        ("Topics", [f"{topic.realm}:{topic.topic}" for topic in record.definition.realms_topics]),
+    rows = [
+        ("Topics", topic_labels(found)),
         *([("Only", filters)] if filters else []),
         *([("Hidden", list(hidden) or "nothing")] if hidden != DEFAULT_HIDDEN_FIELDS else []),
-        *push_rows(record.definition),
-        ("State", describe_state(found.registered, found.push_problem)),
-        *([] if record.pause_reason is None else [("Pause reason", record.pause_reason)]),
-        *([] if found.push_problem is None else [("Push problem", found.push_problem.reason)]),
-        ("Created", record.created),
-        ("Begins after", record.begin),
-        ("Dispatched up to", found.position),
-        ("Waiting", "no queue" if found.main is None else _waiting_text(found)),
-        ("Prefill", prefill_text(found.registered.prefill)),
+        *_delivery_rows(definition, found.get("push")),
+        ("State", describe_state(found)),
+        *([] if found["pause_reason"] is None else [("Pause reason", found["pause_reason"])]),
+        *_problem_rows(found["push_trouble"]),
+        ("Created", read_time(found["created"])),
+        ("Begins after", found["begin"]),
+        *([] if found.get("in_force_after") is None else [("In force after", found["in_force_after"])]),
+        ("Dispatched up to", found["position"]),
+        *([("Lag", f"{found['lag']} positions")] if found["lag"] else []),
+        ("Waiting", "no queue" if found["backlog_by_kind"] is None else _waiting_text(found)),
+        ("Prefill", _prefill_text(found["prefill"])),
+        *(
+            []
+            if replay is None
+            else [("Replay", f"{replay['status']}, {_progress(replay)}, job {_ending(replay, 'job')}")]
+        ),
     ]
-    if record.definition.retention_seconds is not None:
-        rows.append(("Kept for", timedelta(seconds=record.definition.retention_seconds)))
-    if found.expired.count:
-        rows.append(("Expired", _expired_text(found.expired)))
-    if found.unreadable is not None:
-        rows.append(("Unreadable", found.unreadable))
-    return format_block(f"Subscription {record.name}", [*rows, *_suspended_rows(suspended)])
+    if definition.retention_seconds is not None:
+        rows.append(("Kept for", timedelta(seconds=definition.retention_seconds)))
+    rows += _delivery_state_rows(found)
+    expired = found["expired"]
+    if expired is not None:
+        rows.append(("Expired", f"{expired['count']} unacknowledged messages, the last on {_time(expired['last'])}"))
+    if found["unreadable"] is not None:
+        rows.append(("Unreadable", found["unreadable"]))
+    return format_block(title, [*rows, *_suspended_rows(found["suspended"])])
 
 
-def _suspended_rows(suspended: Suspension | None) -> list[tuple[str, object]]:
+def _definition(found: Json) -> Subscription:
+    """Return the options with their defaults; of secrets the JSON says only that they are there."""
+    given = {name: found[name] for name in _OPTIONS if found.get(name) is not None}
+    if found.get("push") is not None:
+        given["push"] = {name: value for name, value in found["push"].items() if name not in _SECRETS}
+    return Subscription.from_json(given)
+
+
+def _delivery_state_rows(found: Json) -> Rows:
+    """Return the rows about deliveries under way and failed ones; none if there are none."""
+    rows: Rows = []
+    if found["leases"]:
+        holders = [
+            f"{each['messages']} by {each['instance']} until {_time(each['until'])}"
+            for each in found["leases"][:_MOST_SHOWN]
+        ]
+        more = len(found["leases"]) - _MOST_SHOWN
+        rows.append(("Leased", [*holders, *([f"and by {more} more instances"] if more > 0 else [])]))
+    if found["next_attempt"] is not None:
+        next_attempt = _time(found["next_attempt"])
+        rows.append(("Delayed", f"{found['delayed']} messages, the next attempt at {next_attempt}"))
+    if found["dead_letters"]:
+        rows.append(("Dead letters", found["dead_letters"]))
+    last = found["last_error"]
+    if last is not None:
+        when = "" if last["at"] is None else f" ({_time(last['at'])})"
+        message = "" if last["sequence"] is None else f" of message {last['sequence']}"
+        rows.append(("Last error", f"{last['part']}{message}: {last['reason']}{when}"))
+    return rows
+
+
+def _problem_word(problem: Json) -> str:
+    """Return `failing` if an endpoint accepts no messages, else `stuck`."""
+    return "failing" if problem["endpoints"] else "stuck"
+
+
+def _problem_rows(problem: Json | None) -> Rows:
+    if problem is None:
+        return []
+    endpoints = [
+        f"{each['endpoint']}: {each['attempts']} attempts failed since {_time(each['since'])}, circuit breaker "
+        f"{each['breaker']}, window {each['window']}"
+        for each in problem["endpoints"]
+    ]
+    return [("Push problem", problem["reason"]), *([("Failing", endpoints)] if endpoints else [])]
+
+
+def _suspended_rows(suspended: Json | None) -> Rows:
     if suspended is None:
         return []
-    return [("Suspended", f"at position {suspended.position}: {suspended.reason}"), ("Since", suspended.at)]
+    reason = f"at position {suspended['position']}: {suspended['reason']}"
+    return [("Suspended", reason), ("Since", read_time(suspended["at"]))]
 
 
-def push_rows(definition: Subscription) -> list[tuple[str, object]]:
-    """Return the rows of the push settings; none for a pull subscription."""
+def _delivery_rows(definition: Subscription, shown_push: Json | None) -> Rows:
+    """Return the rows of the delivery settings; for a pull subscription, those that differ from their defaults."""
     push, retry = definition.push, definition.retry
-    if push is None:
-        return []
-    order = "none" if definition.order_by is None else definition.order_by.value
-    signed = "no" if push.secret is None else "yes" if push.old_secret is None else "with two secrets"
     until = "for ever" if retry.max_attempts is None else f"up to {retry.max_attempts} times"
-    rows: list[tuple[str, object]] = [
+    tried = ("Tried", f"{until}, after {retry.min_backoff_seconds:g} to {retry.max_backoff_seconds:g} s")
+    order = ("Order", "none" if definition.order_by is None else definition.order_by.value)
+    lease = definition.lease_seconds
+    rows: Rows = []
+    if push is None or shown_push is None:
+        if definition.delivery is not Delivery.ORDERED:
+            rows += [("Delivery", definition.delivery), order]
+        return [
+            *rows,
+            *([("Lease", timedelta(seconds=lease))] if lease != DEFAULT_LEASE_SECONDS else []),
+            *([tried] if retry != RetryPolicy() else []),
+        ]
+    signed = "no" if "secret" not in shown_push else "with two secrets" if "old_secret" in shown_push else "yes"
+    rows += [
         ("Pushed to", list(push.endpoints)),
         ("Format", push.format.value),
         ("Acknowledged by", push.ack_codes.value),
         ("Within", timedelta(seconds=push.ack_deadline_seconds)),
-        ("Tried", f"{until}, after {retry.min_backoff_seconds:g} to {retry.max_backoff_seconds:g} s"),
-        ("Order", order),
+        tried,
+        order,
         ("Signed", signed),
     ]
-    if push.old_secret_until is not None:
-        rows.append(("Old secret until", push.old_secret_until))
-    if push.bearer_token is not None:
+    if "old_secret_until" in shown_push:
+        rows.append(("Old secret until", read_time(shown_push["old_secret_until"])))
+    if "bearer_token" in shown_push:
         rows.append(("Bearer token", "yes"))
     if push.after_dead_letter is not AfterDeadLetter.CONTINUE:
         rows.append(("After a dead letter", push.after_dead_letter.value))
     return rows
 
 
-def _expired_text(expired: Expired) -> str:
-    last = datetime.fromtimestamp(expired.at / 1000, UTC)
-    return f"{expired.count} unacknowledged messages, the last on {format_time(last)}"
+def _waiting_text(found: Json) -> str:
+    waiting, age = found["backlog_by_kind"], found["oldest_age_seconds"]
+    put_back = f", {waiting['retry']} put back" if waiting["retry"] else ""
+    oldest = "" if age is None else f"; the oldest for {format_duration(timedelta(seconds=int(age)))}"
+    return f"{waiting['main']} live, {waiting['prefill']} of prefill and replay{put_back}{oldest}"
 
 
-def _waiting_text(found: SubscriptionStatus) -> str:
-    put_back = f", {found.retry} put back" if found.retry else ""
-    return f"{found.main} live, {found.prefill} of the prefill{put_back}"
-
-
-def prefill_text(state: PrefillState | None) -> str:
+def _prefill_text(state: Json | None) -> str:
     """Describe the progress of a prefill."""
     if state is None:
         return "none"
-    of = f" of {state.total}" if state.total is not None else ""
-    reason = f": {state.reason}" if state.reason else ""
-    return f"{state.status.value}, {state.written}{of} written, attempt {state.attempt}, as of {state.position}{reason}"
+    return f"{state['status']}, {_progress(state)}, attempt {state['attempt']}, as of {_ending(state, 'position')}"
+
+
+def _replay_text(state: Json) -> str:
+    """Describe the progress of a replay."""
+    return f"{state['status']}, {_progress(state)}, job {_ending(state, 'job')}"
+
+
+def _progress(state: Json) -> str:
+    total = "" if state["total"] is None else f" of {state['total']}"
+    return f"{state['written']}{total} written"
+
+
+def _ending(state: Json, name: str) -> str:
+    reason = f": {state['reason']}" if state["reason"] else ""
+    return f"{state[name]}{reason}"
+
+
+def _time(text: str) -> str:
+    moment = read_time(text)
+    return "" if moment is None else format_time(moment)

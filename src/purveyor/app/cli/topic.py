@@ -5,13 +5,14 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from purveyor.app.cli.backends.api_access import call_backend
+from purveyor.app.cli.backends.topic_backend import DirectTopics, RemoteTopics, Topics
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.parsers import parse_label, utc_now
-from purveyor.app.cli.render import format_block, format_table
-from purveyor.app.json_views import KnownTopicView, find_topic, list_known_topics
-from purveyor.delivery.subscriptions import Subscriptions
-from purveyor.sources.schemas.registry import MAX_TOPICS, SchemaRegistry
+from purveyor.app.cli.render import format_block, format_table, read_time
+from purveyor.model.json_fields import Json
+from purveyor.sources.schemas.registry import MAX_TOPICS
 from purveyor.sources.schemas.schema import Topic
 
 app = typer.Typer(
@@ -26,18 +27,15 @@ Label = Annotated[str, typer.Argument(metavar="REALM:TOPIC", help="The exact top
 def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """List the topics that were declared, or that the API or `purveyor publish` has accepted an event for."""
     cli = Cli.of(ctx, as_json)
-    found = _call(cli, list_known_topics)
-    if len(found) >= MAX_TOPICS:
+    found = _call(cli, lambda topics: topics.list_topics())
+    if found.is_full:
         write_note(
             f"the list is full: topics beyond {MAX_TOPICS} are delivered, but not listed; delete some to make room"
         )
     if cli.json:
-        write_json([each.to_json() for each in found], indent=2)
+        write_json(found.topics, indent=2)
         return
-    rows = [
-        (each.topic.realm, each.topic.topic, _state(each.topic), _schema(each), list(each.subscriptions))
-        for each in found
-    ]
+    rows = [(each["realm"], each["topic"], _state(each), _schema(each), each["subscriptions"]) for each in found.topics]
     write(format_table(("REALM", "TOPIC", "STATE", "SCHEMA", "SUBSCRIPTIONS"), rows, wrap=("SUBSCRIPTIONS",)))
 
 
@@ -64,14 +62,9 @@ def add(
     realm, topic = parse_label(label)
     wanted = Topic(realm=realm, topic=topic, since=utc_now(), declared=True, strict=strict, description=description)
     cli = Cli.of(ctx, as_json)
-
-    async def work(schemas: SchemaRegistry, subscriptions: Subscriptions) -> tuple[KnownTopicView, bool]:
-        _, created = await schemas.declare(wanted)
-        return await find_topic(schemas, subscriptions, realm, topic), created
-
-    found, created = _call(cli, work)
+    found, created = _call(cli, lambda topics: topics.declare(wanted))
     if cli.json:
-        write_json({**found.to_json(), "created": created}, indent=2)
+        write_json({**found, "created": created}, indent=2)
     else:
         write(f"{'Declared' if created else 'Declared again:'} {label}")
 
@@ -81,16 +74,16 @@ def show(ctx: typer.Context, label: Label, as_json: JsonFlag = False) -> None:
     """Show a topic: its schema, and the subscriptions to it."""
     realm, topic = parse_label(label)
     cli = Cli.of(ctx, as_json)
-    found = _call(cli, lambda schemas, subscriptions: find_topic(schemas, subscriptions, realm, topic))
+    found = _call(cli, lambda topics: topics.get(realm, topic))
     if cli.json:
-        write_json(found.to_json(), indent=2)
+        write_json(found, indent=2)
         return
     rows = [
-        ("State", _state(found.topic)),
-        ("Since", found.topic.since),
-        ("Description", found.topic.description),
+        ("State", _state(found)),
+        ("Since", read_time(found["since"])),
+        ("Description", found["description"]),
         ("Schema", _schema(found)),
-        ("Subscriptions", list(found.subscriptions)),
+        ("Subscriptions", found["subscriptions"]),
     ]
     write(format_block(f"Topic {label}", rows))
 
@@ -101,22 +94,20 @@ def delete(ctx: typer.Context, label: Label, yes: YesFlag = False, as_json: Json
     realm, topic = parse_label(label)
     confirm(f"Remove the topic {label} from the list?", yes=yes)
     cli = Cli.of(ctx, as_json)
-    _call(cli, lambda schemas, _: schemas.forget_topic(realm, topic))
+    _call(cli, lambda topics: topics.forget(realm, topic))
     write_json({"realm": realm, "topic": topic, "deleted": True}) if cli.json else write(f"Removed {label}")
 
 
-def _state(topic: Topic) -> str:
-    if not topic.declared:
+def _state(topic: Json) -> str:
+    if not topic["declared"]:
         return "seen"
-    return "declared, strict" if topic.strict else "declared"
+    return "declared, strict" if topic["strict"] else "declared"
 
 
-def _schema(found: KnownTopicView) -> str | None:
-    return None if found.schema is None else f"{found.schema.name}, revision {found.schema.newest.number}"
+def _schema(topic: Json) -> str | None:
+    schema = topic["schema"]
+    return None if schema is None else f"{schema['name']}, revision {schema['revision']}"
 
 
-def _call(cli: Cli, work: Callable[[SchemaRegistry, Subscriptions], Awaitable[T]]) -> T:
-    replicas = cli.settings().replicas
-    return cli.call(
-        lambda queues: work(SchemaRegistry(queues, replicas=replicas), Subscriptions(queues, replicas=replicas))
-    )
+def _call(cli: Cli, work: Callable[[Topics], Awaitable[T]]) -> T:
+    return call_backend(cli, DirectTopics.open, RemoteTopics, work)

@@ -12,6 +12,8 @@ from purveyor.app.cli.output import StatusPrinter
 from purveyor.app.process_setup import private_umask, restrict_permissions
 from purveyor.app.settings import Settings
 from purveyor.app.up.supervisor import ALL, LOG, PartEvent, Supervisor, UpOptions, hold_data_dir, make_parts
+from purveyor.jetstream.server import find_server
+from purveyor.model.extras import require_extras
 
 app = typer.Typer(help="Run all parts on this machine.", rich_markup_mode=None, add_completion=False)
 _INTERRUPTED = 130
@@ -38,9 +40,10 @@ def up(
 ) -> None:
     """Run all parts on this machine: the NATS server (unless one is set), the pipeline, push and the HTTP API.
 
-    Each part prints a line with its address when it is ready. `up` restarts a part that dies. Ctrl-C or SIGTERM stops
-    the API, then push and the pipeline, and the NATS server last; a second Ctrl-C stops all at once. Passwords that are
-    not set are generated into files of the data directory that only their owner can read.
+    Each part prints a line with its address when it is ready, and each line begins with its time (UTC). `up` restarts a
+    part that dies. Ctrl-C or SIGTERM stops the API, then push and the pipeline, and the NATS server last; a second
+    Ctrl-C stops all at once. Passwords that are not set are generated into files of the data directory that only their
+    owner can read.
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings(api_host=host, api_port=port, spark_master=master)
@@ -48,11 +51,14 @@ def up(
     options = UpOptions(
         options=_root_options(cli),
         with_nats=settings.nats_url is None,
-        pipeline=() if master is None else ("--master", master),
-        push=_push_metrics_port(settings),
+        pipeline=(*(() if master is None else ("--master", master)), *_metrics_port(settings, 0)),
+        push=_metrics_port(settings, 1),
         api=tuple(word for flag, value in flags.items() if value is not None for word in (flag, str(value))),
     )
+    require_extras("`purveyor up`", "spark")
     _check_settings(settings)
+    if options.with_nats:
+        find_server()
     ctx.with_resource(private_umask())
     restrict_permissions(settings.data_dir)
     with hold_data_dir(settings.data_dir.absolute()):
@@ -60,9 +66,9 @@ def up(
             raise typer.Exit(_INTERRUPTED)
 
 
-def _push_metrics_port(settings: Settings) -> tuple[str, ...]:
-    """Return the flag for the metrics of push: the pipeline has the port that is set, push the next one."""
-    return () if settings.metrics_port is None else ("--metrics-port", str(settings.metrics_port + 1))
+def _metrics_port(settings: Settings, number: int) -> tuple[str, ...]:
+    """Return the flag for the metrics of a part: free ports, whose pages the API includes, or those that are set."""
+    return "--metrics-port", str(settings.metrics_port + number if settings.metrics_port else 0)
 
 
 async def _supervise(options: UpOptions, printer: "EventPrinter") -> bool:
@@ -89,7 +95,7 @@ class EventPrinter:
 
     def __init__(self, *, json: bool) -> None:
         self._json = json
-        self._status = StatusPrinter(json=json)
+        self._status = StatusPrinter(json=json, timestamps=True)
 
     def print(self, event: PartEvent) -> None:
         """Print one event; the text names the part unless its detail begins with it."""

@@ -8,14 +8,14 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from starlette.types import ASGIApp
 
 from purveyor.app.console.console_login import Sessions
 from purveyor.app.console.snapshot import Collector
 from purveyor.app.http.authentication import Authenticator
-from purveyor.app.http.context import Services
+from purveyor.app.http.context import ApiObjects, Services
 from purveyor.app.push_input import PushInput
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidConfig
@@ -38,21 +38,10 @@ class ConsoleOptions:
     group: str = DEFAULT_GROUP
 
 
-class RunningApi(Protocol):
-    """The API that the console belongs to."""
-
-    authenticator: Authenticator
-    push: PushInput
-
-    @property
-    def services(self) -> Services:
-        """The services. Raise `Unavailable` while the NATS server does not answer."""
-
-
 class Console:
     """The console: the collector, the sessions, and access to the services of the API."""
 
-    def __init__(self, api: RunningApi, options: ConsoleOptions, sessions: Sessions) -> None:
+    def __init__(self, api: ApiObjects, options: ConsoleOptions, sessions: Sessions) -> None:
         self._api = api
         self._stack = contextlib.AsyncExitStack()
         self.options = options

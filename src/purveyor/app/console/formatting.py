@@ -53,12 +53,12 @@ def format_short(value: float | None) -> str:
 def format_rate(value: float | None) -> str:
     """Format a rate per second.
 
-    >>> format_rate(0.0), format_rate(0.25), format_rate(12.4), format_rate(4600.0), format_rate(None)
-    ('0/s', '0.2/s', '12/s', '4.6k/s', '-')
+    >>> [format_rate(each) for each in (0.0, 0.25, 9.97, 12.4, 4600.0, None)]
+    ['0/s', '0.2/s', '10/s', '12/s', '4.6k/s', '-']
     """
     if value is None:
         return "-"
-    return f"{value:.1f}/s" if 0.05 <= value < 10 else f"{format_short(round(value))}/s"
+    return f"{value:.1f}/s" if 0.05 <= value < 9.95 else f"{format_short(round(value))}/s"
 
 
 def format_duration(seconds: float | None) -> str:
@@ -75,6 +75,15 @@ def format_duration(seconds: float | None) -> str:
             rest = left % size // smaller
             return f"{left // size} {unit} {rest} {smaller_unit}" if rest else f"{left // size} {unit}"
     return f"{left} s"
+
+
+def format_milliseconds(milliseconds: float) -> str:
+    """Format a short duration.
+
+    >>> format_milliseconds(84), format_milliseconds(4068)
+    ('84 ms', '4.1 s')
+    """
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
 def format_brief(seconds: float) -> str:

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from purveyor.app.console.alert_groups import AlertGroup, group_alerts
 from purveyor.app.console.alerts import Alert, Level
 from purveyor.app.console.formatting import HINTS
 
@@ -33,7 +34,8 @@ def static(name: str) -> str:
 
 def head() -> str:
     """Return the style and script of every page. Inline, so that the theme is set before the browser draws."""
-    return f"<style>{static('console.css')}</style><script>{static('console.js')}</script>"
+    style, script = ("".join(static(f"{name}.{kind}") for name in ("console", "actions")) for kind in ("css", "js"))
+    return f"<style>{style}</style><script>{script}</script>"
 
 
 def top_bar(current: str, dead: int = 0) -> str:
@@ -81,7 +83,7 @@ class TableColumn:
     narrow: bool = True
     """Whether phones show it."""
     shape: str = ""
-    """`tight`: no line breaks; `line`: one line in the remaining width, cut at its end."""
+    """`tight`, `name`: no line breaks; `line`: one line in the remaining width, cut at its end; `prose`: sentences."""
 
 
 def cell(value: Cell) -> str:
@@ -91,15 +93,19 @@ def cell(value: Cell) -> str:
     return value.text if isinstance(value, Markup) else escape(value)
 
 
-def table(heads: Sequence[TableColumn], rows: Iterable[Sequence[Cell]], *, label: str) -> str:
-    """Return a table. Phones show each row as a card, with the column title before each value."""
+def table(heads: Sequence[TableColumn], rows: Iterable[Sequence[Cell]], *, label: str, stays: bool = False) -> str:
+    """Return a table. Phones show each row as a card, with the column title before each value.
+
+    `stays`: it is narrow enough to stay a table on phones.
+    """
     head = "".join(
         f'<th scope="col"{_class(each)}>{with_hint(each.title, each.hint or HINTS.get(each.title.lower(), ""))}</th>'
         for each in heads
     )
     body = "".join(f"<tr>{''.join(map(_cell, heads, row))}</tr>" for row in rows)
+    classes = "data stays" if stays else "data"
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table class="data">'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table class="{classes}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -120,8 +126,22 @@ def with_hint(text: str, hint: str) -> str:
 
 
 def link(text: str, href: str) -> Markup:
-    """Return a link."""
-    return Markup(f'<a href="{escape(href)}">{escape(text)}</a>')
+    """Return a link with a name. A long name ends with an ellipsis; its tooltip has all of it."""
+    return Markup(f'<a class="cut" title="{escape(text)}" href="{escape(href)}">{escape(text)}</a>')
+
+
+def cut(text: str | None, *, most: int = 28) -> Cell:
+    """Return a name that is at most `most` characters wide. A longer one ends with an ellipsis, and is never broken."""
+    if text is None:
+        return None
+    return Markup(f'<span class="cut" style="--cut:{most}ch" title="{escape(text)}">{escape(text)}</span>')
+
+
+def names(found: Sequence[str], *, shown: int = 4) -> Markup:
+    """Return names as a list; each stays on one line."""
+    items = ", ".join(cell(cut(name, most=40)) for name in found[:shown])
+    more = f' <span class="soft">and {len(found) - shown} more</span>' if len(found) > shown else ""
+    return Markup(f'<span title="{escape(", ".join(found))}">{items}{more}</span>')
 
 
 def badge(text: str, level: Level = Level.FINE) -> Markup:
@@ -140,26 +160,98 @@ def empty(title: str, text: str) -> str:
     return f'<div class="empty"><strong>{escape(title)}</strong><span>{escape(text)}</span></div>'
 
 
-def alerts(found: Sequence[Alert]) -> str:
-    """Return the alerts as a list, or the message that there are none."""
-    if not found:
-        return (
-            '<div class="all-clear" role="status"><i aria-hidden="true">✓</i>'
-            "<div><strong>All is well</strong><span>Nothing is stuck. No action is needed.</span></div></div>"
+MAX_GROUPS: Final = 5
+MAX_MEMBERS: Final = 12
+
+
+def alerts(found: Iterable[Alert], *, expanded: bool = False) -> str:
+    """Return alerts as lines that open, or one quiet line if there are none.
+
+    The most urgent line is open if it is red. Notes, and what is beyond `MAX_GROUPS`, share the last line. `expanded`:
+    all lines are open, on a page that is about one thing.
+    """
+    groups = group_alerts(found)
+    if not groups:
+        return f'<p class="all-clear" role="status"><i aria-hidden="true">{_ICONS[Level.FINE]}</i>All is well</p>'
+    urgent = [group for group in groups if expanded or group.level > Level.NOTE][:MAX_GROUPS]
+    rest = groups[len(urgent) :]
+    lines = [
+        _line_of(group).render(is_open=expanded or (number == 0 and group.level is Level.STUCK))
+        for number, group in enumerate(urgent)
+    ]
+    if len(rest) == 1:
+        lines.append(_line_of(rest[0]).render())
+    elif rest:
+        notes = all(group.level is Level.NOTE for group in rest)
+        inner = "".join(_line_of(group).render() for group in rest)
+        last = _AlertLine(
+            key="rest",
+            level=rest[0].level,
+            title=f"{len(rest)} {'notes' if notes else 'more'}",
+            short=" · ".join(group.title for group in rest),
+            inner=f'<ul class="alerts">{inner}</ul>',
         )
-    items = "".join(
-        f'<li class="alert {_LEVELS[each.level]}"><i aria-hidden="true">{_ICONS[each.level]}</i><div>'
-        f"<strong>{escape(each.title)}</strong><span>{escape(each.reason)}.</span>"
-        f"<em>Next: {escape(each.next)}.{_more(each)}</em></div></li>"
-        for each in found
+        lines.append(last.render())
+    return f'<ul class="alerts" aria-label="Alerts">{"".join(lines)}</ul>'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AlertLine:
+    """A line that opens. The key tells the script which line it is: it stays open when others come and go."""
+
+    key: str
+    level: Level
+    title: str
+    short: str
+    inner: str
+
+    def render(self, *, is_open: bool = False) -> str:
+        """Return the HTML."""
+        return (
+            f'<li class="alert {_LEVELS[self.level]}" data-id="{escape(self.key)}">'
+            f'<details{" open" if is_open else ""}><summary><i aria-hidden="true">{_ICONS[self.level]}</i>'
+            f"<strong>{escape(self.title)}</strong><span>{escape(self.short)}</span></summary>"
+            f"<div>{self.inner}</div></details></li>"
+        )
+
+
+def _line_of(group: AlertGroup) -> _AlertLine:
+    first = group.alerts[0]
+    if len(group.alerts) == 1:
+        short, inner = first.reason, f"<p>{escape(first.reason)}.</p>{_next_step(first)}"
+    else:
+        short, inner = ", ".join(_name(each) for each in group.alerts[:MAX_MEMBERS]), _members(group.alerts)
+    return _AlertLine(key=group.id, level=group.level, title=group.title, short=short, inner=inner)
+
+
+def _members(found: Sequence[Alert]) -> str:
+    """Return the alerts of a group; the next step once, if it is the same for all."""
+    same_step = len({each.next for each in found}) == 1
+    members = "".join(
+        f"<li>{_link_of(each)}<span>{escape(each.reason)}.</span>"
+        f"{'' if same_step else f'<em>Next: {escape(each.next)}.</em>'}</li>"
+        for each in found[:MAX_MEMBERS]
     )
-    return f'<ul class="alerts" aria-label="Alerts">{items}</ul>'
+    left_out = len(found) - MAX_MEMBERS
+    more = f"<li>and {left_out} more: see the pages of queues and subscriptions</li>" if left_out > 0 else ""
+    step = f"<em>Next: {escape(found[0].next)}.</em>" if same_step else ""
+    return f"{step}<ul>{members}{more}</ul>"
 
 
-def _more(alert: Alert) -> str:
-    if not alert.link:
-        return ""
-    return f' <a href="{escape(alert.link)}" aria-label="Open: {escape(alert.title)}">Open</a>'
+def _next_step(alert: Alert) -> str:
+    where = f' <a href="{escape(alert.link)}" aria-label="Open: {escape(alert.title)}">Open</a>' if alert.link else ""
+    return f"<em>Next: {escape(alert.next)}.{where}</em>"
+
+
+def _name(alert: Alert) -> str:
+    return alert.about.partition(":")[2] or alert.about
+
+
+def _link_of(alert: Alert) -> str:
+    """Return the name of what the alert is about, as a link; the title as its hint."""
+    name = escape(_name(alert))
+    hint = escape(alert.title)
+    return f'<a href="{escape(alert.link)}" title="{hint}">{name}</a>' if alert.link else f"<b>{name}</b>"
 
 
 def pairs(rows: Iterable[tuple[str, Cell]]) -> str:

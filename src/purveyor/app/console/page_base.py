@@ -74,7 +74,7 @@ class ConsolePage:
         """Show the current snapshot."""
         if self._client.is_deleted:  # the operator closed the page meanwhile
             return
-        if not self._is_allowed():
+        if not self.is_allowed():
             return
         snapshot = await self.console.collector.read(fresh=fresh)
         self._top.show(html.top_bar(self._current, snapshot.dead_letter_total))
@@ -85,7 +85,7 @@ class ConsolePage:
 
     async def run_action(self, work: Callable[[], Awaitable[object]], done: str) -> bool:
         """Run an action of the operator, report its success or error, and refresh. Requires a valid session."""
-        if not self._is_allowed():
+        if not self.is_allowed():
             return False
         try:
             await work()
@@ -97,7 +97,12 @@ class ConsolePage:
         await self.refresh(fresh=True)
         return True
 
-    def _is_allowed(self) -> bool:
+    @property
+    def user(self) -> str:
+        """The login of the operator."""
+        return self._session.user
+
+    def is_allowed(self) -> bool:
         """Return whether the session is valid; open the login page if not."""
         if self.console.sessions.is_live(self._session):
             return True
@@ -126,8 +131,8 @@ def card(title: str = "", text: str = "") -> Iterator[None]:
     """Open a card with a title. The block adds its content."""
     with ui.element("section").classes("card"):
         if title:
-            remark = f'<p class="soft" style="margin:0">{text}</p>' if text else ""
-            ui.html(f"<h2>{html.cell(title)}</h2>{remark}", sanitize=False).classes("live")
+            remark = f'<p class="soft">{html.cell(text)}</p>' if text else ""
+            ui.html(f"<h2>{html.cell(title)}</h2>{remark}", sanitize=False).classes("live title")
         yield
 
 

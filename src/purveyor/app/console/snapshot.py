@@ -18,19 +18,23 @@ from typing import Final
 from purveyor.app.console.time_series import History, Key
 from purveyor.app.http.context import Services
 from purveyor.app.telemetry.queue_metrics import kind_of
+from purveyor.delivery.push.push_reports import PushProblem, read_problems
 from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.jetstream.streams import StreamUsage
 from purveyor.model.errors import PurveyorError, Unavailable, UnknownStream
 from purveyor.model.json_fields import Json
 from purveyor.model.metrics import DELIVERED, REDELIVERED, RETURNED
+from purveyor.model.registration import PrefillStatus, RecordState
 from purveyor.queues import status_board
-from purveyor.queues.catalogue import DEFAULT_GROUP, RECEIPTS
+from purveyor.queues.catalogue import DEFAULT_GROUP, keeps_newest
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.registry import Registered, Unreadable
 from purveyor.queues.status_board import Notice
 
-_NO_GROUP: Final = ("archive", RECEIPTS)
+_ARCHIVE: Final = "archive"
+SILENT_SECONDS: Final = 10.0
+"""The console treats a pipeline without a status for this time as not running."""
 
 
 class QueueKind(Enum):
@@ -134,6 +138,8 @@ class SystemSnapshot:
     unreadable: Mapping[str, Unreadable] = field(default_factory=dict)
     """Subscriptions whose records this version cannot read."""
     pipelines: tuple[PipelineSnapshot, ...] = ()
+    push_problems: Mapping[str, PushProblem] = field(default_factory=dict)
+    """Why subscriptions are not pushed, by name."""
     dead_letters: Mapping[str, int] = field(default_factory=dict)
     """The number of dead letters by the last token of their subject: the part or subscription that gave up."""
 
@@ -151,12 +157,49 @@ class SystemSnapshot:
     @property
     def dispatcher(self) -> str:
         """The durable of `incoming` that the dispatcher reads. Of several groups the console shows one."""
-        groups = [reader.durable for reader in self.readers.get("incoming", ()) if reader.durable not in _NO_GROUP]
+        durables = [reader.durable for reader in self.readers.get("incoming", ())]
+        groups = [each for each in durables if each != _ARCHIVE and not keeps_newest(each)]
         return DEFAULT_GROUP if DEFAULT_GROUP in groups or not groups else groups[0]
+
+    @property
+    def part_readers(self) -> dict[str, tuple[str, str]]:
+        """The queue and the durable that each part of the pipeline reads."""
+        return {
+            "transform": ("ldif", "transformer"),
+            "dispatch": ("incoming", self.dispatcher),
+            "archive": ("incoming", "archive"),
+            "prefill": ("prefill", "prefill"),
+        }
 
     def reader(self, queue: str, durable: str) -> ReaderSnapshot | None:
         """Return a reader of a queue."""
         return next((reader for reader in self.readers.get(queue, ()) if reader.durable == durable), None)
+
+    def processed(self, queue: str, durable: str) -> int | None:
+        """Return the sequence up to which a reader has processed its queue; None without such a reader.
+
+        A part reports its position with each batch. It moves its durable later, some parts by minutes: until then the
+        queue keeps the messages, so that they can be read again.
+        """
+        reader, found = self.reader(queue, durable), self.queues.get(queue)
+        if reader is None:
+            return None
+        name = next((part for part, source in self.part_readers.items() if source == (queue, durable)), None)
+        pipeline, part = self.parts.get(name or "", (None, None))
+        if pipeline is None or part is None or part.position is None or found is None:
+            return reader.ack_floor
+        of_another = name == "dispatch" and pipeline.group not in ("", durable)
+        if of_another or part.position > found.last_sequence:  # of another group, or of a stream that was made again
+            return reader.ack_floor
+        return max(reader.ack_floor, part.position)
+
+    def backlog(self, queue: str, durable: str) -> int:
+        """Return the number of messages that a reader has not processed."""
+        reader, done, found = self.reader(queue, durable), self.processed(queue, durable), self.queues.get(queue)
+        if reader is None or done is None:
+            return 0
+        waiting = reader.pending + reader.unanswered
+        return waiting if found is None or done == reader.ack_floor else min(waiting, found.last_sequence - done)
 
 
 _log = logging.getLogger(__name__)
@@ -231,6 +274,7 @@ class Collector:
             subscriptions=registered.subscriptions,
             unreadable=registered.unreadable,
             pipelines=tuple(map(pipeline_snapshot, await status_board.read_notices(queues, "pipeline"))),
+            push_problems=await read_problems(queues, [*registered.subscriptions.values()]),
             dead_letters=await DeadLetterStore(queues).counts(),
         )
 
@@ -248,7 +292,7 @@ async def _readers(queues: Queues, stream: str) -> tuple[ReaderSnapshot, ...]:
             unanswered=each.num_ack_pending,
             redelivered=each.num_redelivered,
             waiting=each.num_waiting,
-            keeps_newest=each.name == RECEIPTS,
+            keeps_newest=keeps_newest(each.name),
         )
         for each in found
     )
@@ -298,6 +342,8 @@ def recorded_numbers(snapshot: SystemSnapshot) -> Mapping[Key, float]:
     """Return the recorded_numbers to record over time. Pure, apart from the counters of this process.
 
     last: how much was ever written to a queue. done: how much of that has left it. floor: how far a reader is.
+    written: how far a prefill is. pipeline: the last report of any pipeline, as a time. The rest counts from the moment
+    when a trouble begins: `Series.still_seconds` of a value that is there only meanwhile is how long it has lasted.
     """
     found: dict[Key, float] = {}
     for name, queue in snapshot.queues.items():
@@ -306,17 +352,33 @@ def recorded_numbers(snapshot: SystemSnapshot) -> Mapping[Key, float]:
         found["waiting", name] = queue.messages
     for name, readers in snapshot.readers.items():
         for reader in readers:
-            found["floor", name, reader.durable] = reader.ack_floor
+            found["floor", name, reader.durable] = snapshot.processed(name, reader.durable) or 0
     for origin, count in snapshot.dead_letters.items():
         found["dead", origin] = count
+    found[("pipeline",)] = max((each.at.timestamp() for each in snapshot.pipelines), default=0.0)
+    for name, registered in snapshot.subscriptions.items():
+        if registered.prefill is not None and registered.prefill.status is PrefillStatus.RUNNING:
+            found["written", name] = registered.prefill.written
+        if registered.record.state is not RecordState.ACTIVE:
+            found["unsettled", name] = 1
     for name, (_, part) in snapshot.parts.items():
         found["batch_ms", name] = part.batch_ms or 0
+        found["batch", name] = part.batch or 0
+        if part.error is not None:
+            found["fails", name] = 1
         found["lag", name] = part.lag or 0
         found["rows_per_second", name] = part.rows_per_second
     for series, counter in (("delivered", DELIVERED), ("redelivered", REDELIVERED), ("returned", RETURNED)):
         for (name,), value in counter.values().items():
             found[series, name] = value
     return found
+
+
+def is_working(snapshot: SystemSnapshot, history: History, part: str) -> bool:
+    """Return whether a part has work or ended a batch within the last seconds. Pure."""
+    return bool(
+        snapshot.backlog(*snapshot.part_readers[part]) or history.of("batch", part).rate(snapshot.at.timestamp())
+    )
 
 
 def _fix(error: BaseException) -> str | None:

@@ -162,6 +162,20 @@ def value_line(name: str, series: Series, now: float, colour: str = COLOURS[0]) 
     return Line(name, [*before, *inside], colour)
 
 
+def working_line(name: str, values: Series, batches: Series, now: float, colour: str = COLOURS[0]) -> Line:
+    """Return a line with a value of each batch; no value for the times without a batch."""
+    end = now - now % STEP_SECONDS
+    steps = [end - PLOT_SECONDS + STEP_SECONDS * number for number in range(1, int(PLOT_SECONDS / STEP_SECONDS) + 1)]
+    return Line(
+        name, [(at, values.at(at) if _is_higher(batches, at - STEP_SECONDS, at) else None) for at in steps], colour
+    )
+
+
+def _is_higher(series: Series, before: float, after: float) -> bool:
+    first, last = series.at(before), series.at(after)
+    return first is not None and last is not None and last > first
+
+
 def plot(lines: Sequence[Line], *, now: float, unit: str = "") -> dict[str, Any]:
     """Return the ECharts options of a plot."""
     return {

@@ -118,7 +118,7 @@ class Scenario:
             imported=self._imported,
             checks=self._checks,
             people=len(self._third.people),
-            dead_letters=len(letters["dead_letters"]),
+            dead_letters=len(letters),
             recovery_seconds=self._recovery_seconds,
             audit=audit,
             wrong=wrong,

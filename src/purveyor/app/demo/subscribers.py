@@ -20,12 +20,12 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from purveyor.app.demo.system import Step
-from purveyor.app.subscription_source import SubscriptionSource
 from purveyor.client import Consumer, ConsumerOptions, Message
+from purveyor.delivery.pull import open_pull
 from purveyor.jetstream.address import Address
 from purveyor.model.event import Event
 from purveyor.queues.client import connect
-from purveyor.stages import Context, Retry, SqlStore, Stages
+from purveyor.stages import Context, Retry, SqlStore, Stages, SubscriptionSource
 
 
 @dataclass(slots=True)
@@ -172,9 +172,9 @@ async def fill_table(address: Address, database: Path, check: DeliveryCheck) -> 
     async with store.engine.begin() as connection:
         await connection.execute(text("CREATE TABLE people (key TEXT PRIMARY KEY, uid TEXT, dn TEXT)"))
         await connection.execute(text("CREATE TABLE changes (position INTEGER, key TEXT)"))
-    async with connect(address, name="purveyor-demo-stage") as queues:
+    async with connect(address, name="purveyor-demo-stage") as queues, open_pull(queues) as pull:
         stages = Stages(queues, store=store, app="demo")
-        source = SubscriptionSource(queues, check.name)
+        source = SubscriptionSource(queues, check.name, pull)
         people = stages.terminator("people.keep", message=Event, source=source)
 
         @people.last_stage(exactly_once=True, retry=Retry.in_order())

@@ -54,11 +54,11 @@ class DemoSystem:
             if answer.status != 201:
                 raise ServerFailed(f"{body['name']} was refused: {await answer.text()}")
 
-    async def call(self, *words: str) -> dict[str, Any]:
+    async def call(self, *words: str) -> Any:
         """Run a command of this program, and return its JSON."""
         return await asyncio.to_thread(self._call, words)
 
-    def _call(self, words: tuple[str, ...]) -> dict[str, Any]:
+    def _call(self, words: tuple[str, ...]) -> Any:
         done = subprocess.run(self._command(words), capture_output=True, text=True, env=environment(), check=False)
         return _parse_output(words, done.stdout, done.stderr)
 
@@ -89,11 +89,10 @@ class DemoSystem:
         return [*PROGRAM, "--data-dir", str(self.directory), *words]
 
 
-def _parse_output(words: tuple[str, ...], out: str, err: str) -> dict[str, Any]:
+def _parse_output(words: tuple[str, ...], out: str, err: str) -> Any:
     if not out.strip():
         raise ServerFailed(f"`purveyor {' '.join(words)}` failed: {err.strip()}", fix="run it by hand")
-    parsed: dict[str, Any] = json.loads(out)
-    return parsed
+    return json.loads(out)
 
 
 @contextlib.asynccontextmanager

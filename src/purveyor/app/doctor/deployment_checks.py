@@ -1,14 +1,16 @@
 """Checks of a deployment: the NATS server (connection, rights, limits, clock, queues) and the files of the pipeline."""
 
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from purveyor.app.doctor.conditions import judge
 from purveyor.app.doctor.machine_checks import Finding, note, ok, warning, wrong
+from purveyor.app.doctor.observation import observe, suspended_process
+from purveyor.app.running_parts import NATS, running_parts
 from purveyor.app.settings import Settings
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.api import account, clock_offset_seconds
@@ -28,12 +30,15 @@ from purveyor.model.errors import (
     UnreadableRecord,
 )
 from purveyor.model.event import SUBJECT
+from purveyor.model.extras import install_line
+from purveyor.model.file_lock import process_exists
 from purveyor.queues.catalogue import incoming, internal_queues
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.migration.plan import Change
 from purveyor.queues.migration.record import CONTINUES
 from purveyor.queues.permissions import API, PIPELINE, SOURCES
+from purveyor.queues.registry import Snapshot, read_snapshot
 
 if TYPE_CHECKING:
     from purveyor.spark.offsets import StreamView
@@ -42,7 +47,6 @@ _WARN_USAGE_SHARE: Final = 0.8
 _MIN_PAYLOAD_BYTES: Final = 1 << 20
 _CLOCK_WARN_SECONDS: Final = 1.0
 _CLOCK_WRONG_SECONDS: Final = 5.0
-_OLD_EVENT_SECONDS: Final = 3600.0
 _MISSING_STREAM: Final = "purveyor-doctor-stores-nothing"
 """A stream that does not exist: the server refuses a message that requires it, also if publishing is allowed."""
 
@@ -67,7 +71,19 @@ async def check_server(
         report = warning if settings.nats_dir.exists() else note
         yield report("nats", error.message, "`purveyor up` starts one; or set PURVEYOR_NATS_URL")
     except PurveyorError as error:
-        yield wrong("nats", error.message, error.fix or "is the server running?")
+        suspended = _suspended_server(settings)
+        fix = error.fix or "is the server running?"
+        if suspended is not None:
+            fix = f"process {suspended} is suspended; continue it: `kill -CONT {suspended}`"
+        yield wrong("nats", error.message, fix)
+
+
+def _suspended_server(settings: Settings) -> int | None:
+    """Return the process of the embedded server on this machine if a signal suspended it."""
+    if settings.nats_url is not None:
+        return None
+    found = (suspended_process(part.pid) for part in running_parts(settings.data_dir, NATS))
+    return next((pid for pid in found if pid is not None), None)
 
 
 async def _check_connected(queues: Queues, settings: Settings) -> AsyncIterator[Finding]:
@@ -92,7 +108,7 @@ async def _check_connected(queues: Queues, settings: Settings) -> AsyncIterator[
         yield finding
     async for finding in check_dead_letters(queues):
         yield finding
-    for finding in _find_old_events(usages):
+    async for finding in check_progress(queues, usages, settings):
         yield finding
 
 
@@ -226,38 +242,44 @@ async def check_dead_letters(queues: Queues) -> AsyncIterator[Finding]:
     except PermissionDenied:
         return
     if count:
-        text = f"{count} dead letters wait for a decision"
+        text = f"{count} dead {'letter waits' if count == 1 else 'letters wait'} for a decision"
         yield note("dead letters", text, "`purveyor dlq list` shows them with their reasons")
 
 
-def _find_old_events(usages: Sequence[StreamUsage]) -> list[Finding]:
-    """Report events that have waited too long for the pipeline."""
-    found = []
-    for usage in usages:
-        age = 0.0 if usage.oldest is None else (datetime.now(UTC) - usage.oldest).total_seconds()
-        if usage.stream == incoming().stream and age > _OLD_EVENT_SECONDS:
-            text = f"the oldest event in incoming is {age / 3600:.1f} hours old"
-            fix = "is `purveyor serve pipeline` running, dispatch and archive? See logs/ of its data directory"
-            found.append(warning("queues", text, fix))
-    return found
+async def check_progress(queues: Queues, usages: Sequence[StreamUsage], settings: Settings) -> AsyncIterator[Finding]:
+    """Check whether the parts and the subscriptions make progress."""
+    try:
+        seen = await observe(queues, await read_snapshot(queues, Snapshot()), usages)
+    except PermissionDenied as error:
+        yield note("pipeline", f"progress cannot be read: {error.message}", "use the credentials of an administrator")
+        return
+    for condition in judge(seen, group=settings.dispatcher_group, archive_seconds=settings.archive_seconds):
+        yield condition.finding()
 
 
 AskApi = Callable[[str], dict[str, Any]]
 """Sends a request to the JetStream API of the server, such as `STREAM.INFO.<stream>`."""
 
+_NO_CHECKPOINTS: Final = note("checkpoints", "none: the pipeline has not run on this data directory")
+
 
 def check_pipeline(settings: Settings, ask_api: AskApi | None) -> Iterator[Finding]:
     """Check the files of the pipeline; without a server only those on this machine."""
-    from purveyor.pipeline.checkpoints import REPLACED  # noqa: PLC0415 - it brings Spark
-
     directory = settings.data_dir / "checkpoints"
     found = sorted(path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
-    names = [name for name in found if REPLACED not in name]
-    if not names:
-        yield note("checkpoints", "none: the pipeline has not run on this data directory")
-    for name in names:
-        yield _check_checkpoint(directory / name, settings.data_dir / "archive", ask_api)
-    yield from _check_status(settings.data_dir)
+    if not found:
+        yield _NO_CHECKPOINTS
+    elif find_spec("pyspark") is None:
+        yield note("checkpoints", f"{len(found)} not checked: pyspark is not installed", install_line("spark"))
+    else:
+        from purveyor.pipeline.checkpoints import REPLACED  # noqa: PLC0415 - it brings Spark
+
+        names = [name for name in found if REPLACED not in name]
+        for name in names:
+            yield _check_checkpoint(directory / name, settings.data_dir / "archive", ask_api)
+        if not names:
+            yield _NO_CHECKPOINTS
+    yield from _check_status(settings.data_dir, is_server_there=ask_api is not None)
 
 
 def _check_checkpoint(path: Path, archive: Path, ask_api: AskApi | None) -> Finding:
@@ -324,8 +346,8 @@ def _floor(ask_api: AskApi, request: str) -> int | None:
         return None
 
 
-def _check_status(data_dir: Path) -> Iterator[Finding]:
-    """Check the last status of a pipeline on this machine."""
+def _check_status(data_dir: Path, *, is_server_there: bool) -> Iterator[Finding]:
+    """Check the last status of a pipeline on this machine. With a server, the status board there says more."""
     for path in sorted(data_dir.glob("pipeline-status*.json")):
         try:
             status = json.loads(path.read_text(encoding="utf-8"))
@@ -333,22 +355,13 @@ def _check_status(data_dir: Path) -> Iterator[Finding]:
         except (OSError, ValueError, KeyError, TypeError):
             yield warning("pipeline", f"{path.name} cannot be read", "the pipeline replaces it while it runs")
             continue
-        if not _is_alive(pid):
-            yield warning("pipeline", f"process {pid} has ended unexpectedly", "start `purveyor serve pipeline`")
+        if not process_exists(pid):
+            fix = "start `purveyor serve pipeline`; under `purveyor up` it starts by itself"
+            yield warning("pipeline", f"process {pid} has ended unexpectedly", fix)
             continue
-        for part in parts:
+        for part in () if is_server_there else parts:
             text = f"{part.get('part')} is {part.get('state')}"
             if part.get("error"):
                 yield warning("pipeline", f"{text}: {part['error']}", f"see {data_dir / 'logs' / 'pipeline.log'}")
             else:
                 yield ok("pipeline", text)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

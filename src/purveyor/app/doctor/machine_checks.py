@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from purveyor import __version__
+from purveyor.app.running_parts import API, running_api
 from purveyor.app.settings import Settings
 from purveyor.jetstream.server.config import local_address
 from purveyor.jetstream.server.process import find_server
@@ -195,11 +196,11 @@ class _ServicePort:
 
 
 def check_ports(settings: Settings) -> Iterator[Finding]:
-    """Check whether the ports of API and metrics are free or used by Purveyor."""
-    if settings.api_port:
+    """Check whether the ports of API and metrics are free or used by Purveyor. `check_api` checks an API that runs."""
+    if settings.api_port and running_api(settings.data_dir) is None:
         tls = settings.api_tls_cert is not None
-        yield _port(_ServicePort("api", settings.api_host, settings.api_port, "/healthz", "--port", tls))
-    if settings.metrics_port is not None:
+        yield _port(_ServicePort(API, settings.api_host, settings.api_port, "/healthz", "--port", tls))
+    if settings.metrics_port:
         host, port = settings.metrics_host, settings.metrics_port
         yield _port(_ServicePort("metrics", host, port, "/metrics", "PURVEYOR_METRICS_PORT"))
 
@@ -214,6 +215,9 @@ def _port(service: _ServicePort) -> Finding:
             "ports", f"{service.about}: {error.message}", error.fix or f"choose another with {service.setting}"
         )
     if _is_purveyor(service):
+        if service.about == API:
+            text = f"an API answers at {where}, but none that runs on this data directory"
+            return note("ports", text, "check --data-dir, or choose another port for this one with --port")
         return ok("ports", f"{service.about}: Purveyor answers at {where}")
     fix = f"stop it, or choose another with {service.setting}"
     return wrong("ports", f"{service.about}: another program listens at {where}", fix)

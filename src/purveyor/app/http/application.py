@@ -13,7 +13,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -24,12 +25,14 @@ from purveyor import __version__
 from purveyor.app.console.console import Console, ConsoleOptions
 from purveyor.app.console.console_login import ConsoleMiddleware
 from purveyor.app.http import (
+    attempts,
     context,
     dead_letters,
     events,
     messages,
     problems,
     schemas,
+    subscription_status,
     subscriptions,
     tokens,
     topics,
@@ -39,6 +42,7 @@ from purveyor.app.http.context import AuthMiddleware, Services
 from purveyor.app.http.messages import FastPath
 from purveyor.app.http.problems import document_errors
 from purveyor.app.push_input import PushInput
+from purveyor.app.telemetry.part_metrics import PartMetrics
 from purveyor.app.telemetry.prometheus import CONTENT_TYPE, render
 from purveyor.app.telemetry.queue_metrics import server_up
 from purveyor.delivery.credentials import Credentials, PasswordHasher, ended_session
@@ -46,6 +50,7 @@ from purveyor.delivery.subscription_changes import RegistrationCache
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError, ServerUnavailable, Unavailable
 from purveyor.model.event import SUBJECT
+from purveyor.queues.catalogue import DEFAULT_GROUP
 from purveyor.queues.client import Queues, connect
 
 _log = logging.getLogger(__name__)
@@ -53,6 +58,8 @@ _RECONNECT_INTERVAL_SECONDS: Final = 1.0
 _CONNECTION_CHECK_INTERVAL_SECONDS: Final = 2.0
 _WATCH_START_TIMEOUT_SECONDS: Final = 5.0
 _TOKEN_CLEANUP_INTERVAL_SECONDS: Final = 3600.0
+_READINESS_TIMEOUT_SECONDS: Final = 2.0
+"""A probe and `purveyor doctor` get an answer within this time also while the NATS server hangs."""
 _DESCRIPTION: Final = """Every change, to every subscriber, in order, once.
 
 Log in with HTTP Basic, or with a token: `Authorization: Bearer <token>`. A subscription logs in with its name. Every
@@ -83,6 +90,11 @@ class ApiOptions:
     """How long to keep dead letters; zero: for ever; None: as the queue is configured."""
     console: ConsoleOptions | None = None
     """With it, the API serves the console at `/`."""
+    data_dir: Path | None = None
+    """Where other processes announce their metrics, which the API includes in its own; None: it includes none."""
+    dispatcher_group: str = DEFAULT_GROUP
+    archive_seconds: float = 2.0
+    """How long the archive of this deployment may collect events."""
 
 
 class Api:
@@ -99,6 +111,7 @@ class Api:
         self.authenticator = authenticator
         self.push = options.push
         self.console: Console | None = None
+        self.part_metrics = PartMetrics(options.data_dir)
         self.stopping = asyncio.Event()
         """Set it to answer long polls at once."""
 
@@ -255,7 +268,10 @@ def _build_routes(api: Api) -> FastAPI:
     )
     problems.install(app)
     # The busiest first: the router tries them in order.
-    for part in (messages, events, subscriptions, dead_letters, schemas, topics, tokens):
+    for part in (
+        *(messages, events, subscriptions, subscription_status, dead_letters),
+        *(attempts, schemas, topics, tokens),
+    ):
         app.include_router(part.router)
     app.include_router(probes_router)
     generate = app.openapi
@@ -301,6 +317,21 @@ class Health(BaseModel):
     status: str = "ok"
 
 
+class DegradedThing(BaseModel):
+    """Something in the deployment that does not work, and what to do."""
+
+    about: str
+    text: str
+    fix: str | None = None
+
+
+class ReadinessBody(BaseModel):
+    """Whether the API can serve requests (else it answers 503), and what does not work in its deployment."""
+
+    status: Literal["ready", "degraded"]
+    degraded: list[DegradedThing]
+
+
 @probes_router.get("/healthz")
 async def healthz() -> Health:
     """The process is alive. Restarting it would not solve any other problem."""
@@ -308,20 +339,39 @@ async def healthz() -> Health:
 
 
 @probes_router.get("/readyz", responses=document_errors())
-async def readyz(request: Request) -> Health:
-    """The NATS server answers, so the API can serve requests. 503 otherwise."""
+async def readyz(request: Request) -> ReadinessBody:
+    """The NATS server answers, so the API can serve requests. 503 otherwise.
+
+    `degraded` lists what else does not work, such as a part of the pipeline that hangs or an endpoint that is down.
+    The status stays 200 then: another API process would serve the requests no better, so a load balancer must keep
+    this one.
+    """
     services = context.services(request)
-    await services.queues.connection.wait_until_connected(0.1)
-    await services.queues.streams.names(subject=SUBJECT)
-    return Health(status="ready")
+    try:
+        async with asyncio.timeout(_READINESS_TIMEOUT_SECONDS):
+            await services.queues.connection.wait_until_connected(0.1)
+            await services.queues.streams.names(subject=SUBJECT)
+    except TimeoutError:  # it is suspended, or its machine does not answer
+        raise ServerUnavailable("the NATS server does not answer", fix="find out why: `purveyor doctor`") from None
+    found = [
+        DegradedThing(about=each.about, text=each.fact, fix=each.fix) for each in await services.readiness.degraded()
+    ]
+    return ReadinessBody(status="degraded" if found else "ready", degraded=found)
 
 
 @probes_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Metrics for Prometheus. While the NATS server does not answer, `purveyor_nats_up` is 0."""
+    """Metrics for Prometheus, with those of the pipeline and of push under `purveyor up`.
+
+    While the NATS server does not answer, `purveyor_nats_up` is 0.
+    """
+    api: Api = request.scope[context.API]
     try:
-        found = await context.services(request).queue_metrics.read()
+        found = await api.services.queue_metrics.read()
     except Unavailable:  # the API has not reached the server yet
         found = [server_up(there=False)]
-    page = await asyncio.to_thread(render, found)  # thousands of lines: keep the event loop free
+    parts = await api.part_metrics.read()
+    page = await asyncio.to_thread(
+        render, [*found, parts.up], parts.pages
+    )  # thousands of lines: keep the event loop free
     return Response(page, headers={"Content-Type": CONTENT_TYPE})

@@ -10,12 +10,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from purveyor.app.doctor.readiness import Readiness
 from purveyor.app.http.authentication import Authenticator, Backend, Principal, Role
 from purveyor.app.http.problems import Problem, answer_to
 from purveyor.app.push_input import PushInput
@@ -136,6 +137,23 @@ class Services:
     schema_cache: SchemaCache
     registry_snapshots: RegistrySnapshots
     queue_metrics: QueueMetrics
+    readiness: Readiness
+
+
+class ApiObjects(Protocol):
+    """The objects of an API process that its routes and its console use."""
+
+    @property
+    def services(self) -> Services:
+        """The services. Raise `Unavailable` before the API has reached the NATS server."""
+
+    @property
+    def authenticator(self) -> Authenticator:
+        """The authenticator."""
+
+    @property
+    def push(self) -> PushInput:
+        """The check of push settings."""
 
 
 class RawJson(Response):
@@ -152,6 +170,12 @@ def json_response(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response
     """Return a JSON answer without validating it against a model."""
     data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     return Response(data, status, media_type="application/json")
+
+
+def api(request: Request) -> ApiObjects:
+    """Return the objects of the process."""
+    found: ApiObjects = request.scope[API]
+    return found
 
 
 def services(request: Request) -> Services:

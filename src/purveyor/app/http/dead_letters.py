@@ -87,6 +87,7 @@ class ReportBody(BaseModel):
     gone: int = Field(description="another request had already retried or discarded them")
     targets: dict[str, int] = Field(description="the number of messages that go back, by subject")
     failed: list[FailureBody]
+    next: int | None = Field(default=None, description="more dead letters match: pass it as `after`")
 
 
 class DeadLetterQuery(RequestBody):
@@ -115,6 +116,7 @@ class DeadLetterSelection(RequestBody):
     reason: Reason | None = None
     all: bool = False
     dry_run: bool = Field(default=False, description="report the result without doing anything")
+    after: Annotated[int, Field(ge=0, lt=1 << 63, description="only those after this id")] = 0
     limit: Annotated[int, Field(ge=1, le=MAX_PER_REQUEST, description="at most this number, the oldest first")] = (
         MAX_PER_REQUEST
     )
@@ -212,8 +214,9 @@ async def _run(
             "`all` contradicts the other conditions" if chosen else "the request does not say which dead letters",
             fix="give ids, a reason, or all",
         )
-    report = await deal(choice, dry_run=given.dry_run, limit=None if choice.ids else given.limit)
-    return context.json_response({"dry_run": given.dry_run, **report_json(report)})
+    limit = None if choice.ids else given.limit
+    report = await deal(choice, dry_run=given.dry_run, after=given.after, limit=limit)
+    return context.json_response({"dry_run": given.dry_run, **report_json(report), "next": report.next})
 
 
 def _to_filter(given: AnyDeadLetterSelection) -> DeadLetterFilter:

@@ -123,7 +123,6 @@ async def publish(request: Request) -> Response:
     """
     who = context.require_role(request, Role.EVENTS)
     services = context.services(request)
-    publisher = services.events
     data = await request.body()
     by_lines = request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON
     work = (data, by_lines, _idempotency_key(request), _Publisher(who, services.schema_cache.validator))
@@ -132,18 +131,23 @@ async def publish(request: Request) -> Response:
     trace = (event_trace(events[0]) if one else tracing.NO_TRACE) or tracing.read_carrier(request.headers.get)
     with tracing.span("accept", trace, events=len(events)) as onward:
         if one:
-            receipt = await publisher.publish(events[0], who.login, onward)
-            answer: dict[str, Any] = {
-                "position": receipt.sequence,
-                "id": events[0].id,
-                "duplicate": receipt.duplicate,
-            }
+            answer: dict[str, Any] = await publish_one(services, events[0], who.login, onward)
         else:
-            stored = await publisher.publish_batch(events, who.login, onward)
+            stored = await services.events.publish_batch(events, who.login, onward)
             answer = {"position": stored.position, "stored": stored.stored, "duplicates": stored.duplicates}
         _log.debug("stored %d events", len(events), extra={"login": who.login, **answer})
-    services.schema_cache.record_topics_in_background(each.event for each in events)
+    if not one:
+        services.schema_cache.record_topics_in_background(each.event for each in events)
     return context.json_response(answer, HTTPStatus.ACCEPTED)
+
+
+async def publish_one(
+    services: context.Services, event: IncomingEvent, login: str, trace: tracing.Carrier = tracing.NO_TRACE
+) -> dict[str, Any]:
+    """Store one checked event, and return the answer in the form of `Accepted`. The console publishes here as well."""
+    receipt = await services.events.publish(event, login, trace)
+    services.schema_cache.record_topics_in_background([event.event])
+    return {"position": receipt.sequence, "id": event.id, "duplicate": receipt.duplicate}
 
 
 def _idempotency_key(request: Request) -> str | None:

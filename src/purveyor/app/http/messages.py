@@ -9,7 +9,6 @@ invalid request, goes through FastAPI, which validates it.
 """
 
 import asyncio
-import base64
 import logging
 import re
 from collections.abc import Awaitable
@@ -17,7 +16,6 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal, TypeVar, assert_never
 
-import msgspec
 from fastapi import APIRouter, FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Message, Receive, Scope, Send
@@ -27,11 +25,12 @@ from purveyor.app.http.context import count_response
 from purveyor.app.http.events import EventBody
 from purveyor.app.http.models import LeaseSeconds, RequestBody, Seconds, Sequence, Wait
 from purveyor.app.http.problems import answer_to, document_errors
+from purveyor.app.json_views import lease_fields, message_json
 from purveyor.delivery.pull import DEFAULT_INSTANCE, MAX_LEASE_MESSAGES, DeliveredMessage, PullService
-from purveyor.jetstream.headers import EVENT_ID, first
-from purveyor.model import json_fields, tracing
+from purveyor.jetstream.headers import first
+from purveyor.model import tracing
 from purveyor.model.errors import WindowFull, describe
-from purveyor.model.json_fields import Json
+from purveyor.model.message_headers import EVENT_ID
 from purveyor.model.metrics import HTTP_REQUESTS
 
 router = APIRouter(prefix="/v1/subscriptions/{name}/messages", tags=["messages"])
@@ -40,9 +39,6 @@ _INSTANCE: Final = INSTANCE.lower().encode()
 _log = logging.getLogger(__name__)
 _QUICK_ANSWER_SECONDS: Final = 0.05
 _SEQUENCE: Final = Path(ge=0, lt=1 << 63)
-_MAX_NUMBER_DIGITS: Final = 4300
-_HUGE_NUMBER: Final = re.compile(rb"[0-9]{%d}" % (_MAX_NUMBER_DIGITS + 1))
-"""A number that Python clients refuse to parse."""
 _ERRORS: Final = (
     HTTPStatus.NOT_FOUND,
     HTTPStatus.CONFLICT,
@@ -98,6 +94,7 @@ class LeasedMessage(MessageBody):
     """A message with its lease."""
 
     position: int | None = Field(description="the position of its event in the queue `incoming`")
+    event_id: str | None = Field(description="the id of its event, if it has one")
     lease_id: str
     lease_until: datetime
     traceparent: str | None = Field(default=None, description="the trace of its event, if it has one")
@@ -120,13 +117,6 @@ class Acknowledged(BaseModel):
     """The number of messages that this request acknowledged."""
 
     acknowledged: int
-
-
-class _Object(msgspec.Struct):
-    """Any JSON object: msgspec checks its syntax and keeps no field."""
-
-
-_check_object: Final = msgspec.json.Decoder(_Object).decode
 
 
 @router.get("/next", response_model=MessageBody | None, responses=document_errors(*_ERRORS))
@@ -196,7 +186,7 @@ async def lease(request: Request, name: str, given: LeaseRequest) -> Response:
                 pass
         for each in found:
             try:
-                parts.append(message_json(each, {**_lease_fields(each), **tracing.carrier_from_headers(each.headers)}))
+                parts.append(message_json(each, {**lease_fields(each), **tracing.carrier_from_headers(each.headers)}))
             except Exception as error:  # noqa: BLE001 - one broken message must not block the others
                 await _park(pull, name, each, error)
     return Response(b'{"messages":[' + b",".join(parts) + b"]}", media_type="application/json")
@@ -212,13 +202,16 @@ async def _park(pull: PullService, name: str, message: DeliveredMessage, error: 
 async def settle_message(
     request: Request, name: str, sequence: Annotated[int, _SEQUENCE], given: StatusReport
 ) -> Response:
-    """Acknowledge, retry or reject a message, or extend its lease. For: the subscription.
+    """Acknowledge, retry or reject a message, or extend its lease. For: the subscription; `retry` also for admin.
 
-    `ok`: the message is handled and never delivered again. `retry`: deliver it again after `delay` seconds. `reject`:
-    it becomes a dead letter. `extend`: keep it for another lease. 404: there is no such message, or it is already
-    acknowledged. 409: another instance has leased it.
+    `ok`: the message is handled and never delivered again. `retry`: deliver it again after `delay` seconds, also if it
+    waits for a longer delay now. `reject`: it becomes a dead letter. `extend`: keep it for another lease. 404: there is
+    no such message, or it is already acknowledged. 409: another instance has leased it.
     """
-    context.require_owner(request, name)
+    if given.status == "retry":
+        context.require_owner_or_admin(request, name)
+    else:
+        context.require_owner(request, name)
     if not tracing.is_enabled():
         return await _settle(request, name, sequence, given)
     trace = tracing.read_carrier(request.headers.get)
@@ -253,37 +246,6 @@ async def settle_many(request: Request, name: str, given: BulkStatusReport) -> R
     pull = context.services(request).pull
     count = await pull.acknowledge_up_to(name, given.up_to, instance=_instance(request))
     return context.json_response({"acknowledged": count})
-
-
-def message_json(message: DeliveredMessage, more: Json) -> bytes:
-    """Return a message with the fields that the delivery adds. A body that is no JSON object is sent in base64."""
-    added = b'"sequence_number":%d,"num_delivered":%d}' % (message.sequence, message.num_delivered)
-    if more:
-        added = json_fields.dump(more)[1:-1] + b"," + added
-    body = message.data.strip()
-    if not _is_object(body):
-        body = json_fields.dump({"raw": base64.b64encode(message.data).decode()})
-    inner = body[1:-1].strip()
-    return b"{" + inner + (b"," if inner else b"") + added
-
-
-def _is_object(body: bytes) -> bool:
-    """Return whether a body is a JSON object that clients can parse: one broken body would spoil an answer of many."""
-    try:
-        if not body.isascii():
-            body.decode()
-        _check_object(body)
-    except (ValueError, RecursionError):
-        try:  # this parser accepts lone surrogates, which msgspec refuses
-            return isinstance(json_fields.load(body.decode()), dict)
-        except (ValueError, RecursionError):
-            return False
-    return len(body) < _MAX_NUMBER_DIGITS or _HUGE_NUMBER.search(body) is None
-
-
-def _lease_fields(message: DeliveredMessage) -> Json:
-    assert message.until is not None
-    return {"position": message.position, "lease_id": message.lease, "lease_until": message.until.isoformat()}
 
 
 def _trace_headers(name: str, message: DeliveredMessage) -> tracing.Carrier:

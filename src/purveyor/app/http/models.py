@@ -3,12 +3,14 @@
 These models check the form of a body. `purveyor.model` (`Subscription.from_json` and others) checks the rules.
 """
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from purveyor.app.json_views import expired_json, replay_json
 from purveyor.app.push_input import PushInput
+from purveyor.app.subscription_input import changed_definition, new_definition
 from purveyor.delivery.pull import MAX_WAIT_SECONDS
 from purveyor.model.ack_ranges import Expired
 from purveyor.model.control_events import ReplayPoint
@@ -20,7 +22,6 @@ from purveyor.model.delivery_policy import (
     MOST_ENDPOINTS,
     SHORTEST_ACK_DEADLINE_SECONDS,
     SHORTEST_RETENTION_SECONDS,
-    Delivery,
 )
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json, check_json, check_surrogates
@@ -148,11 +149,24 @@ class PushBody(BaseModel):
         return given
 
 
+class EndpointFailureBody(BaseModel):
+    """An endpoint that accepts no messages: since when, the failed attempts, and how the last one ended."""
+
+    endpoint: str
+    since: str
+    attempts: int
+    status: int | None = Field(default=None, description="the status of the last answer")
+    error: str | None = Field(default=None, description="why there was no answer")
+    breaker: str = Field(description="closed, open or half open")
+    window: int = Field(description="how many messages may be in flight")
+
+
 class PushProblemBody(BaseModel):
-    """Why a push worker sends nothing, and since when."""
+    """Why a push worker sends nothing, and since when; with the endpoints that accept no messages."""
 
     reason: str
     since: str
+    endpoints: list[EndpointFailureBody] = Field(default_factory=list)
 
 
 class PushView(BaseModel):
@@ -186,6 +200,11 @@ class Options(RequestBody):
         default=None, description="an unacknowledged message expires after these seconds; null: never"
     )
 
+    @property
+    def push_settings(self) -> Json:
+        """The push settings with secrets in clear, if they are given."""
+        return {} if self.push is None else {"push": self.push.settings()}
+
 
 class NewSubscription(Options):
     """A subscription to add."""
@@ -206,15 +225,22 @@ class NewSubscription(Options):
     name: str = Field(json_schema_extra={"pattern": _NAME_PATTERN})
     realms_topics: list[TopicBody] = Field(min_length=1)
     request_prefill: bool = False
-    password: Password
+    password: Password | None = Field(
+        default=None, description="its login; without one no client can pull its messages, which suits push"
+    )
+
+    @field_validator("password", mode="before")
+    @classmethod
+    def _check_not_null(cls, given: object) -> object:
+        """Refuse null: it comes from a program whose password is missing. No password is the missing field."""
+        if given is None:
+            raise ValueError("a password is not null: leave it out for a subscription without a login")
+        return given
 
     def definition(self, push_input: PushInput, existing: Subscription | None = None) -> Subscription:
         """Return the checked definition. `existing` is the stored subscription of this name, if any."""
         given = self.model_dump(mode="json", exclude={"password", "push"}, exclude_none=True)
-        if self.push is not None:
-            push = push_input.parse_new(self.push.settings(), None if existing is None else existing.push)
-            given["push"] = push.to_json()
-        return Subscription.from_json(given)
+        return new_definition({**given, **self.push_settings}, push_input, existing)
 
 
 class SubscriptionChange(Options):
@@ -224,11 +250,18 @@ class SubscriptionChange(Options):
         json_schema_extra={
             "examples": [
                 {"filter": {"fields": {"department": ["it"]}}},
+                {"realms_topics": [{"realm": "udm", "topic": "users/.*"}], "prefill_new_topics": True},
                 {"password": "the next secret", "password_grace_seconds": 3600},
             ]
         }
     )
 
+    realms_topics: Annotated[list[TopicBody], Field(min_length=1)] | None = Field(
+        default=None, description="all topics that it has from now on"
+    )
+    prefill_new_topics: bool = Field(
+        default=False, description="deliver the current state of the objects of new topics first"
+    )
     paused: bool | None = None
     password: Password | None = None
     password_grace_seconds: Seconds = Field(
@@ -240,19 +273,11 @@ class SubscriptionChange(Options):
     def options(self) -> Json:
         """The options of the definition that the request sets."""
         given = self.model_dump(mode="json", exclude_unset=True)
-        return {name: given[name] for name in Options.model_fields if name in given}
+        return {name: given[name] for name in ("realms_topics", *Options.model_fields) if name in given}
 
     def apply_to(self, to: Subscription, push_input: PushInput) -> Subscription:
         """Return the checked definition with the changes."""
-        changed, options = to.to_json(), self.options
-        if "delivery" in options and "order_by" not in options:
-            changed.pop("order_by", None)
-        if "delivery" in options and options["delivery"] != Delivery.PUSH.value:
-            changed.pop("push", None)
-        changed |= options
-        if self.push is not None:
-            changed["push"] = push_input.parse_change(self.push.settings(), to.push).to_json()
-        return Subscription.from_json({name: value for name, value in changed.items() if value is not None})
+        return changed_definition(to, {**self.options, **self.push_settings}, push_input)
 
 
 class ExpiredBody(BaseModel):
@@ -261,6 +286,16 @@ class ExpiredBody(BaseModel):
     count: int
     position: int | None = Field(description="the position of the newest one")
     last: datetime = Field(description="when the last one expired")
+
+
+class ReplayBody(BaseModel):
+    """A replay. While it runs, the API delivers nothing; then it delivers the replayed events first."""
+
+    job: str
+    status: Literal["running", "done", "failed"]
+    written: int
+    total: int | None = Field(description="the number of events, when it is done")
+    reason: str | None = Field(description="why it failed")
 
 
 class SubscriptionBody(BaseModel):
@@ -284,6 +319,7 @@ class SubscriptionBody(BaseModel):
     request_prefill: bool
     prefill_queue_status: Literal["pending", "running", "failed", "done"]
     prefill_queue_reason: str | None = Field(default=None, description="why the prefill failed")
+    replay: ReplayBody | None = Field(default=None, description="the replay that runs, or ran last")
     filter: FilterBody | None = None
     hidden_fields: list[str] | None = None
     delivery: Literal["ordered", "parallel", "push"] | None = None
@@ -296,6 +332,10 @@ class SubscriptionBody(BaseModel):
     expired: ExpiredBody | None = Field(default=None, description="messages that expired")
     paused: bool | None = Field(default=None, description="true: the API delivers no messages now")
     pause_reason: str | None = Field(default=None, description="the reason, if Purveyor paused it")
+    in_force_after: int | None = Field(
+        default=None,
+        description="the position behind which topics, filter and hidden fields are in force, if they were changed",
+    )
     suspended: dict[str, Any] | None = Field(
         default=None, description="the dispatcher writes nothing to its queue: from which position on, and why"
     )
@@ -311,9 +351,12 @@ def subscription_json(found: Registered, expired: Expired | None = None) -> Json
     body: Json = {**found.record.definition.to_public_json(), "prefill_queue_status": status.value}
     if status is PrefillStatus.FAILED and found.prefill is not None:
         body["prefill_queue_reason"] = found.prefill.reason
+    if found.replay is not None:
+        body["replay"] = replay_json(found.replay)
     if expired is not None and expired.count:
-        last = datetime.fromtimestamp(expired.at / 1000, UTC)
-        body["expired"] = {"count": expired.count, "position": expired.position or None, "last": last.isoformat()}
+        body["expired"] = expired_json(expired)
+    if found.record.past:
+        body["in_force_after"] = found.record.past[-1].until
     if found.record.paused:
         body["paused"] = True
         if found.record.pause_reason is not None:
@@ -336,9 +379,9 @@ def unreadable_json(found: Unreadable) -> Json:
 
 
 def prefill_status(found: Registered) -> PrefillStatus:
-    """Return the status of its prefill. Without a requested prefill it is done."""
+    """Return the status of its prefill. Without a requested prefill it is done; a replay comes after the prefill."""
     if found.prefill is not None:
-        return found.prefill.status
+        return PrefillStatus.DONE if found.prefill.is_replay else found.prefill.status
     unfinished = found.record.definition.request_prefill or found.record.state is RecordState.REGISTERING
     return PrefillStatus.PENDING if unfinished else PrefillStatus.DONE
 
@@ -352,6 +395,19 @@ class PrefillReport(RequestBody):
     reason: str | None = Field(default=None, max_length=2000, description="why it failed")
 
 
+class PrefillBody(BaseModel):
+    """How far a prefill is."""
+
+    incarnation: str
+    status: Literal["pending", "running", "failed", "done"]
+    position: int = Field(description="the state as of this position")
+    attempt: int
+    total: int | None = Field(default=None, description="the number of messages, when it is known")
+    written: int
+    reason: str | None = Field(default=None, description="why it failed")
+    job: str | None = None
+
+
 class ReplayFilter(RequestBody):
     """Only events of these topics."""
 
@@ -361,7 +417,7 @@ class ReplayFilter(RequestBody):
 class ReplayRequest(RequestBody):
     """Past events: from a position or a time up to another one, or up to now."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"from": 1200, "to": 1300}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"from": 1, "to": 1300}]})
 
     from_: Annotated[Sequence | Time, Field(alias="from")]
     to: Sequence | Time | None = None

@@ -34,7 +34,7 @@ from purveyor.model.errors import (
     WindowFull,
     WrongRevision,
 )
-from purveyor.sources.http_events import EventTooLarge
+from purveyor.model.event import EventTooLarge
 
 COMMON_ERRORS: Final = (
     HTTPStatus.UNAUTHORIZED,

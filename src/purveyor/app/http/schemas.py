@@ -126,6 +126,7 @@ class SchemaBody(BaseModel):
     realms_topics: list[TopicBody]
     revision: int
     revisions: list[int]
+    revision_created: str = Field(description="when the revision in force was committed")
     definition: dict[str, Any]
 
 

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,13 +11,11 @@ from purveyor.app.http.authentication import Role
 from purveyor.app.http.models import RequestBody
 from purveyor.app.http.problems import document_errors
 from purveyor.app.http.schemas import READERS
-from purveyor.app.json_views import find_topic, list_known_topics, unknown_topic
+from purveyor.app.json_views import LIMIT_REACHED, find_topic, list_known_topics, unknown_topic
 from purveyor.sources.schemas.registry import MAX_TOPICS
 from purveyor.sources.schemas.schema import Topic
 
 router = APIRouter(prefix="/v1/topics", tags=["topics"])
-LIMIT_REACHED: Final = "Purveyor-Limit-Reached"
-"""The header of a full list of topics."""
 
 
 class NewTopic(RequestBody):

@@ -17,7 +17,7 @@ QUEUE_BYTES: Final = MetricInfo("purveyor_queue_bytes", MetricKind.GAUGE, "Size 
 QUEUE_AGE: Final = MetricInfo(
     "purveyor_queue_oldest_age_seconds",
     MetricKind.GAUGE,
-    "Age of the oldest message in a queue; 0 if it is empty",
+    "Age of the oldest message in a queue that a reader has not processed; 0 if there is none",
     ("queue", "kind"),
 )
 QUEUE_WRITTEN: Final = MetricInfo(
@@ -53,6 +53,12 @@ UNREADABLE: Final = MetricInfo(
     "1 for each subscription whose record this process cannot read, because a newer version wrote it",
     ("subscription",),
 )
+PUSH_FAILING: Final = MetricInfo(
+    "purveyor_push_failing_seconds",
+    MetricKind.GAUGE,
+    "For how long a subscription has not been pushed, for each with a push problem or without a push worker",
+    ("subscription",),
+)
 PREFILL_FAILED: Final = MetricInfo(
     "purveyor_subscription_prefill_failed",
     MetricKind.GAUGE,
@@ -60,8 +66,14 @@ PREFILL_FAILED: Final = MetricInfo(
     ("subscription",),
 )
 SERVER_UP: Final = MetricInfo("purveyor_nats_up", MetricKind.GAUGE, "1 if the NATS server answers this process")
+PROCESS_UP: Final = MetricInfo(
+    "purveyor_process_up",
+    MetricKind.GAUGE,
+    "1 if a process whose metrics the API includes answers; 0 if it hangs, or died and was not started again",
+    ("process",),
+)
 PART_UP: Final = MetricInfo(
-    "purveyor_pipeline_part_up", MetricKind.GAUGE, "1 if a part of the pipeline runs", ("part",)
+    "purveyor_pipeline_part_up", MetricKind.GAUGE, "1 if a part of the pipeline runs and answers", ("part",)
 )
 PART_POSITION: Final = MetricInfo(
     "purveyor_pipeline_position", MetricKind.GAUGE, "The position that a part of the pipeline has reached", ("part",)
@@ -125,6 +137,7 @@ BUILD: Final = MetricInfo("purveyor_build_info", MetricKind.GAUGE, "Always 1; th
 SCRAPED: Final = (
     BUILD,
     SERVER_UP,
+    PROCESS_UP,
     QUEUE_MESSAGES,
     QUEUE_BYTES,
     QUEUE_AGE,
@@ -135,6 +148,7 @@ SCRAPED: Final = (
     SUSPENDED,
     UNREADABLE,
     PREFILL_FAILED,
+    PUSH_FAILING,
     PART_UP,
     PART_POSITION,
     PART_LAG,

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Final, assert_never
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from purveyor import __version__
@@ -36,6 +38,7 @@ from purveyor.model.metrics import (
 )
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -50,12 +53,51 @@ class MetricValues:
         self.values[labels] = value
 
 
-def render(looked_up: Iterable[MetricValues] = ()) -> bytes:
-    """Return the page: the given values, the counters of this process, and process statistics."""
+PROCESS_LABEL: Final = "process"
+"""The label of series that come from another process."""
+
+
+def render(looked_up: Iterable[MetricValues] = (), others: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+    """Return the page: the given values, the counters of this process, and process statistics.
+
+    `others` are the pages of other processes by name. Their series get the label `process`.
+    """
     registry = CollectorRegistry()
     registry.register(_StaticCollector([*_build_info(), *_waits(MIGRATION_WAITS), *looked_up], INSTRUMENTS))
     ProcessCollector(registry=registry)
-    return generate_latest(registry)
+    if not others:
+        return generate_latest(registry)
+    families = {family.name: family for family in registry.collect()}
+    for process, page in others.items():
+        for family in _parse(process, page):
+            known = families.setdefault(family.name, family)
+            if known is not family:
+                known.samples.extend(family.samples)
+    return generate_latest(_Families(families.values()))
+
+
+def _parse(process: str, page: bytes) -> list[Metric]:
+    """Return the metrics of a page with the label `process`; none if the page is damaged."""
+    try:
+        families = [*text_string_to_metric_families(page.decode())]
+    except ValueError as error:
+        _log.warning("the metrics of %s cannot be read: %s", process, error)
+        return []
+    for family in families:
+        family.samples = [
+            sample._replace(labels={**sample.labels, PROCESS_LABEL: process}) for sample in family.samples
+        ]
+    return families
+
+
+class _Families(Collector):
+    """Returns metrics that were collected before."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = tuple(families)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
 
 
 def _build_info() -> Iterator[MetricValues]:
@@ -112,7 +154,6 @@ def _histogram_family(metric: MetricInfo, bounds: Sequence[float], values: Mappi
 
 
 PATH: Final = "/metrics"
-_log = logging.getLogger(__name__)
 _BIND_RETRY_SECONDS: Final = 1.0
 _REQUEST_TIMEOUT_SECONDS: Final = 5.0
 
@@ -124,23 +165,27 @@ def _nothing() -> Iterable[MetricValues]:
 
 
 @contextlib.contextmanager
-def serve_metrics(port: int | None, read: Read = _nothing, *, host: str = "127.0.0.1") -> Iterator[None]:
-    """Serve metrics until the end of the block; without a port, do nothing. The server thread calls `read`."""
+def serve_metrics(port: int | None, read: Read = _nothing, *, host: str = "127.0.0.1") -> Iterator[str | None]:
+    """Serve metrics until the end of the block; without a port, do nothing. The server thread calls `read`.
+
+    Port 0 is a free port that only this machine can reach; the block then gets the URL of the page.
+    """
     if port is None:
-        yield
+        yield None
         return
+    server = None if port else _Server(("127.0.0.1", 0), read)
     over = threading.Event()
-    thread = threading.Thread(target=_serve, args=(host, port, read, over), name="metrics", daemon=True)
+    thread = threading.Thread(target=_serve, args=(server, host, port, read, over), name="metrics", daemon=True)
     thread.start()
     try:
-        yield
+        yield None if server is None else f"http://127.0.0.1:{server.server_port}{PATH}"
     finally:
         over.set()
         thread.join(_REQUEST_TIMEOUT_SECONDS)
 
 
-def _serve(host: str, port: int, read: Read, over: threading.Event) -> None:
-    server = _bind(host, port, read, over)
+def _serve(server: "_Server | None", host: str, port: int, read: Read, over: threading.Event) -> None:
+    server = server or _bind(host, port, read, over)
     if server is None:
         return
     with server:

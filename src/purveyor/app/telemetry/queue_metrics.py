@@ -9,14 +9,17 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from purveyor.app.telemetry import metric_catalogue
 from purveyor.app.telemetry.prometheus import MetricValues
+from purveyor.delivery.push.push_reports import PushProblem, read_problems
+from purveyor.jetstream.api import clock_offset_seconds
 from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.jetstream.streams import StreamUsage
+from purveyor.model.delivery_policy import Delivery
 from purveyor.model.errors import PermissionDenied, Unavailable
 from purveyor.model.metrics import ACKNOWLEDGED, DELIVERED, DISPATCHED, REDELIVERED, RETURNED
 from purveyor.model.registration import PrefillStatus, RecordState
@@ -24,6 +27,8 @@ from purveyor.queues.catalogue import STAGE_STREAMS, reserved_names
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.registry import Registered, Snapshot, Unreadable, read_snapshot
+from purveyor.queues.status_board import SILENT_SECONDS, read_notices
+from purveyor.queues.unread import FirstSeen, unread_since
 
 _log = logging.getLogger(__name__)
 _FRESH_SECONDS: Final = 1.0
@@ -59,6 +64,7 @@ class QueueMetrics:
         self._lock = asyncio.Lock()
         self._found: list[MetricValues] = []
         self._found_at = float("-inf")
+        self._first_seen: FirstSeen = {}
 
     async def read(self) -> Sequence[MetricValues]:
         """Return all values, at most a second old."""
@@ -73,8 +79,11 @@ class QueueMetrics:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 await self._queues.connection.wait_until_connected(_TIMEOUT_SECONDS)
                 usage = await self._queues.streams.usage()
+                unread = await unread_since(self._queues, usage, self._first_seen)
                 dead_letters = await DeadLetterStore(self._queues).counts()
                 snapshot = await self._registry.read()
+                problems = await read_problems(self._queues, [*snapshot.subscriptions.values()])
+                is_pushing = await self._is_pushing(usage)
         except (TimeoutError, Unavailable):
             return [server_up(there=False)]
         except PermissionDenied as error:
@@ -85,10 +94,21 @@ class QueueMetrics:
             instrument.keep_only("subscription", names)
         return [
             server_up(there=True),
-            *queue_values(usage, names, datetime.now(UTC)),
+            *queue_values(usage, unread, names, datetime.now(UTC)),
             MetricValues(metric_catalogue.DEAD_LETTERS, {(origin,): count for origin, count in dead_letters.items()}),
             *subscription_values(snapshot),
+            push_values(problems, {} if is_pushing else unpushed_since(snapshot, usage), datetime.now(UTC)),
         ]
+
+    async def _is_pushing(self, usage: Sequence[StreamUsage]) -> bool:
+        """Return whether a push worker has reported lately."""
+        notices = await read_notices(self._queues, "push")
+        ages = [(datetime.now(UTC) - each.at).total_seconds() for each in notices if each.at is not None]
+        youngest = min(ages, default=None)
+        if youngest is None or youngest <= SILENT_SECONDS:
+            return youngest is not None
+        offset = await clock_offset_seconds(self._queues, usage[0].stream)  # a wrong clock looks like a silent worker
+        return youngest + (offset or 0.0) <= SILENT_SECONDS
 
 
 def server_up(*, there: bool) -> MetricValues:
@@ -96,8 +116,10 @@ def server_up(*, there: bool) -> MetricValues:
     return MetricValues(metric_catalogue.SERVER_UP, {(): float(there)})
 
 
-def queue_values(usage: Sequence[StreamUsage], subscriptions: frozenset[str], now: datetime) -> list[MetricValues]:
-    """Return the metrics of Purveyor's queues, without other streams of the server."""
+def queue_values(
+    usage: Sequence[StreamUsage], unread: Mapping[str, datetime], subscriptions: frozenset[str], now: datetime
+) -> list[MetricValues]:
+    """Return the metrics of Purveyor's queues, without other streams of the server. `unread`: see `unread_since`."""
     messages, size, age, written, sealed = (
         MetricValues(metric)
         for metric in (
@@ -115,8 +137,8 @@ def queue_values(usage: Sequence[StreamUsage], subscriptions: frozenset[str], no
         labels = stream_usage.stream.removeprefix(STREAM_PREFIX), kind
         messages.add(stream_usage.messages, *labels)
         size.add(stream_usage.bytes, *labels)
-        # The clock of the server may be ahead.
-        age.add(0.0 if stream_usage.oldest is None else max((now - stream_usage.oldest).total_seconds(), 0.0), *labels)
+        since = unread.get(stream_usage.stream, now)
+        age.add(max((now - since).total_seconds(), 0.0), *labels)  # the clock of the server may be ahead
         written.add(stream_usage.last_sequence, *labels)
         sealed.add(stream_usage.sealed, *labels)
     return [messages, size, age, written, sealed]
@@ -155,13 +177,32 @@ def subscription_values(snapshot: Snapshot) -> list[MetricValues]:
     ]
 
 
+def unpushed_since(snapshot: Snapshot, usage: Sequence[StreamUsage]) -> Mapping[str, datetime]:
+    """Return since when the oldest message of each subscription waits that a push worker should push."""
+    oldest = {each.stream: each.oldest for each in usage if each.messages}
+    found: dict[str, datetime] = {}
+    for name, subscription in snapshot.subscriptions.items():
+        since = oldest.get(f"{STREAM_PREFIX}{name}")
+        is_pushed = subscription.record.definition.delivery is Delivery.PUSH and state_of(subscription) == "active"
+        if since is not None and is_pushed:
+            found[name] = since
+    return found
+
+
+def push_values(problems: Mapping[str, PushProblem], unpushed: Mapping[str, datetime], now: datetime) -> MetricValues:
+    """Return for how long each subscription with a push problem, or without a push worker, has not been pushed."""
+    since = {**unpushed, **{name: problem.since for name, problem in problems.items()}}
+    ages: dict[tuple[str, ...], float] = {(name,): max((now - at).total_seconds(), 0.0) for name, at in since.items()}
+    return MetricValues(metric_catalogue.PUSH_FAILING, ages)
+
+
 def state_of(found: Registered) -> str:
     """Return the most important state of a subscription."""
     if found.record.state is not RecordState.ACTIVE:
         return str(found.record.state.value)
     if found.suspended is not None:
         return "suspended"
-    prefill = found.prefill.status if found.prefill is not None else PrefillStatus.DONE
+    prefill = found.own_prefill.status if found.own_prefill is not None else PrefillStatus.DONE
     if prefill is PrefillStatus.FAILED:
         return "prefill_failed"
     if found.record.paused:

@@ -26,8 +26,10 @@ Line = MutableMapping[str, Any]
 
 
 @contextlib.contextmanager
-def telemetry(settings: Settings, part: str, read: Read | None = None, *, draws: bool = False) -> Iterator[None]:
+def telemetry(settings: Settings, part: str, read: Read | None = None, *, draws: bool = False) -> Iterator[str | None]:
     """Run telemetry until the end of the block. With `read`, serve metrics at the port of the settings.
+
+    The block gets the URL of metrics that the API includes in its own; None if the API does not.
 
     A process that draws on the terminal (`draws`) logs there only if the settings ask for logs: its log file has them.
     """
@@ -37,9 +39,8 @@ def telemetry(settings: Settings, part: str, read: Read | None = None, *, draws:
             level, libraries = (LogLevel.DEBUG,) * 2 if debug else (settings.log_level, LogLevel.WARNING)
             stack.enter_context(configure_logging(settings.log_format, level, {"part": part}, libraries=libraries))
         stack.enter_context(export_traces(settings.otel_endpoint, part))
-        if read is not None:
-            stack.enter_context(serve_metrics(settings.metrics_port, read, host=settings.metrics_host))
-        yield
+        port = None if read is None else settings.metrics_port
+        yield stack.enter_context(serve_metrics(port, read or tuple, host=settings.metrics_host))
 
 
 @contextlib.contextmanager

@@ -202,11 +202,16 @@ class ManagedProcess:
         self._report(event, str(fields.pop("detail", "")), fields)
 
     def _progress(self, fields: Mapping[str, Any]) -> None:
-        """Report a progress line of the pipeline only if it has a new error."""
+        """Report a progress line of the pipeline only if it has a new error, or if the part runs without one again."""
         name, error = str(fields.get("part")), str(fields.get("error") or "")
-        if error and error != self._last_errors.get(name):
-            self._report("trouble", f"{name} {fields.get('state')}: {error}", fields)
-        self._last_errors[name] = error
+        last_error = self._last_errors.get(name, "")
+        if error:
+            if error != last_error:
+                self._report("trouble", f"{name} {fields.get('state')}: {error}", fields)
+            self._last_errors[name] = error
+        elif last_error and fields.get("state") == "running":
+            self._report("recovered", f"{name} runs without an error again", fields)
+            self._last_errors[name] = ""
 
     def _read_error_line(self, line: str) -> None:
         if line.startswith('{"'):

@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from typing import Any, Final, assert_never
 
 from purveyor.delivery.lease_rules import MAX_FAILURES_PER_MESSAGE
-from purveyor.delivery.leases import position_of
+from purveyor.delivery.message_buffer import position_of
 from purveyor.delivery.state_writer import StateWriter
-from purveyor.jetstream.headers import FIRST_FAILED_AT, REDRIVE_COUNT, Headers, first, number
+from purveyor.jetstream.headers import Headers, first, number
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model.delivery_state import FailedDelivery, FailureCause
 from purveyor.model.json_fields import Json
+from purveyor.model.message_headers import FIRST_FAILED_AT, REDRIVE_COUNT
 from purveyor.model.metrics import DEAD_LETTERS as PARKED
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues

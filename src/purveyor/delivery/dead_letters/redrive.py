@@ -27,7 +27,7 @@ from enum import Enum
 from typing import Final
 
 from purveyor.delivery.dead_letters.redrive_target import RedriveTarget, check_accepts, redrive_target
-from purveyor.delivery.leases import dead_letter_id
+from purveyor.delivery.message_buffer import dead_letter_id
 from purveyor.delivery.state_writer import StateWriter, StateWriterCache, Transition
 from purveyor.jetstream.publisher import Expect
 from purveyor.model.delivery_state import DeliveryState

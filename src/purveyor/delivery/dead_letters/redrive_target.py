@@ -15,20 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from purveyor.delivery.subscription_jobs import not_registered
-from purveyor.jetstream.headers import (
-    DEAD_LETTER_SEQUENCE,
-    EVENT_ID,
-    FIRST_FAILED_AT,
-    MSG_ID,
-    ORIGINAL_KIND,
-    POSITION,
-    REDRIVE_COUNT,
-    Headers,
-    first,
-    number,
-)
+from purveyor.jetstream.headers import MSG_ID, POSITION, Headers, first, number
 from purveyor.model.errors import InvalidName, Refused
 from purveyor.model.event import SUBJECT
+from purveyor.model.message_headers import DEAD_LETTER_SEQUENCE, EVENT_ID, FIRST_FAILED_AT, ORIGINAL_KIND, REDRIVE_COUNT
 from purveyor.model.name_rules import check_subscription_name
 from purveyor.model.registration import RecordState
 from purveyor.queues.catalogue import LDIF, PREFILL, STAGE_STREAMS, incoming, reserved_names, subscription_queue

@@ -82,6 +82,8 @@ class Report:
     """How many dead letters the filter selected."""
     targets: dict[str, int] = field(default_factory=dict)
     """The subjects that redriven dead letters go to, with their number."""
+    next: int | None = None
+    """The last selected dead letter, if the limit left out later ones: pass it as `after`."""
 
     def add(self, results: Sequence[RedriveResult]) -> None:
         """Count results."""
@@ -146,16 +148,17 @@ class DeadLetters:
         choice: DeadLetterFilter,
         *,
         dry_run: bool = False,
+        after: int = 0,
         limit: int | None = None,
         advance: Callable[[int], None] = _ignore_progress,
     ) -> Report:
         """Redrive dead letters, the lowest position first. Each goes back once, however often this is called.
 
-        `limit` selects the oldest ones. With `dry_run` only the report is made. `advance` is called with the number of
-        dead letters that are done.
+        `limit` selects the oldest ones after `after`. With `dry_run` only the report is made. `advance` is called with
+        the number of dead letters that are done.
         """
-        selected = await self._select_all(choice, limit)
-        report = Report(chosen=len(selected))
+        selected, more = await self._select_all(choice, after, limit)
+        report = Report(chosen=len(selected), next=more)
         for each in selected:
             if each.error is not None:
                 report.failed.append(Failure(each.id, each.error.message, each.error.fix))
@@ -178,12 +181,14 @@ class DeadLetters:
         choice: DeadLetterFilter,
         *,
         dry_run: bool = False,
+        after: int = 0,
         limit: int | None = None,
         advance: Callable[[int], None] = _ignore_progress,
     ) -> Report:
         """Delete dead letters. Their receipts stay, for the audit."""
-        ids = [each.id for each in await self._select_all(choice, limit)]
-        report = Report(chosen=len(ids))
+        selected, more = await self._select_all(choice, after, limit)
+        ids = [each.id for each in selected]
+        report = Report(chosen=len(ids), next=more)
         for start in range(0, 0 if dry_run else len(ids), _BATCH_SIZE):
             batch = ids[start : start + _BATCH_SIZE]
             report.add(await asyncio.gather(*map(self._discard, batch)))
@@ -219,11 +224,18 @@ class DeadLetters:
         except (UnknownSubscription, UnreadableRecord) as error:
             return [RedriveResult(letter, error=error) for letter in letters]
 
-    async def _select_all(self, choice: DeadLetterFilter, limit: int | None) -> Sequence[_Selected]:
-        """Return all selected dead letters, or the oldest of them, without their bodies. Unknown ids are errors."""
+    async def _select_all(
+        self, choice: DeadLetterFilter, after: int, limit: int | None
+    ) -> tuple[Sequence[_Selected], int | None]:
+        """Return all selected dead letters, or the oldest of them, without their bodies. Unknown ids are errors.
+
+        The second value is the last id if there are more than `limit`.
+        """
         selected: dict[int, _Selected] = {}
-        async for parked in self._select(choice, 0):
+        more: int | None = None
+        async for parked in self._select(choice, after):
             if limit is not None and len(selected) == limit:
+                more = max(selected)
                 break
             selected[parked.id] = _with_target(parked)
         if choice.ids and not selected:
@@ -231,7 +243,7 @@ class DeadLetters:
         for number in choice.ids:
             if limit is None and number not in selected:
                 selected[number] = _Selected(number, error=_unknown([number]))
-        return tuple(selected.values())
+        return tuple(selected.values()), more
 
     async def _select(self, choice: DeadLetterFilter, after: int) -> AsyncIterator[ParkedMessage]:
         owner = await self._owner(choice)

@@ -66,8 +66,9 @@ def check_address(endpoint: Endpoint, address: Address, allowed: Sequence[Networ
     """Raise `Refused` for an address that push must not reach."""
     listed = is_listed(address, allowed)
     if not listed and not is_public(address):
+        is_literal = _literal(endpoint.host) is not None
         raise Refused(
-            f"{endpoint.host} is {address}, which is not a public address",
+            f"{endpoint.host} is {'' if is_literal else f'{address}, which is '}not a public address",
             fix="list it in PURVEYOR_PUSH_ALLOW if push may reach it",
         )
     if not listed and endpoint.scheme != "https":

@@ -1,40 +1,35 @@
 """The endpoints of one subscription: choose one for each message, probe those that are down, build the requests.
 
-An endpoint that is down gets no messages until its circuit breaker is half open. Then the pool opens a connection
-before any message is leased for it, so that no attempt is spent on a host that does not answer.
-
-    closed ──failures in a row──▶ open ──time──▶ half open ──success──▶ closed
-                                   ▲                 └──failure──▶ open, for longer
-
-While it is half open, one probe is in flight at a time. An endpoint that asks for a pause (Retry-After) opens it too.
+An endpoint that is down gets no messages until its circuit breaker (`model/retries.py`) is half open. Then the pool
+opens a connection before any message is leased for it, so that no attempt is spent on a host that does not answer. An
+endpoint that asks for a pause (Retry-After) opens the breaker too.
 
 The concurrency window limits the pushes in flight, as in TCP: slow start doubles the window with every round until a
 threshold, from there on it grows by one per round. A failure halves it, once per round: an attempt that was sent before
 the window shrank says nothing about the smaller window.
 
-Circuit breaker and window are pure: each event returns the next value. Times are seconds of a monotonic clock.
+The window is pure: each event returns the next value. The status of the subscription shows an endpoint that accepted
+no message for several attempts: since when, the last answer, the breaker and the window.
 """
 
 import asyncio
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from purveyor import __version__
 from purveyor.delivery.push.http_pool import HostPool, HttpPool, describe_connect_error
-from purveyor.delivery.push.push_reports import OPEN_BACKOFF, PushReporter
+from purveyor.delivery.push.push_reports import EndpointFailure, PushReporter
 from purveyor.delivery.push.push_request import CONTENT_TYPE, PushSecrets, SecretCipher, encode, read_envelope
 from purveyor.delivery.push.settlement import Action, Decision, Outcome
 from purveyor.delivery.transitions import DeliveredMessage
-from purveyor.model.delivery_policy import Endpoint, Push
+from purveyor.model.delivery_policy import HIDDEN, Endpoint, Push
 from purveyor.model.errors import Refused
-from purveyor.model.retries import random_jitter
+from purveyor.model.retries import FAILURES_TO_OPEN, BreakerState, CircuitBreaker, random_jitter
 from purveyor.model.tracing import carrier_from_headers
-
-FAILURES_TO_OPEN: Final = 5
 
 INITIAL_WINDOW: Final = 4.0
 SMALLEST_WINDOW: Final = 1.0
@@ -47,69 +42,18 @@ _OTHER_PROBE_SECONDS: Final = 1.0
 """How long a subscription waits while another one probes the same endpoint."""
 
 
-class BreakerState(Enum):
-    """The states of a circuit breaker."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half open"
-
-
 @dataclass(frozen=True, slots=True)
-class CircuitBreaker:
-    """A circuit breaker."""
+class FailureRun:
+    """Failed attempts in a row, and how the last one ended."""
 
-    failures: int = 0
-    """Failures in a row while it is closed."""
-    openings: int = 0
-    """How often it opened since the last success."""
-    open_until: float | None = None
-    """Push sends nothing before this time; None while it is closed."""
-    is_probing: bool = False
+    attempts: int = 0
+    since: datetime | None = None
+    status: int | None = None
+    error: str | None = None
 
-    def state(self, now: float) -> BreakerState:
-        """Return the state at a time."""
-        if self.open_until is None:
-            return BreakerState.CLOSED
-        return BreakerState.OPEN if now < self.open_until else BreakerState.HALF_OPEN
-
-    def may_send(self, now: float) -> bool:
-        """Return whether another message may be sent; while it is half open, only when no probe is in flight."""
-        return self.open_until is None or (now >= self.open_until and not self.is_probing)
-
-    def start_probe(self) -> "CircuitBreaker":
-        """Note that a probe is in flight."""
-        return replace(self, is_probing=True)
-
-    def cancel_probe(self) -> "CircuitBreaker":
-        """End a probe without an outcome."""
-        return replace(self, is_probing=False) if self.is_probing else self
-
-    def record_success(self) -> "CircuitBreaker":
-        """Close it."""
-        return _CLOSED
-
-    def record_failure(self, now: float, jitter: float) -> "CircuitBreaker":
-        """Count a failure, and open it after several in a row. `jitter` from 0 to 1 spreads the probes of many.
-
-        Attempts that were in flight when it opened, and fail as well, change nothing.
-        """
-        if self.open_until is not None and not self.is_probing:
-            return self
-        if self.open_until is None and self.failures + 1 < FAILURES_TO_OPEN:
-            return CircuitBreaker(self.failures + 1)
-        openings = self.openings + 1
-        return CircuitBreaker(0, openings, now + OPEN_BACKOFF.delay_seconds(openings, jitter=jitter))
-
-    def pause(self, now: float, seconds: float) -> "CircuitBreaker":
-        """Open it for the pause that the endpoint asks for, unless it is open for longer."""
-        until = now + seconds
-        if self.open_until is not None and self.open_until >= until:
-            return self
-        return CircuitBreaker(0, max(self.openings, 1), until)
-
-
-_CLOSED: Final = CircuitBreaker()
+    def plus(self, status: int | None, error: str | None) -> "FailureRun":
+        """Add an attempt that failed now."""
+        return FailureRun(self.attempts + 1, self.since or datetime.now(UTC), status, error)
 
 
 class EndpointHealth:
@@ -121,6 +65,8 @@ class EndpointHealth:
         """Called when the breaker closes."""
         self.refusal = ""
         """Why the egress policy refused the endpoint, if that was the last outcome."""
+        self.failures = FailureRun()
+        """The attempts of all subscriptions that found the endpoint down since the last success."""
 
     def state(self, now: float) -> BreakerState:
         """Return the state of the breaker."""
@@ -130,7 +76,7 @@ class EndpointHealth:
         """Close the breaker, and call the listeners if it was open."""
         if self.breaker.open_until is not None or self.breaker.failures:
             was_open = self.breaker.open_until is not None
-            self.breaker, self.refusal = self.breaker.record_success(), ""
+            self.breaker, self.refusal, self.failures = self.breaker.record_success(), "", FailureRun()
             if was_open:
                 for listener in [*self.listeners]:
                     listener()
@@ -228,8 +174,10 @@ class EndpointSender:
         self.in_flight = 0
         self.is_probing = False
         """Whether it may send one message to test an endpoint whose breaker is half open."""
-        self.reported_refusal = ""
-        """The refusal of the endpoint that is shown in the status of the subscription."""
+        self.failures = FailureRun()
+        """The failed attempts of this subscription since the endpoint accepted its last message."""
+        self.is_reported = False
+        """Whether the status of the subscription shows a problem of the endpoint."""
 
     def configure(self, subscription: str, push: Push, secrets: PushSecrets) -> None:
         """Apply new settings; the window and the health stay."""
@@ -273,6 +221,13 @@ class EndpointSender:
         found = carrier_from_headers(message.headers)
         trace = b"".join(b"%s: %s\r\n" % (name.encode(), value.encode()) for name, value in found.items())
         return b"%s%s%s%scontent-length: %d\r\n\r\n%s" % (self._head, headers, trace, signature, len(body), body)
+
+    def without_secrets(self, outcome: Outcome) -> Outcome:
+        """Remove the bearer token from an answer: some endpoints return the headers of the request."""
+        token = self._secrets.bearer_token
+        if token is None or not outcome.body:
+            return outcome
+        return outcome._replace(body=outcome.body.replace(token.encode(), HIDDEN.encode()))
 
 
 class EndpointFactory:
@@ -339,7 +294,7 @@ class EndpointPool:
             self._senders.append(sender)
         for removed in known.values():
             removed.end_probe()
-            self._reporter.set_problem(removed.endpoint.url, "")
+            self._reporter.clear_failing(removed.endpoint.url)
 
     def capacity(self) -> int:
         """Return how many messages can be sent now, and start probes of endpoints that are down."""
@@ -348,11 +303,36 @@ class EndpointPool:
         for sender in self._senders:
             if sender.health.state(now) is not BreakerState.CLOSED and not sender.is_probing:
                 self._probe_when_due(sender, now)
-            if sender.health.refusal or sender.reported_refusal:
-                sender.reported_refusal = sender.health.refusal
-                self._reporter.set_problem(sender.endpoint.url, sender.reported_refusal)
+            if sender.is_reported or sender.failures.attempts or sender.health.breaker.open_until is not None:
+                self._report(sender, now)
             total += sender.capacity(now)
         return total
+
+    def _report(self, sender: EndpointSender, now: float) -> None:
+        """Show in the status of the subscription why an endpoint gets no messages, or that it accepts them again."""
+        health = sender.health
+        failures = sender.failures if sender.failures.attempts else health.failures
+        state = health.state(now)
+        if health.refusal:
+            self._reporter.set_problem(sender.endpoint.url, health.refusal)
+        elif failures.since and (failures.attempts >= FAILURES_TO_OPEN or state is not BreakerState.CLOSED):
+            failure = EndpointFailure(
+                endpoint=sender.endpoint.url,
+                since=failures.since,
+                attempts=failures.attempts,
+                status=failures.status,
+                error=failures.error,
+                breaker=state.value,
+                window=sender.window.limit,
+            )
+            self._reporter.set_failing(failure)
+        elif sender.is_reported and state is BreakerState.CLOSED:
+            self._reporter.clear_failing(sender.endpoint.url)
+            sender.is_reported = False
+            return
+        else:
+            return
+        sender.is_reported = True
 
     def choose(self, now: float) -> EndpointSender | None:
         """Return the endpoint with the most capacity; None if there is none."""
@@ -373,6 +353,8 @@ class EndpointPool:
                 sender.window = sender.window.record_success(sender.in_flight)
             sender.health.record_success()
             sender.is_probing = False
+            if sender.failures.attempts:
+                sender.failures = FailureRun()
             return
         now, health = self._loop.time(), sender.health
         if outcome.refused:
@@ -382,8 +364,10 @@ class EndpointPool:
         elif outcome.sent:
             health.refusal = ""
             sender.window = sender.window.record_failure(sent_in_round)
+            sender.failures = sender.failures.plus(outcome.status, outcome.error)
             if outcome.is_endpoint_down:
                 health.record_failure(now)
+                health.failures = health.failures.plus(outcome.status, outcome.error)
             else:  # it answers, and rejects this message
                 health.record_success()
             if decision.pause_seconds:
@@ -427,6 +411,8 @@ class EndpointPool:
             health.record_failure(self._loop.time())
             reason = describe_connect_error(error)
             health.refusal = reason if isinstance(error, Refused) else ""
+            health.failures = health.failures.plus(None, reason)
+            sender.failures = sender.failures.plus(None, reason)
             event = "refused" if health.refusal else "down"
             self._reporter.report_event(event, f"{sender.endpoint.url}: {reason}")
         except asyncio.CancelledError:

@@ -19,7 +19,8 @@ from typing import Final
 
 from purveyor.delivery import lease_rules
 from purveyor.delivery.dead_letters.park import as_attempt_log
-from purveyor.delivery.leases import AckTarget, LeasePolicy, NackRequest, Pending, dead_letter_id, position_of
+from purveyor.delivery.lease_types import AckTarget, LeasePolicy, NackRequest, Pending
+from purveyor.delivery.message_buffer import dead_letter_id, position_of
 from purveyor.delivery.pull import PullService
 from purveyor.delivery.push.push_reports import AttemptLog, attempts_bucket
 from purveyor.delivery.push.push_request import message_key

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -37,8 +37,8 @@ from purveyor.model.errors import (
     UnreadableRecord,
     describe,
 )
-from purveyor.model.json_fields import Json, Kind
-from purveyor.model.retries import Backoff
+from purveyor.model.json_fields import Json, Kind, moment_field, read_fields, text_field, whole_field
+from purveyor.model.retries import OPEN_BACKOFF, Backoff
 from purveyor.queues.client import Queues
 from purveyor.queues.permissions import PUSH_ATTEMPTS
 from purveyor.queues.registry import Registered
@@ -53,15 +53,56 @@ _SERIES_END_SECONDS: Final = 60.0
 """After this time without a failure a new series begins."""
 _REPEAT_SECONDS: Final = 20.0
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
-OPEN_BACKOFF: Final = Backoff(1.0, 60.0)
-"""How long push sends nothing to an endpoint that is down. Then it tries again, and stores the problem again."""
 _STALE_AFTER: Final = timedelta(seconds=3 * OPEN_BACKOFF.longest_seconds)
 """A worker retries, and stores the problem again, more often than this."""
 _STREAM: Final = f"KV_{PUSH_ATTEMPTS}"
 _PAGE_SIZE: Final = 500
-_PROBLEM: Final = Kind("push problem", ("incarnation", "reason", "since"))
+_PROBLEM: Final = Kind("push problem", ("incarnation", "reason", "since", "endpoints"))
 EventCallback = Callable[[str, str, str], None]
 """Called with a subscription, the name of an event, and a description."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointFailure:
+    """An endpoint that has accepted no message since `since`: the failed attempts, and how the last one ended."""
+
+    endpoint: str
+    since: datetime
+    attempts: int
+    status: int | None
+    """The status of the last answer; None if there was none."""
+    error: str | None
+    """Why there was no answer; None if there was one."""
+    breaker: str
+    """The state of the circuit breaker: `closed`, `open` or `half open`."""
+    window: int
+    """How many messages may be in flight to it."""
+
+    @property
+    def reason(self) -> str:
+        """What the endpoint does, in a few words that stay the same while it does so."""
+        return f"{self.endpoint} answers {self.status}" if self.status is not None else f"{self.endpoint}: {self.error}"
+
+    def to_json(self) -> Json:
+        """Return the form that is stored and that the API, the CLI and the console show."""
+        return {**asdict(self), "since": self.since.isoformat()}
+
+    @classmethod
+    def from_json(cls, data: object) -> "EndpointFailure":
+        """Build it from a stored record; InvalidInput names the wrong field."""
+        return cls(**read_fields(_ENDPOINT_FIELDS, json_fields.mapping(data, _ENDPOINT), _ENDPOINT))
+
+
+_ENDPOINT: Final = "failing endpoint"
+_ENDPOINT_FIELDS: Final = (
+    text_field("endpoint"),
+    moment_field("since"),
+    whole_field("attempts"),
+    whole_field("status", default=None),
+    text_field("error", default=None),
+    text_field("breaker"),
+    whole_field("window"),
+)
 
 
 class AttemptLog:
@@ -168,6 +209,7 @@ class PushReporter:
         self._last_event = ""
         self._reasons: dict[str, str] = {}
         """Why nothing is sent, by the thing that has the problem: an endpoint, the secrets, an activity."""
+        self._failing: dict[str, EndpointFailure] = {}
         self._failures: dict[str, FailureSeries] = {}
 
     def report_event(self, event: str, description: str) -> None:
@@ -176,8 +218,10 @@ class PushReporter:
             self._last_event = description
             self._on_event(self.name, event, description)
 
-    def reset_events(self) -> None:
-        """Report the next event even if it repeats the last one: messages were delivered in between."""
+    def report_recovery(self) -> None:
+        """Report that messages are delivered again, and the next event even if it repeats the last one."""
+        if self._last_event:
+            self._on_event(self.name, "recovered", "messages are delivered again")
         self._last_event = ""
 
     def set_problem(self, what: str, reason: str) -> None:
@@ -186,7 +230,21 @@ class PushReporter:
             self._reasons[what] = reason
         elif self._reasons.pop(what, None) is None:
             return
-        self._problems.set(self.name, self.incarnation, "; ".join(dict.fromkeys(self._reasons.values())))
+        self._show()
+
+    def set_failing(self, failure: EndpointFailure) -> None:
+        """Show an endpoint that accepts no messages in the status of the subscription."""
+        self._failing[failure.endpoint] = failure
+        self.set_problem(failure.endpoint, failure.reason)
+
+    def clear_failing(self, endpoint: str) -> None:
+        """Remove the problem of an endpoint that accepts messages again, or is no longer used."""
+        self._failing.pop(endpoint, None)
+        self.set_problem(endpoint, "")
+
+    def _show(self) -> None:
+        reason = "; ".join(dict.fromkeys(self._reasons.values()))
+        self._problems.set(self.name, self.incarnation, reason, tuple(self._failing.values()))
 
     def report_failure(self, activity: str, error: Exception) -> float:
         """Report that an activity failed, and return the seconds to pause before the retry."""
@@ -215,10 +273,18 @@ class PushProblem:
 
     reason: str
     since: datetime
+    endpoints: tuple[EndpointFailure, ...] = ()
+    """The endpoints that accept no messages; none if the cause is another."""
+
+    @property
+    def state(self) -> str:
+        """One word for lists: `failing` if an endpoint accepts no messages, else `stuck`."""
+        return "failing" if self.endpoints else "stuck"
 
     def to_json(self) -> Json:
         """Return the form that the API, the CLI and the console show."""
-        return {"reason": self.reason, "since": self.since.isoformat()}
+        endpoints = [each.to_json() for each in self.endpoints]
+        return {"reason": self.reason, "since": self.since.isoformat(), "endpoints": endpoints}
 
 
 @dataclass(slots=True)
@@ -239,7 +305,7 @@ class PushProblems:
         self._to_write: dict[str, bytes | None] = {}
         self._writing: asyncio.Task[None] | None = None
 
-    def set(self, name: str, incarnation: str, reason: str) -> None:
+    def set(self, name: str, incarnation: str, reason: str, endpoints: tuple[EndpointFailure, ...] = ()) -> None:
         """Store that a subscription has, or still has, a problem; an empty reason deletes the record."""
         current = self._current.get(name)
         if not reason:
@@ -248,11 +314,14 @@ class PushProblems:
                 self._write_soon(name, None)
             return
         if current is None or current.reason != reason:
-            current = self._current[name] = _CurrentProblem(reason, datetime.now(UTC))
+            since = min((each.since for each in endpoints), default=datetime.now(UTC))
+            current = self._current[name] = _CurrentProblem(reason, since)
         now = asyncio.get_running_loop().time()
         if now - current.stored_at >= _REPEAT_SECONDS:
             current.stored_at = now
-            value = {"incarnation": incarnation, "reason": reason, "since": current.since.isoformat()}
+            value: Json = {"incarnation": incarnation, "reason": reason, "since": current.since.isoformat()}
+            if endpoints:
+                value["endpoints"] = [each.to_json() for each in endpoints]
             self._write_soon(name, _PROBLEM.dump(value))
 
     async def close(self) -> None:
@@ -324,7 +393,8 @@ def _decode_problem(message: StoredMessage, subscription: Registered) -> PushPro
         if value.get("incarnation") != subscription.incarnation:
             return None
         reason = json_fields.text(value, "reason", _PROBLEM.what)
-        return PushProblem(reason, json_fields.moment(value, "since", _PROBLEM.what))
+        endpoints = tuple(map(EndpointFailure.from_json, value.get("endpoints") or ()))
+        return PushProblem(reason, json_fields.moment(value, "since", _PROBLEM.what), endpoints)
 
     try:
         return _PROBLEM.read(message.data, build)

@@ -28,11 +28,12 @@ from urllib.parse import quote
 from cryptography.fernet import Fernet, InvalidToken
 
 from purveyor.delivery.transitions import DeliveredMessage
-from purveyor.jetstream.headers import EVENT_ID, first
+from purveyor.jetstream.headers import first
 from purveyor.model import json_fields
 from purveyor.model.delivery_policy import FROM_ENVIRONMENT, SEALED, Push, PushFormat, secret_variable
 from purveyor.model.errors import InvalidConfig, InvalidInput, SetupError
 from purveyor.model.event import event_key
+from purveyor.model.message_headers import EVENT_ID
 
 CONTENT_TYPE: Final = "application/json"
 """All formats are JSON: the event, or the JSON object around it."""

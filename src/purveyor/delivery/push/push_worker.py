@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from purveyor.delivery.push.attempt_history import AttemptHistory
 from purveyor.delivery.push.egress_policy import Network
 from purveyor.delivery.push.endpoint_pool import EndpointFactory
 from purveyor.delivery.push.http_pool import DEFAULT_CONNECTIONS_PER_HOST, HttpPool
@@ -26,10 +27,14 @@ from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.key_value import Entry
 from purveyor.model.delivery_policy import Delivery
 from purveyor.model.errors import PurveyorError, describe
+from purveyor.model.file_lock import process_exists
+from purveyor.model.json_fields import Json
+from purveyor.model.metrics import PUSH_ATTEMPTS
 from purveyor.model.registration import Record, RecordState
 from purveyor.queues.client import Queues
 from purveyor.queues.registrations import Registered, Unreadable, assemble
 from purveyor.queues.registry import SUBSCRIPTIONS
+from purveyor.queues.status_board import delete_notice, read_notices, write_notice
 
 _log = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 1.0
@@ -38,6 +43,8 @@ _CHECK_INTERVAL_TICKS: Final = 300
 """Every pusher checks its queue after this many ticks, in case a notification was lost."""
 _CLOSE_IDLE_INTERVAL_TICKS: Final = 10
 _CONCURRENT_FIRST_LEASES: Final = 32
+_REPORT_INTERVAL_SECONDS: Final = 2.0
+_LAST_REPORT_SECONDS: Final = 2.0
 
 
 def _ignore_event(_name: str, _event: str, _description: str) -> None:
@@ -78,12 +85,14 @@ class PushWorker:
         attempts = AttemptLog(queues, replicas=options.replicas)
         blocked_keys = BlockedKeys(queues, replicas=options.replicas)
         instance = f"push-{socket.gethostname()[:60]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._notice_key = f"push.{instance.removeprefix('push-').replace('.', '_')}"
         self._services = PushServices(
             connection=queues.connection,
             leases=PushLeases(self._shared, attempts, blocked_keys, instance=instance),
             subscriptions=Subscriptions(queues, replicas=options.replicas),
             endpoints=EndpointFactory(self._http, options.cipher),
             attempts=attempts,
+            history=AttemptHistory(queues, replicas=options.replicas),
             blocked_keys=blocked_keys,
             problems=PushProblems(queues, replicas=options.replicas),
             on_event=options.on_event,
@@ -92,7 +101,7 @@ class PushWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set; then wait for the messages in flight, up to `grace_seconds`."""
-        work = [asyncio.create_task(self._watch_registry()), asyncio.create_task(self._tick())]
+        work = [asyncio.create_task(each) for each in (self._watch_registry(), self._tick(), self._report_status())]
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([*work, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -117,7 +126,10 @@ class PushWorker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         self._http.close()
-        await self._services.problems.close()
+        await asyncio.gather(self._services.problems.close(), self._services.history.close())
+        with contextlib.suppress(PurveyorError, TimeoutError):
+            async with asyncio.timeout(_LAST_REPORT_SECONDS):
+                await delete_notice(self._queues, self._notice_key, replicas=self._options.replicas)
         await self._shared.close()
 
     async def _watch_registry(self) -> None:
@@ -213,6 +225,29 @@ class PushWorker:
         series = self._failures.setdefault(name, FailureSeries(f"push of subscription {name}"))
         self._options.on_event(name, "failed", series.add(error, asyncio.get_running_loop().time()))
         return series.pause_seconds
+
+    async def _report_status(self) -> None:
+        """Write to the status board how many subscriptions this worker pushes, and how many requests it has sent.
+
+        Readers recognise a worker that died or hangs by the age of its notice.
+        """
+        about: Json = {"pid": os.getpid(), "host": socket.gethostname()}
+        with contextlib.suppress(PurveyorError):
+            await self._delete_notices_of_predecessors()
+        while True:
+            sent = int(sum(PUSH_ATTEMPTS.values().values()))
+            notice = {**about, "subscriptions": len(self._pushers), "sent": sent}
+            with contextlib.suppress(PurveyorError):  # the next one follows
+                await write_notice(self._queues, self._notice_key, notice, replicas=self._options.replicas)
+            await asyncio.sleep(_REPORT_INTERVAL_SECONDS)
+
+    async def _delete_notices_of_predecessors(self) -> None:
+        """Delete the notices of workers of this host that died: a worker that dies often must not fill the board."""
+        for notice in await read_notices(self._queues, "push"):
+            pid = notice.value.get("pid")
+            is_here = notice.value.get("host") == socket.gethostname() and notice.key != self._notice_key
+            if is_here and isinstance(pid, int) and (pid == os.getpid() or not process_exists(pid)):
+                await delete_notice(self._queues, notice.key, replicas=self._options.replicas)
 
     async def _tick(self) -> None:
         """Do what no event triggers: close idle connections, and check all queues after a reconnect."""

@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from purveyor.delivery.push.attempt_history import AttemptHistory
 from purveyor.delivery.push.endpoint_pool import EarliestTimer, EndpointFactory, EndpointPool, EndpointSender, is_slow
 from purveyor.delivery.push.push_leases import BlockedKeys, PushLeases
 from purveyor.delivery.push.push_reports import (
@@ -56,6 +57,7 @@ class PushServices:
     subscriptions: Subscriptions
     endpoints: EndpointFactory
     attempts: AttemptLog
+    history: AttemptHistory
     blocked_keys: BlockedKeys
     problems: PushProblems
     on_event: EventCallback
@@ -88,6 +90,7 @@ class SubscriptionPusher:
             attempts=services.attempts,
             subscriptions=services.subscriptions,
         )
+        self._recorder = services.history.recorder(self.name, self.incarnation)
         self._results: list[PushResult] = []
         self._unsent: list[int] = []
         """Messages that are leased, were not sent, and are to be released."""
@@ -313,16 +316,20 @@ class SubscriptionPusher:
             request = sender.build_request(message)
         except Exception as error:  # noqa: BLE001 - another attempt would fail too; no other message is affected
             outcome = Outcome(error=f"it cannot be sent as {self._push.format.value}: {describe(error)}", sent=False)
-            self._finish(PushResult(message, outcome, Decision(Action.GIVE_UP), time.time()), sender)
+            result = PushResult(message, outcome, Decision(Action.GIVE_UP), time.time())
+            self._record(result, sender, 0.0)
+            self._finish(result, sender)
             return False
-        outcome = await sender.host.post(request, deadline)
+        outcome = sender.without_secrets(await sender.host.post(request, deadline))
         try:
             decision = self._decide(message, sender, outcome, sent_in_round, self._loop.time() - began)
         except Exception as error:  # noqa: BLE001 - a response that breaks a rule is a failed attempt
             self._reporter.report_failure(_RECORDING, error)
             outcome = Outcome(error=f"the answer cannot be read: {describe(error)}")
             decision = Decision(Action.RETRY, self._definition.retry.max_backoff_seconds)
-        self._finish(PushResult(message, outcome, decision, time.time()), sender)
+        result = PushResult(message, outcome, decision, time.time())
+        self._record(result, sender, self._loop.time() - began)
+        self._finish(result, sender)
         return decision.action is Action.ACKNOWLEDGE
 
     def _decide(
@@ -341,6 +348,13 @@ class SubscriptionPusher:
             tracing.record("push", seconds, trace, subscription=self.name, attempt=attempt, outcome=label)
         return decision
 
+    def _record(self, result: PushResult, sender: EndpointSender, seconds: float) -> None:
+        """Add an attempt to the attempt log of the subscription."""
+        try:
+            self._recorder.record(result, sender.endpoint.url, seconds)
+        except Exception as error:  # noqa: BLE001 - the result is kept in any case
+            self._reporter.report_failure(_RECORDING, error)
+
     def _finish(self, result: PushResult, sender: EndpointSender) -> None:
         """Keep a result, and wake the loop when it is time to settle."""
         sender.in_flight -= 1
@@ -348,7 +362,7 @@ class SubscriptionPusher:
         self._results.append(result)
         is_acked = result.decision.action is Action.ACKNOWLEDGE
         if is_acked:
-            self._reporter.reset_events()
+            self._reporter.report_recovery()
             self._reporter.clear_failure(_RECORDING)
             if not self._strict_queue:
                 self._strict_batch = min(self._strict_batch * 2, _MAX_STRICT_BATCH)

@@ -16,8 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import ReadOptions, read_range
 from purveyor.jetstream.bulk.net.pool import request_api
-from purveyor.jetstream.headers import EVENT_ID, MSG_ID
+from purveyor.jetstream.headers import MSG_ID
 from purveyor.model.control_events import CONTROL_SUBJECT
+from purveyor.model.message_headers import EVENT_ID
 from purveyor.pipeline.archive.layout import (
     COLUMNS,
     CONTROL,

@@ -1,5 +1,7 @@
 """The audit: every event of a range that a subscription gets is acknowledged, queued, or parked; and nothing else is.
 
+What a subscription gets at a position is what it selected there (see `selections`), whatever it selects today.
+
 The comparison is one join in Spark SQL, by subscription and position: what the archive expects against what the queues
 hold. Executors read the queues, a queue at a time.
 
@@ -21,15 +23,17 @@ from pyspark.sql import functions as f
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import ReadOptions, read_range
-from purveyor.jetstream.headers import ORIGINAL_KIND, PARKED_POSITION, POSITION
+from purveyor.jetstream.headers import POSITION
 from purveyor.model.ack_ranges import AckRanges
 from purveyor.model.delivery_state import AckSummary
 from purveyor.model.errors import InvalidConfig, UnknownStream
+from purveyor.model.message_headers import ORIGINAL_KIND, PARKED_POSITION
 from purveyor.pipeline.archive.reader import ArchiveSource, events
 from purveyor.pipeline.audit.report import Account, Difference, Findings, Location, Report
 from purveyor.pipeline.audit.scope import Scope, acknowledged, count_dead_letters, dispatched_until, find_scopes
+from purveyor.pipeline.audit.selections import ControlEventAt, read_control_events, selection_ranges
 from purveyor.pipeline.job_failures import PARKED_ORIGIN
-from purveyor.pipeline.matching import match_subscriptions
+from purveyor.pipeline.matching import Matcher
 from purveyor.queues.catalogue import DEAD_LETTERS, subscription_queue
 from purveyor.queues.dead_letters.letter import subject_token, subscription_origin
 from purveyor.queues.dead_letters.store import LETTER_SUBJECTS, RECEIPT_PREFIX, RESOLUTION_HEADER
@@ -205,13 +209,8 @@ def _compare(
         [_limits(each, acked.get((each.name, each.registered.incarnation))) for each in chosen], _LIMITS
     )
     happened = events(spark, archive, *range_).where(f.col("kind") == "event")
-    wanted = (
-        match_subscriptions(happened, [each.registered.record.definition for each in chosen])
-        .select(*_KEY, f.lit(True).alias("expected"))
-        .join(f.broadcast(limits.select("subscription", "begin")), "subscription")
-        .where(f.col("position") > f.col("begin"))
-        .drop("begin")
-    )
+    log = read_control_events(spark, archive, min(each.begin for each in chosen), range_[1])
+    wanted = _expected(happened, chosen, log)
     found = wanted.join(_queued(held), _KEY, "full").join(_letters_by_position(held, limits), _KEY, "left")
     newest = _queued(held).groupBy("subscription").agg(f.max("position").alias("newest"))
     limits = limits.join(f.broadcast(newest), "subscription", "left").withColumn(
@@ -225,6 +224,25 @@ def _compare(
             *("subscription", "position", "sequence", "state", "copies", "disordered", "expected", "rejected"),
             *("never_there", "waiting", "retry_to", "expired"),
         )
+    )
+
+
+def _expected(happened: DataFrame, chosen: Sequence[Scope], log: Sequence[ControlEventAt]) -> DataFrame:
+    """Return the subscription and position of each event that a subscription gets, by what it selected there."""
+    ranges = [
+        (each.name, selected)
+        for each in chosen
+        for selected in selection_ranges(each.registered.record, log, each.dispatched)
+    ]
+    rows = [(number, name, each.after, each.until) for number, (name, each) in enumerate(ranges)]
+    table = happened.sparkSession.createDataFrame(rows, "_target int, subscription string, after long, until long")
+    return (
+        Matcher([each.definition for _, each in ranges])
+        .add_targets(happened)
+        .selectExpr("position", "explode(targets) as _target")
+        .join(f.broadcast(table), "_target")
+        .where((f.col("position") > f.col("after")) & (f.col("position") <= f.col("until")))
+        .select(*_KEY, f.lit(True).alias("expected"))
     )
 
 

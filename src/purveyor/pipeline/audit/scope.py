@@ -13,12 +13,12 @@ from purveyor.jetstream.bulk import read_range
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model.delivery_state import AckSummary, decode_summary
 from purveyor.model.errors import NotFound, UnknownStream, UnknownSubscription, UnreadableRecord
-from purveyor.queues.catalogue import subscription_queue
+from purveyor.queues.catalogue import RECEIPTS, subscription_queue
 from purveyor.queues.registry import ACKNOWLEDGED, RecordState, Registered
 from purveyor.queues.sync_client import read_subscriptions
 
-ARCHIVE: Final = "archive"
-"""The durable of `incoming` that belongs to no dispatcher."""
+_NOT_DISPATCHERS: Final = ("archive", RECEIPTS)
+"""The durables of `incoming` that belong to no dispatcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,9 @@ def dispatched_until(address: Address, stream: str) -> int:
     """Return the position of the dispatcher that is furthest: what one of them wrote is written. 0 if there is none."""
     try:
         names = request_api(address, f"CONSUMER.NAMES.{stream}").get("consumers") or []
-        infos = [request_api(address, f"CONSUMER.INFO.{stream}.{name}") for name in names if name != ARCHIVE]
+        infos = [
+            request_api(address, f"CONSUMER.INFO.{stream}.{name}") for name in names if name not in _NOT_DISPATCHERS
+        ]
     except NotFound:
         return 0
     return max((int(info["ack_floor"]["stream_seq"]) for info in infos), default=0)

@@ -265,7 +265,7 @@ class Isolation:
         middle = (positions.first + positions.last) // 2
         outcome = WriteOutcome()
         for part in (PositionRange(positions.first, middle), PositionRange(middle + 1, positions.last)):
-            going_on = [target for target in targets if _may_get(target, part, outcome)]
+            going_on = [target for target in targets if may_get(target, part, outcome)]
             found = self._try(part, going_on)
             outcome += found if isinstance(found, WriteOutcome) else self._write_divided(part, going_on, found)
         return outcome
@@ -325,7 +325,7 @@ class _Fault:
     error: Exception
 
 
-def _may_get(target: PlannedTarget, part: PositionRange, before: WriteOutcome) -> bool:
+def may_get(target: PlannedTarget, part: PositionRange, before: WriteOutcome) -> bool:
     """Return whether something of a part may be for a target, after what was written before it."""
     return target.floor < part.last and target.incarnation not in before.stopped
 

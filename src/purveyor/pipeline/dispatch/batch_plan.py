@@ -7,6 +7,11 @@ every one up to the end of the batch is settled in the registry when the snapsho
 be missed. It remembers a control event that it does not understand: the subscription may begin there (see
 `suspensions`).
 
+**A change** of what a subscription selects is settled in the same way. The selection in force is decided by position,
+not by what the registry has now: a batch that spans changes is divided behind the position of each (`divide`), and each
+part is written with the selections in force there (`in_force`). So a batch that runs again, a gap that is filled later,
+and a dispatcher that is far behind all write the same rows.
+
 **The plan** is made before anything is written, by pure functions. The dispatcher must never write to a queue behind a
 gap, because the positions in the gap would then count as written. So a subscription takes part only if everything
 before the batch is in its queue. That holds for one that this dispatcher never left out. One that was suspended has its
@@ -22,10 +27,10 @@ Each group of dispatchers counts for itself: another group may be ahead of this 
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, assert_never
 
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk import ReadOptions, read_range
@@ -38,7 +43,7 @@ from purveyor.pipeline.archive.layout import PositionRange
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import Registered, Registry, Snapshot, Unreadable
 from purveyor.queues.subscription_queues import remove_queue
-from purveyor.queues.sync_client import read_subscriptions, run_sync, settle_begin
+from purveyor.queues.sync_client import read_subscriptions, run_sync, settle_begin, settle_change
 
 STREAM: Final = "stream:incoming"
 ABANDONED_SECONDS: Final = 10.0
@@ -105,7 +110,7 @@ class SubscriptionTracker:
             self.refresh()
 
     def _settle_one(self, position: int, data: bytes) -> bool:
-        """Note where a subscription begins; return whether the registry has to be read again."""
+        """Note where a subscription begins or changes; return whether the registry has to be read again."""
         try:
             event = CONTROL_EVENT.read(data, ControlEvent.from_json)
         except UnreadableRecord as error:
@@ -114,13 +119,25 @@ class SubscriptionTracker:
             self.unreadable_control_events.append(UnreadableControlEvent(_subscription_name_in(data), position, reason))
             return False
         found = self.snapshot.dispatched.get(event.name)
-        if event.kind is not ControlKind.ADDED or found is None or found.incarnation != event.incarnation:
-            return False  # deleted since, or a deletion: the registry has that
-        if found.record.begin is not None:
-            return False
-        with contextlib.suppress(UnknownSubscription):  # deleted, or written again by a newer program
-            settle_begin(self._address, found, position)
-        return True
+        if found is None or found.incarnation != event.incarnation:
+            return False  # deleted since: the registry has that
+        match event.kind:
+            case ControlKind.ADDED:
+                if found.record.begin is not None:
+                    return False
+                with contextlib.suppress(UnknownSubscription):  # deleted, or written again by a newer program
+                    settle_begin(self._address, found, position)
+                return True
+            case ControlKind.CHANGED:
+                pending = found.record.pending
+                if event.change is None or pending is None or pending.change != event.change.change:
+                    return False  # settled already, or void
+                settle_change(self._address, event.name, event.incarnation, pending.change, position)
+                return True
+            case ControlKind.DELETED:
+                return False
+            case _:
+                assert_never(event.kind)
 
     def _end_deletions(self) -> None:
         """Complete deletions that were begun and abandoned: otherwise their queue and keys would stay forever."""
@@ -197,11 +214,6 @@ class BatchPlan:
     """Subscriptions that need a catch-up job, because the dispatcher did not understand their record for too many
     positions."""
 
-    @property
-    def gap_first(self) -> int:
-        """The first position that one of the targets behind is missing."""
-        return min(target.floor + 1 for target in self.behind)
-
 
 def plan_batch(snapshot: Snapshot, written_up_to: Mapping[str, int], batch: PositionRange) -> BatchPlan:
     """Plan a batch.
@@ -222,6 +234,31 @@ def plan_batch(snapshot: Snapshot, written_up_to: Mapping[str, int], batch: Posi
         elif found.suspended is not None:
             far_behind.append(found)
     return BatchPlan(tuple(targets), tuple(behind), tuple(far_behind))
+
+
+def divide(positions: PositionRange, targets: Sequence[PlannedTarget]) -> list[PositionRange]:
+    """Divide positions behind each change of a target, so that one selection is in force in each part. Pure."""
+    cuts = {cut for each in targets if each.found.record.past for cut in _changes(each, positions)}
+    firsts = [positions.first, *(cut + 1 for cut in sorted(cuts))]
+    lasts = [*(first - 1 for first in firsts[1:]), positions.last]
+    return [PositionRange(first, last) for first, last in zip(firsts, lasts, strict=True)]
+
+
+def _changes(target: PlannedTarget, positions: PositionRange) -> list[int]:
+    return target.found.record.changes_in(positions.first, positions.last)
+
+
+def in_force(targets: Sequence[PlannedTarget], position: int) -> tuple[PlannedTarget, ...]:
+    """Return the targets with the selections in force at a position. Pure."""
+    return tuple(_in_force(each, position) if each.found.record.past else each for each in targets)
+
+
+def _in_force(target: PlannedTarget, position: int) -> PlannedTarget:
+    record = target.found.record
+    definition = record.definition_at(position)
+    if definition is record.definition:
+        return target
+    return replace(target, found=replace(target.found, record=replace(record, definition=definition)))
 
 
 def is_dispatchable(found: Registered) -> bool:

@@ -2,13 +2,14 @@
 
 The steps of a batch, and what a crash after each step means:
 
-    1. settle beginnings, read subscriptions   the registry is right, nothing is written
+    1. settle beginnings and changes           the registry is right, nothing is written
     2. suspend those not understood            the same, and the registry has where they stop
-    3. fill small gaps before the batch        these queues have more of their events
-    4. write the batch (see `Isolation`)       queues have all or a part of the batch
-    5. settle refusals                         the same, or a suspension is noted
-    6. note the progress of once-suspended     the same
-    7. Spark commits the batch                 it is done
+    3. request prefills of new topics          delivery waits for them, and their job is or will be queued
+    4. fill small gaps before the batch        these queues have more of their events
+    5. write the batch (see `Isolation`)       queues have all or a part of the batch
+    6. settle refusals                         the same, or a suspension is noted
+    7. note the progress of once-suspended     the same
+    8. Spark commits the batch                 it is done
 
 A batch that runs again passes all steps again and writes what is missing: `append_once` sees in each queue how far it
 is. The same holds for two groups, each of which gets all of `incoming` and writes to the same queues.
@@ -17,7 +18,7 @@ is. The same holds for two groups, each of which gets all of `incoming` and writ
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk import AppendOptions, Refusal
+from purveyor.jetstream.bulk import AppendOptions, Refusal, RefusalKind
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.model import tracing
 from purveyor.model.errors import InvalidConfig, UnreadableRecord, WrongRevision
@@ -42,10 +43,20 @@ from purveyor.pipeline.dispatch.batch_job import (
     Isolation,
     WriteOutcome,
     archived_topic_batches,
+    may_get,
 )
-from purveyor.pipeline.dispatch.batch_plan import STREAM, PlannedTarget, SubscriptionTracker, is_note_due, plan_batch
+from purveyor.pipeline.dispatch.batch_plan import (
+    STREAM,
+    PlannedTarget,
+    SubscriptionTracker,
+    divide,
+    in_force,
+    is_note_due,
+    plan_batch,
+)
 from purveyor.pipeline.dispatch.subscriber_messages import ORIGIN
 from purveyor.pipeline.dispatch.suspensions import CatchUpRequests, RejectedTargets, UnreadableSubscriptions
+from purveyor.pipeline.dispatch.topic_prefill import needs_prefill, request_prefill
 from purveyor.pipeline.event_sources import topic_batch_format
 from purveyor.queues.catalogue import DEFAULT_GROUP
 from purveyor.queues.sync_client import update_dispatch
@@ -141,10 +152,12 @@ class Dispatcher:
         plan = plan_batch(self._tracker.snapshot, self._written_up_to, batch)
         for found in plan.far_behind:
             self.catch_up_requests.request(found)
-        targets = plan.targets
-        if plan.behind:
-            targets += self._fill_gap(frame.sparkSession, plan.behind, PositionRange(plan.gap_first, batch.first - 1))
-        outcome = self._live_isolation(frame, batch).write(batch, targets)
+        targets = self._request_prefills(plan.targets, batch)
+        behind = self._request_prefills(plan.behind, batch)
+        if behind:
+            gap = PositionRange(min(target.floor + 1 for target in behind), batch.first - 1)
+            targets += self._fill_gap(frame.sparkSession, behind, gap)
+        outcome = self._write_divided(self._live_isolation(frame, batch), batch, targets)
         report = outcome.report
         self._live_job.add_known_topics(report.topics)
         self._record_progress(targets, outcome.stopped, batch.last)
@@ -155,6 +168,32 @@ class Dispatcher:
             _log.warning(
                 "%d messages in %s to %s are not events and were parked", report.invalid, batch.first, batch.last
             )
+
+    def _request_prefills(self, targets: tuple[PlannedTarget, ...], batch: PositionRange) -> tuple[PlannedTarget, ...]:
+        """Request prefills of new topics, before any event behind them is written; return the targets that go on."""
+        if not any(target.found.record.past for target in targets):
+            return targets
+        going_on = []
+        for target in targets:
+            try:
+                if needs_prefill(target.found, batch.last):
+                    request_prefill(self._settings.address, target.found, batch.last)
+                going_on.append(target)
+            except UnreadableRecord as error:
+                first = target.floor + 1 if target.floor > 0 else batch.first
+                why = f"its new topics cannot be prefilled: {error.message}"
+                self._rejected_targets.settle([(target, Refusal(first, why, 0, RefusalKind.OTHER))], again=False)
+        return tuple(going_on)
+
+    def _write_divided(
+        self, isolation: Isolation, positions: PositionRange, targets: Sequence[PlannedTarget]
+    ) -> WriteOutcome:
+        """Write positions, each part with the selections in force in it. Nearly always there is one part."""
+        outcome = WriteOutcome()
+        for part in divide(positions, targets):
+            going_on = targets if part == positions else [each for each in targets if may_get(each, part, outcome)]
+            outcome += isolation.write(part, in_force(going_on, part.first))
+        return outcome
 
     def _report_batch(self, batch: PositionRange, report: BatchReport, seconds: float) -> None:
         """Record a span that is linked to the traces of the events, and a log line."""
@@ -216,7 +255,7 @@ class Dispatcher:
             return self._write(self._repair_job, found, targets, positions, in_order=False)
 
         try:
-            stopped = self._isolation(spark, attempt).write(gap, behind).stopped
+            stopped = self._write_divided(self._isolation(spark, attempt), gap, behind).stopped
         except UnreadableRecord as error:
             _log.error("%s wait at position %d: %s", ", ".join(target.name for target in behind), gap.first, error)
             return ()
@@ -237,6 +276,8 @@ class Dispatcher:
         in_order = in_order and len(positions) <= ROWS_PER_PARTITION
         writers = 1 if len(positions) <= SMALL_BATCH_POSITIONS else max(1, min(self._writers, len(targets)))
         report = batch_job.run(frame, targets, writers=writers, in_order=in_order)
+        if batch_job is not self._live_job:  # it may have tried the expressions of some targets only
+            report = replace(report, topics={})
         stopped: dict[str, int] = {}
         refusals = report.refusals
         for attempt in range(_MAX_WRITE_ATTEMPTS):

@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from purveyor.jetstream.bulk.arrow_columns import HEADERS_TYPE as HEADERS
-from purveyor.jetstream.headers import EVENT_ID, MSG_ID, POSITION
+from purveyor.jetstream.headers import MSG_ID, POSITION
+from purveyor.model.message_headers import EVENT_ID
 from purveyor.model.redaction import candidate_pattern, redact
 from purveyor.model.tracing import TRACEPARENT
 from purveyor.model.tracing import is_valid_traceparent as valid_trace

@@ -24,10 +24,31 @@ Range = tuple[int, int]
 
 def objects(spark: SparkSession, archive: ArchiveSource, definition: Subscription, position: int) -> DataFrame:
     """Return the objects as of a position that a subscription gets, ranked by the first of its topics that matches."""
+    return _select_objects(spark, archive, definition, position)
+
+
+def new_objects(
+    spark: SparkSession, archive: ArchiveSource, definition: Subscription, before: Subscription, position: int
+) -> DataFrame:
+    """Return the objects as of a position that a subscription gets, of topics that its definition before did not have.
+
+    An object of a topic that it had may have older messages in the queue, which must not come behind the object.
+    """
+    return _select_objects(spark, archive, definition, position, before)
+
+
+def _select_objects(
+    spark: SparkSession,
+    archive: ArchiveSource,
+    definition: Subscription,
+    position: int,
+    before: Subscription | None = None,
+) -> DataFrame:
     found = objects_at(spark, archive, position)
     emptied = f.col("operation") != "create"
-    # One target for each topic: the first that matches is the rank.
-    topics = Matcher([replace(definition, realms_topics=(topic,)) for topic in definition.realms_topics])
+    # One target for each topic: the first that matches is the rank. The last target has the topics to leave out.
+    left_out = () if before is None else (Subscription(name=before.name, realms_topics=before.realms_topics),)
+    topics = Matcher([*(replace(definition, realms_topics=(topic,)) for topic in definition.realms_topics), *left_out])
     if definition.filter.fields:
         # A filter sees the message that will be sent, whose old is empty; the writing task gets the original.
         positions = f.when(emptied, _without_old(f.col("data").cast("string"))).otherwise(f.col("data"))
@@ -35,6 +56,8 @@ def objects(spark: SparkSession, archive: ArchiveSource, definition: Subscriptio
         found = topics.add_targets(asked).withColumn("data", f.col("original"))
     else:
         found = topics.add_targets(found)
+    if left_out:
+        found = found.where(~f.array_contains("targets", f.lit(len(definition.realms_topics))))
     wanted = found.where(f.size("targets") > 0).select(
         f.get("targets", f.lit(0)).alias("rank"),
         "position",

@@ -23,6 +23,7 @@ from purveyor.model.errors import InvalidInput, PurveyorError, UnknownStream, Un
 from purveyor.model.registration import PrefillState, PrefillStatus, RecordState
 from purveyor.model.tracing import Carrier
 from purveyor.pipeline.archive.reader import ArchiveSource
+from purveyor.pipeline.dispatch.topic_prefill import is_first
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import Registered, Registry
@@ -122,20 +123,26 @@ def is_gone(found: Registered, job: Job) -> bool:
 
 
 def start_prefill(found: Registered, job: PrefillJob) -> Decision:
-    """Decide about a prefill. It begins again at each run, with a number above all before. Pure."""
+    """Decide about a prefill. Pure.
+
+    The first piece begins again at each run, with a number above all before. A piece of new topics comes behind
+    messages that are there already, so it keeps its run through all attempts, as a replay does.
+    """
     state = found.prefill
     if state is not None and state.status is PrefillStatus.DONE:
         return NotStarted.NOTHING  # it was delivered again although it was done
     if state is not None and state.status is PrefillStatus.RUNNING and state.job not in (None, job.job):
         return NotStarted.NOTHING  # it is an old one: another was requested since
     fresh = state is None or state.status is PrefillStatus.PENDING
-    before = state.attempt if state is not None else 1
+    if state is None:
+        state = PrefillState(incarnation=job.incarnation, status=PrefillStatus.PENDING, position=job.position)
     return PrefillState(
         incarnation=job.incarnation,
         status=PrefillStatus.RUNNING,
-        position=job.position,
-        attempt=before if fresh else before + 1,
+        position=state.position,
+        attempt=state.attempt if fresh or not is_first(found.record, state) else state.attempt + 1,
         job=job.job,
+        through=state.through,
     )
 
 

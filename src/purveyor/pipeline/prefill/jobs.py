@@ -9,7 +9,11 @@ Prefill, exact at the position L where the subscription begins:
     5 count                          messages that an older run wrote between 2 and 4 are found: then once more
     6 done, by CAS                   delivery begins
 
-Replay claims the state in the same way, keeps its run through all attempts, and writes behind what is there.
+Replay claims the state in the same way, keeps its run through all attempts, and writes behind what is there. So does
+the prefill of topics that a change of the subscription added at a later L: only objects of topics that are new.
+
+What is selected at L, and at each position that a catch-up writes, is decided by `Record.definition_at`. A replay goes
+by the definition of today: it can deliver events that the definition did not select when they came.
 
 Catch-up writes what a suspended subscription missed from the archive into `<name>.main`, until dispatch takes over. A
 round writes the rows from `next` on with the same watermark that dispatch uses, then moves `next` by compare-and-set. A
@@ -28,13 +32,22 @@ from purveyor.jetstream.bulk import AppendOptions, Refusal, RefusalKind, Target
 from purveyor.jetstream.headers import first
 from purveyor.model import tracing
 from purveyor.model.control_events import CatchUpJob, Job, PrefillJob, ReplayJob, ReplayPoint
-from purveyor.model.errors import PurveyorError, Unavailable, UnknownSubscription, UnreadableRecord, WrongRevision
-from purveyor.model.registration import DispatchState, PrefillStatus, Suspension
+from purveyor.model.errors import (
+    InvalidInput,
+    PurveyorError,
+    Unavailable,
+    UnknownSubscription,
+    UnreadableRecord,
+    WrongRevision,
+)
+from purveyor.model.registration import DispatchState, PrefillStatus, Record, Suspension
+from purveyor.model.subscription import Subscription
 from purveyor.pipeline.archive.layout import PositionRange
 from purveyor.pipeline.archive.reader import events
 from purveyor.pipeline.dispatch.batch_job import BatchJob, Isolation, WriteOutcome, archived_topic_batches
-from purveyor.pipeline.dispatch.batch_plan import SMALL_GAP, PlannedTarget
+from purveyor.pipeline.dispatch.batch_plan import SMALL_GAP, PlannedTarget, in_force
 from purveyor.pipeline.dispatch.suspensions import suspension_reason
+from purveyor.pipeline.dispatch.topic_prefill import begin_prefill, is_first, next_piece
 from purveyor.pipeline.prefill import archive_queries
 from purveyor.pipeline.prefill.job_context import (
     Claim,
@@ -83,37 +96,90 @@ async def run_job(context: JobContext, job: Job) -> JobResult:
 
 
 async def prefill(context: JobContext, job: PrefillJob, found: Registered) -> JobResult:
-    """Write all objects as of the job's position, in the order of the subscription's topics."""
-    stream, subject = subscription_queue(job.name).stream, f"{job.name}.prefill"
+    """Write the pieces of a prefill, one after the other (see `dispatch.topic_prefill`)."""
     end = await context.last_sequence(job)
     claim = await claim_run(context.registry, found, job, lambda now: start_prefill(now, job))
     if isinstance(claim, NotStarted):
         return _result_of(claim)
+    record = (await context.registry.get(job.name, ())).record  # with every change that the claimed state is about
+    if record.incarnation != job.incarnation:
+        raise UnknownSubscription(f"subscription {job.name!r} is gone")
+    total = 0
+    while True:
+        piece = partial(_first_piece, end=end) if is_first(record, claim.state) else _piece_of_new_topics
+        with tracing.span("prefill", context.trace, subscription=job.name, position=claim.state.position):
+            total += await piece(context, record, claim)
+        following = next_piece(record, claim.state)
+        if following is None:
+            break
+        await claim.update(position=following, attempt=claim.state.attempt + 1)
+    await claim.update(status=PrefillStatus.DONE, total=total, written=total)
+    return JobResult.DONE
+
+
+async def _first_piece(context: JobContext, record: Record, claim: Claim, *, end: int) -> int:
+    """Write all objects as of the begin, in the order of the topics; return how many. `end` is the end of the queue."""
+    position, definition = claim.state.position, record.definition_at(claim.state.position + 1)
+    spec = _prefill_spec(context, record, definition, claim.state.attempt)
+    stream, subject = spec.target.stream, spec.target.subject
     await context.queues.streams.purge(stream, subject=subject, before_sequence=end + 1)
-    run = claim.state.attempt
-    spec = FillSpec(
+
+    def write() -> int:
+        return fill_queue(archive_queries.objects(context.spark, context.archive, definition, position), spec)
+
+    async def count() -> int:
+        return (await context.queues.streams.subjects(stream, subject)).get(subject, 0)
+
+    written = await _write_with_progress(context, claim, context.run_on_spark(write), count)
+    await _check(context, spec, written, await count())
+    return written
+
+
+async def _piece_of_new_topics(context: JobContext, record: Record, claim: Claim) -> int:
+    """Write the objects of the topics that a change added, as of its position, behind what is there."""
+    position = claim.state.position
+    before = next((each.selection for each in record.past if each.until == position), None)
+    if before is None:
+        raise InvalidInput(
+            f"subscription {record.name!r} has no change at position {position} whose topics could be prefilled",
+            fix="remove the topics and add them again with a prefill",
+        )
+    definition = record.definition_at(position + 1)
+    spec = _prefill_spec(context, record, definition, claim.state.attempt)
+
+    def write() -> int:
+        objects = archive_queries.new_objects(
+            context.spark, context.archive, definition, before.for_dispatch(record.name), position
+        )
+        return fill_queue(objects, spec)
+
+    count = await _counter(context, spec)
+    return await _write_with_progress(context, claim, context.run_on_spark(write), count)
+
+
+def _prefill_spec(context: JobContext, record: Record, definition: Subscription, run: int) -> FillSpec:
+    stream, subject = subscription_queue(record.name).stream, f"{record.name}.prefill"
+    return FillSpec(
         address=context.queues.address,
-        target=Target(subject=subject, stream=stream, owner=job.incarnation, position_header=NUMBER),
-        origin=job.name,
-        hidden=found.record.definition.hidden_fields,
+        target=Target(subject=subject, stream=stream, owner=record.incarnation, position_header=NUMBER),
+        origin=record.name,
+        hidden=definition.hidden_fields,
         run=run,
         id_prefix=f"prefill:{run}",
         patience_seconds=context.patience_seconds,
         traces=tracing.is_enabled(),
     )
 
-    def write() -> int:
-        objects = archive_queries.objects(context.spark, context.archive, found.record.definition, job.position)
-        return fill_queue(objects, spec)
+
+async def _counter(context: JobContext, spec: FillSpec) -> Callable[[], Awaitable[int]]:
+    """Return a function that counts what is written behind the messages that are there now."""
+    stream, subject = spec.target.stream, spec.target.subject
+    before = (await context.queues.streams.subjects(stream, subject)).get(subject, 0)
 
     async def count() -> int:
-        return (await context.queues.streams.subjects(stream, subject)).get(subject, 0)
+        return max((await context.queues.streams.subjects(stream, subject)).get(subject, 0) - before, 0)
 
-    with tracing.span("prefill", context.trace, subscription=job.name, position=job.position):
-        written = await _write_with_progress(context, claim, context.run_on_spark(write), count)
-        await _check(context, spec, written, await count())
-    await claim.update(status=PrefillStatus.DONE, total=written, written=written)
-    return JobResult.DONE
+    return count
 
 
 async def _check(context: JobContext, spec: FillSpec, written: int, there: int) -> None:
@@ -164,11 +230,7 @@ async def replay(context: JobContext, job: ReplayJob, found: Registered) -> JobR
             archive_queries.history(context.spark, context.archive, found.record.definition, job, (begin, end)), spec
         )
 
-    before = (await context.queues.streams.subjects(stream, subject)).get(subject, 0)
-
-    async def count() -> int:
-        return max((await context.queues.streams.subjects(stream, subject)).get(subject, 0) - before, 0)
-
+    count = await _counter(context, spec)
     with tracing.span("replay", context.trace, subscription=job.name, first=begin, last=end):
         written = await _write_with_progress(context, claim, context.run_on_spark(write), count)
     await claim.update(status=PrefillStatus.DONE, total=written, written=written)
@@ -271,7 +333,11 @@ async def catch_up(context: JobContext, job: CatchUpJob) -> JobResult:
         wanted = next_round(found.dispatch, newest)
         if wanted is None:
             break
+        changes = found.record.changes_in(wanted.first, wanted.last)
+        wanted = PositionRange(wanted.first, min([*changes, wanted.last]))  # one selection is in force in a round
         await context.last_sequence(job)
+        if found.record.past and wanted.first <= wanted.last:
+            await begin_prefill(context.queues, job.name, job.incarnation, wanted.last)
         with tracing.span("catch-up", context.trace, subscription=job.name, first=wanted.first, last=wanted.last):
             refusal = await _write(context, found, wanted)
         if refusal is not None and refusal.kind is RefusalKind.MISSING_STREAM:
@@ -291,7 +357,7 @@ async def _write(context: JobContext, found: Registered, wanted: PositionRange) 
     """Write one round as dispatch does: same rows, same headers, same watermark; rows that are too large are parked."""
     if wanted.last < wanted.first:
         return None
-    caught_up = PlannedTarget(found, max(wanted.first - 1, found.record.begin or 0))
+    [caught_up] = in_force([PlannedTarget(found, max(wanted.first - 1, found.record.begin or 0))], wanted.first)
     refusals: list[Refusal] = []
     batch_job = BatchJob(context.queues.address, AppendOptions(patience_seconds=context.patience_seconds))
 

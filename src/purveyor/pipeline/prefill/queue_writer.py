@@ -29,6 +29,7 @@ from purveyor.jetstream.bulk import AppendOptions, Refusal, RefusalKind, Target,
 from purveyor.jetstream.headers import POSITION
 from purveyor.model import tracing
 from purveyor.model.errors import InvalidInput, PublishRefused, UnknownStream
+from purveyor.model.message_headers import REPLAY_JOB
 from purveyor.model.redaction import redact
 from purveyor.pipeline.dispatch.subscriber_messages import add_headers, copy_headers, find_traces, redact_bodies
 from purveyor.queues.client import connect
@@ -38,8 +39,6 @@ from purveyor.spark.task_tuning import read_ahead
 
 NUMBER: Final = "Purveyor-Prefill-Number"
 """The header of the number: the run times `NUMBERS_PER_RUN`, plus the place of the row."""
-REPLAY: Final = "Purveyor-Replay"
-"""The header of a replayed message: the job that wrote it."""
 NUMBERS_PER_RUN: Final = 10**12
 _RESULT: Final = "rows long, refused_at long, reason string, code int, kind string, traces array<string>"
 _RESULT_ARROW: Final = pa.schema(
@@ -190,7 +189,7 @@ def messages(batch: pa.RecordBatch, spec: FillSpec, before: int) -> pa.Table:
     places = places.cast(pa.int64())
     added = {POSITION: batch.column("position").cast(pa.string())}
     if spec.replay is not None:
-        added[REPLAY] = pa.repeat(pa.scalar(spec.replay), count)
+        added[REPLAY_JOB] = pa.repeat(pa.scalar(spec.replay), count)
     return pa.table(
         {
             "position": pc.add(places, spec.run * NUMBERS_PER_RUN),

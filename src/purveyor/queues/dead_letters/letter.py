@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
 from purveyor.jetstream import headers as header_codec
-from purveyor.jetstream.headers import MAX_HEADER_BLOCK_BYTES, MSG_ID, PARKED_POSITION, Headers
+from purveyor.jetstream.headers import MAX_HEADER_BLOCK_BYTES, MSG_ID, Headers
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import VERSION, Kind
+from purveyor.model.message_headers import PARKED_POSITION
 from purveyor.queues.catalogue import DEAD_LETTERS
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 Detail: TypeAlias = str | int | float | bool | None
 
+_STREAM = DEAD_LETTERS.stream
 _PREFIX = "Purveyor-"
 _ORIGINAL = f"{_PREFIX}Original-"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -146,7 +148,7 @@ async def park(queues: "Queues", letter: DeadLetter) -> "Receipt":
     subject, data, headers = fit_letter(letter, queues.connection.max_payload)
     from purveyor.jetstream.publisher import Expect  # noqa: PLC0415 - executors that write letters in bulk do not load the client
 
-    expect = Expect(stream=DEAD_LETTERS.stream)
+    expect = Expect(stream=_STREAM)
     return await queues.publish(subject, data, headers=dict(headers), msg_id=letter.id, expect=expect)
 
 

@@ -12,11 +12,12 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from purveyor.jetstream.headers import DEAD_LETTER_SEQUENCE, Headers, first
+from purveyor.jetstream.headers import Headers, first
 from purveyor.jetstream.publisher import Expect
 from purveyor.jetstream.streams import PageRequest, StoredMessage, read_page
 from purveyor.model.errors import InvalidInput, Refused, UnknownMessage, UnknownStream, UnreadableRecord
 from purveyor.model.json_fields import UPGRADE
+from purveyor.model.message_headers import DEAD_LETTER_SEQUENCE
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.dead_letters.letter import DeadLetter, subject_token
 

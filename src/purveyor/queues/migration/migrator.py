@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from purveyor.jetstream.api import Api
-from purveyor.jetstream.config import Json, Retention, StreamInfo, from_wire
+from purveyor.jetstream.api_protocol import Json
+from purveyor.jetstream.config import Retention, StreamInfo, from_wire
 from purveyor.jetstream.key_value import Bucket, BucketServices
 from purveyor.jetstream.maintenance import BUCKET, record_key
 from purveyor.model.errors import (
@@ -26,7 +27,7 @@ from purveyor.model.errors import (
     UnknownStream,
     WrongRevision,
 )
-from purveyor.queues.catalogue import DEAD_LETTERS, Queue
+from purveyor.queues.catalogue import DEAD_LETTERS, Queue, find_keepers
 from purveyor.queues.migration import recreate
 from purveyor.queues.migration.drain import (
     SHARED_DURABLE,
@@ -147,6 +148,7 @@ class Migrator:
         )
 
     def _new_record(self, queue: Queue, live: LiveQueue, strategy: Strategy, replicas: int) -> Record:
+        durables = {*(each.durable for each in queue.readers), *(each.name for each in live.consumers)}
         record = Record(
             queue=queue.name,
             stream=queue.stream,
@@ -154,7 +156,7 @@ class Migrator:
             created=live.created,
             target=target_config(live, queue, replicas=replicas),
             durables=target_durables(live, queue),
-            keepers=tuple(reader.durable for reader in queue.readers if reader.keeps_newest),
+            keepers=find_keepers(queue, sorted(durables)),
         )
         if strategy is Strategy.SNAPSHOT:
             record = dataclasses.replace(record, archive=self._snapshots.new_location(record))

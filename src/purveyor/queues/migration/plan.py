@@ -20,7 +20,7 @@ from purveyor.jetstream.config import (
 )
 from purveyor.model.errors import InvalidInput
 from purveyor.model.name_rules import subject_matches
-from purveyor.queues.catalogue import Queue
+from purveyor.queues.catalogue import Queue, find_keepers
 
 # The settings that the catalogue decides. Limits and other settings of an operator on the live stream stay.
 _STREAM_FIELDS = ("subjects", "retention", "storage", "num_replicas", "allow_direct", "allow_atomic")
@@ -218,7 +218,7 @@ def _drain_obstacles(queue: Queue, live: LiveQueue) -> list[tuple[Strategy, str]
     if retention is Retention.LIMITS and queue.retention is Retention.LIMITS:
         found.append("its messages stay when they are acknowledged, so it never drains")
     names = {consumer.name for consumer in live.consumers}
-    keepers = [reader.durable for reader in queue.readers if reader.keeps_newest and reader.durable in names]
+    keepers = sorted(find_keepers(queue, names))
     if keepers and live.info.state.messages:
         found.append(f"durable {', '.join(keepers)} keeps the newest message for good")
     if live.raw.get("allow_msg_schedules"):

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import NO_SUITABLE_PEERS, Resource
-from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo, Json, Retention, to_wire
+from purveyor.jetstream.api_protocol import NO_SUITABLE_PEERS, Json, Resource
+from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo, Retention, to_wire
 from purveyor.model.errors import AlreadyExists, ConfigRefused, NoAnswer, Refused, UnknownConsumer, UnknownStream
 from purveyor.queues.catalogue import Queue
 from purveyor.queues.migration.events import EventListener, MigrationOptions, MigrationWarning, Step

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from purveyor.jetstream.api import Api
-from purveyor.jetstream.config import ConsumerInfo, Json, Retention
+from purveyor.jetstream.api_protocol import Json
+from purveyor.jetstream.config import ConsumerInfo, Retention
 from purveyor.jetstream.consumers import Consumers
 from purveyor.jetstream.streams import Streams
 from purveyor.model.errors import DataLost, MigrationNeeded, NoAnswer, Refused, Unavailable, UnknownStream

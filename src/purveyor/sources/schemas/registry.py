@@ -24,6 +24,7 @@ from purveyor.jetstream.key_value import Bucket, BucketConfig
 from purveyor.model.errors import (
     AlreadyExists,
     Incompatible,
+    InvalidInput,
     PurveyorError,
     Unavailable,
     UnknownKey,
@@ -228,6 +229,7 @@ class SchemaRegistry:
             try:
                 found, revision = await self._read_topic(topic.realm, topic.topic)
             except UnknownTopic:
+                await self._check_room()
                 with contextlib.suppress(AlreadyExists):
                     await self._create(topic.key, TOPIC.dump(topic.to_json()))
                     return topic, True
@@ -239,6 +241,14 @@ class SchemaRegistry:
                 await self._update(topic.key, TOPIC.dump(wanted.to_json()), revision)
                 return wanted, not found.declared
         raise _busy(f"the topic {topic.label}")
+
+    async def _check_room(self) -> None:
+        """Raise InvalidInput if the registry lists the largest number of topics."""
+        if len(await (await self.bucket()).keys("topic.*")) >= MAX_TOPICS:
+            raise InvalidInput(
+                f"the list of known topics is full: {MAX_TOPICS}",
+                fix="delete topics that no publisher uses any more with `purveyor topic delete`",
+            )
 
     async def forget_topic(self, realm: str, topic: str) -> None:
         """Delete a topic; the next accepted event of it adds it again."""

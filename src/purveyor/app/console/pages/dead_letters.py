@@ -6,7 +6,7 @@ from nicegui import ui
 
 from purveyor.app.console import html
 from purveyor.app.console.console import Console
-from purveyor.app.console.formatting import format_ago, format_count, format_number, format_size, format_time
+from purveyor.app.console.formatting import format_ago, format_count, format_number, format_time
 from purveyor.app.console.html import TableColumn
 from purveyor.app.console.page_base import (
     ConsolePage,
@@ -18,7 +18,7 @@ from purveyor.app.console.page_base import (
     notify_error,
     page_frame,
 )
-from purveyor.app.console.pages.queue_browser import action_link, format_body
+from purveyor.app.console.pages.queue_browser import action_link, format_body, label_cells
 from purveyor.app.console.snapshot import SystemSnapshot
 from purveyor.delivery.dead_letters.park import Attempt, attempts_of
 from purveyor.delivery.dead_letters.service import DeadLetterFilter, DeadLetters, Report
@@ -228,21 +228,22 @@ def _table(letters: Sequence[ParkedMessage], picked: set[int], *, filtered: bool
     every = all(each.id in picked for each in letters)
     heads = (
         TableColumn("Letter", numeric=True),
-        TableColumn("Reason"),
-        TableColumn("Given up by"),
+        TableColumn("Reason", shape="prose"),
+        TableColumn("Topic", shape="name"),
+        TableColumn("Key", shape="name"),
+        TableColumn("Given up by", shape="name"),
         TableColumn("Attempts", numeric=True),
-        TableColumn("When"),
-        TableColumn("Size", numeric=True, narrow=False),
+        TableColumn("When", shape="tight"),
         TableColumn("Picked"),
     )
     rows = [
         (
             action_link(str(each.id), "letter", str(each.id)),
             each.reason,
-            each.origin,
+            *label_cells(each.data, most=20),
+            html.cut(each.origin, most=22),
             None if each.letter is None else format_number(each.letter.attempts),
             format_ago(each.letter.failed_last if each.letter is not None else each.at),
-            format_size(len(each.data)),
             _box(each.id, checked=each.id in picked),
         )
         for each in letters
@@ -293,8 +294,8 @@ def attempts_table(noted: Sequence[Attempt]) -> str:
     heads = (
         TableColumn("When"),
         TableColumn("Status", numeric=True),
-        TableColumn("Error"),
-        TableColumn("Answer", narrow=False),
+        TableColumn("Error", shape="prose"),
+        TableColumn("Answer", shape="prose"),
     )
     rows = [
         (format_time(each.time), None if each.status is None else str(each.status), each.error, each.excerpt)

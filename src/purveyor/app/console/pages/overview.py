@@ -10,14 +10,24 @@ from typing import Any
 from nicegui import ui
 
 from purveyor.app.console import html
-from purveyor.app.console.alerts import SILENT_SECONDS, Level
+from purveyor.app.console.alert_groups import all_alerts
+from purveyor.app.console.alerts import Level, is_silent
 from purveyor.app.console.console import Console
-from purveyor.app.console.flow_graph import Flow, all_alerts, build_flow, render_svg
-from purveyor.app.console.formatting import format_count, format_duration, format_number, format_rate
+from purveyor.app.console.flow_graph import Flow, build_flow
+from purveyor.app.console.flow_svg import render_svg
+from purveyor.app.console.formatting import (
+    format_brief,
+    format_count,
+    format_duration,
+    format_milliseconds,
+    format_number,
+    format_rate,
+    format_short,
+)
 from purveyor.app.console.html import TableColumn
 from purveyor.app.console.page_base import LiveHtml, card, page_frame
-from purveyor.app.console.snapshot import PartSnapshot, PipelineSnapshot, QueueKind, SystemSnapshot
-from purveyor.app.console.time_series import COLOURS, History, plot, rate_line, value_line
+from purveyor.app.console.snapshot import PartSnapshot, PipelineSnapshot, QueueKind, SystemSnapshot, is_working
+from purveyor.app.console.time_series import COLOURS, History, plot, rate_line, working_line
 
 
 def install_overview(console: Console) -> None:
@@ -78,21 +88,21 @@ def key_numbers(snapshot: SystemSnapshot, history: History) -> str:
 def as_list(flow: Flow) -> str:
     """Return the arrows as a table, for narrow screens."""
     heads = (
-        TableColumn("Arrow"),
+        TableColumn("Arrow", shape="line"),
         TableColumn("Rate", numeric=True),
         TableColumn("Backlog", numeric=True),
         TableColumn("Oldest", numeric=True),
     )
     rows = [
         (
-            f"{flow.title(arrow.source)} → {flow.title(arrow.target)}",
+            html.cut(f"{flow.title(arrow.source)} → {flow.title(arrow.target)}", most=80),
             format_rate(arrow.rate),
-            format_number(arrow.backlog),
-            format_duration(arrow.age_seconds),
+            format_short(arrow.backlog),
+            "-" if arrow.age_seconds is None else format_brief(arrow.age_seconds),
         )
         for arrow in flow.arrows
     ]
-    return html.table(heads, rows, label="The flow")
+    return html.table(heads, rows, label="The flow", stays=True)
 
 
 _CHART_SECONDS = 10.0
@@ -111,9 +121,9 @@ def install_pipeline(console: Console) -> None:
             with card("Parts"):
                 parts = LiveHtml()
             with ui.element("div").classes("split"):
-                with card("Batch times", "How long a batch took, in milliseconds."):
+                with card("Batch times", "How long a batch took; nothing while a part is idle."):
                     times = ui.echart(plot([], now=time.time())).classes("chart")
-                with card("Throughput", "Messages per second, from the ack floor of each reader."):
+                with card("Throughput", "Messages per second that each part has processed."):
                     done = ui.echart(plot([], now=time.time())).classes("chart")
             with card("Processes"):
                 processes = LiveHtml()
@@ -123,8 +133,8 @@ def install_pipeline(console: Console) -> None:
             nonlocal plotted_at
             history, now = console.collector.history, snapshot.at.timestamp()
             about = [each for each in all_alerts(snapshot, history) if each.about.partition(":")[0] in _ABOUT]
-            alerts.show(html.alerts(about) if about else "")
-            parts.show(_parts(snapshot))
+            alerts.show(html.alerts(about, expanded=True) if about else "")
+            parts.show(_parts(snapshot, history))
             processes.show(_processes(snapshot))
             if now - plotted_at >= _CHART_SECONDS:
                 plotted_at = now
@@ -138,8 +148,9 @@ def install_pipeline(console: Console) -> None:
 _ABOUT = ("pipeline", "part", "server")
 
 
-def _parts(snapshot: SystemSnapshot) -> str:
+def _parts(snapshot: SystemSnapshot, history: History) -> str:
     found = snapshot.parts
+    busy = {name for name in snapshot.part_readers if name in found and is_working(snapshot, history, name)}
     if not found:
         return html.empty("No pipeline has reported", "Start one with purveyor serve pipeline, or purveyor up.")
     heads = (
@@ -151,31 +162,35 @@ def _parts(snapshot: SystemSnapshot) -> str:
         TableColumn("Batch", numeric=True),
         TableColumn("Batches", numeric=True, hint="The number of the last batch"),
         TableColumn("Restarts", numeric=True),
-        TableColumn("Last error"),
+        TableColumn("Last error", shape="prose"),
     )
     rows = [
         (
             part.name,
-            _state(snapshot, pipeline, part),
+            _state(snapshot, pipeline, part, is_idle=name not in busy),
             format_number(part.position),
             format_number(part.lag),
-            format_rate(part.rows_per_second).removesuffix("/s") if part.batch_ms is not None else None,
-            None if part.batch_ms is None else f"{format_number(part.batch_ms)} ms",
+            format_rate(part.rows_per_second).removesuffix("/s")
+            if name in busy and part.batch_ms is not None
+            else None,
+            format_milliseconds(part.batch_ms) if name in busy and part.batch_ms is not None else None,
             format_number(part.batch),
             format_number(part.restarts),
             part.error,
         )
-        for pipeline, part in found.values()
+        for name, (pipeline, part) in found.items()
     ]
     return html.table(heads, rows, label="Parts")
 
 
-def _state(snapshot: SystemSnapshot, pipeline: PipelineSnapshot, part: PartSnapshot) -> html.Markup:
-    silent = (snapshot.at - pipeline.at).total_seconds()
+def _state(snapshot: SystemSnapshot, pipeline: PipelineSnapshot, part: PartSnapshot, *, is_idle: bool) -> html.Markup:
     if pipeline.stopped:
         return html.badge("stopped", Level.WARNING)
-    if silent > SILENT_SECONDS:
+    if is_silent(snapshot, pipeline):
+        silent = (snapshot.at - pipeline.at).total_seconds()
         return html.badge(f"silent for {format_duration(silent)}", Level.STUCK)
+    if part.state == "running" and is_idle:
+        return html.badge("idle")
     return html.badge(part.state, _STATES.get(part.state, Level.NOTE))
 
 
@@ -212,10 +227,13 @@ def _spark(each: PipelineSnapshot) -> html.Cell:
 
 def _times(history: History, now: float) -> dict[str, Any]:
     lines = [
-        value_line(name, history.of("batch_ms", name), now, colour)
+        working_line(name, history.of("batch_ms", name), history.of("batch", name), now, colour)
         for name, colour in zip(_PARTS, COLOURS, strict=False)
     ]
-    return plot(lines, now=now, unit=" ms")
+    options = plot(lines, now=now, unit=" ms")
+    for line in options["series"]:  # a single batch between two idle times is a point
+        line |= {"showSymbol": True, "symbolSize": 3}
+    return options
 
 
 def _done(snapshot: SystemSnapshot, history: History, now: float) -> dict[str, Any]:

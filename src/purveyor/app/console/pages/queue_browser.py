@@ -12,8 +12,10 @@ from functools import partial
 from nicegui import ui
 
 from purveyor.app.console import html
+from purveyor.app.console.copy_button import copy_button
 from purveyor.app.console.formatting import format_ago, format_size, format_time
 from purveyor.app.console.html import Markup, TableColumn
+from purveyor.app.console.message_label import read_label
 from purveyor.app.console.page_base import ConsolePage, LiveHtml, button, modal
 from purveyor.app.console.snapshot import QueueSnapshot
 from purveyor.delivery.dead_letters.park import Attempt, as_attempt_log, parse_attempt
@@ -158,9 +160,12 @@ def format_headers(message: StoredMessage) -> str:
 
 def describe_message(message: StoredMessage) -> list[tuple[str, str]]:
     """Return the metadata of a message."""
+    label = read_label(message.data)
     return [
         ("Sequence", str(message.sequence)),
         ("Subject", message.subject),
+        ("Topic", label.topic or "-"),
+        ("Key", label.key or "-"),
         ("Stored", format_time(message.timestamp)),
         ("Size", format_size(len(message.data))),
     ]
@@ -223,15 +228,18 @@ class MessageBrowser:
         heads = (
             TableColumn("Sequence", numeric=True),
             TableColumn("Stored", shape="tight"),
-            TableColumn("Subject", shape="tight"),
-            TableColumn("Size", numeric=True),
+            TableColumn("Subject", narrow=False, shape="tight"),
+            TableColumn("Topic", shape="name"),
+            TableColumn("Key", shape="name"),
+            TableColumn("Size", numeric=True, narrow=False),
             TableColumn("Content", narrow=False, shape="line"),
         )
         rows = [
             (
                 action_link(str(message.sequence), "message", str(message.sequence)),
                 format_ago(message.timestamp),
-                message.subject,
+                html.cut(message.subject),
+                *label_cells(message.data),
                 format_size(len(message.data)),
                 Markup(f'<span class="mono soft">{html.cell(preview_line(message.data))}</span>'),
             )
@@ -243,6 +251,12 @@ class MessageBrowser:
         found = next((message for message in self._messages if str(message.sequence) == key), None)
         if found is not None:
             await show_message(found)
+
+
+def label_cells(data: bytes, *, most: int = 36) -> tuple[html.Cell, html.Cell]:
+    """Return the cells with the topic and the key of a message, the key in `most` characters: a UUID has 36."""
+    label = read_label(data)
+    return html.cut(label.topic, most=24), html.cut(label.key, most=most)
 
 
 def action_link(text: str, act: str, key: str) -> Markup:
@@ -262,7 +276,9 @@ async def show_message(message: StoredMessage, more: str = "") -> None:
         headers = format_headers(message)
         if headers:
             ui.html(f"<h3>Headers</h3>{html.preformatted(headers)}", sanitize=False)
-        ui.html(f"<h3>Content</h3>{html.preformatted(format_body(message.data))}", sanitize=False)
+        body = format_body(message.data)
+        head = f'<div class="copyable apart"><h3>Content</h3>{copy_button(body, "the content").text}</div>'
+        ui.html(f"{head}{html.preformatted(body)}", sanitize=False)
         with ui.element("div").classes("bar"):
             ui.element("span").classes("grow")
             button("Close", dialog.close).props("autofocus")

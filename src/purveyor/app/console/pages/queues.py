@@ -83,14 +83,14 @@ def _queue_table(rows: Sequence[QueueSnapshot], known: Sequence[SystemSnapshot],
     now = snapshot.at.timestamp()
     heads = (
         TableColumn("Queue"),
-        TableColumn("Kind"),
-        TableColumn("State"),
+        TableColumn("Kind", narrow=False),
+        TableColumn("State", narrow=False),
         TableColumn("Messages", numeric=True),
         TableColumn("Oldest", numeric=True),
         TableColumn("In", numeric=True, hint="Messages stored per second"),
         TableColumn("Out", numeric=True, hint="Messages removed per second"),
-        TableColumn("Size", numeric=True),
-        TableColumn("Readers", numeric=True, hint="Durable readers. The API reads the queues of subscriptions"),
+        TableColumn("Size", numeric=True, narrow=False),
+        TableColumn("Readers", numeric=True, narrow=False, hint="Durables. The API reads the queues of subscriptions"),
     )
     return html.table(
         heads,
@@ -268,8 +268,8 @@ def _plan_table(plans: Sequence[Plan]) -> str:
         TableColumn("Queue"),
         TableColumn("Applying would"),
         TableColumn("Messages", numeric=True),
-        TableColumn("Why"),
-        TableColumn("Risks"),
+        TableColumn("Why", shape="prose"),
+        TableColumn("Risks", shape="prose"),
     )
     rows = [
         (

@@ -1,11 +1,10 @@
-"""Actions on subscriptions: add, pause, resume, replay, prefill again, delete, and send a test event to a webhook.
+"""The buttons of a subscription: pause, edit, publish, replay, delete and others; and a test event to its endpoints.
 
 A test event passes no queue and reaches no other subscriber. The endpoint recognises it by its id, which begins with
 `test-`, and by the attribute `purveyortest`.
 """
 
 import contextlib
-import secrets
 import time
 import uuid
 from dataclasses import dataclass
@@ -19,19 +18,19 @@ from purveyor.app.console.alerts import Level
 from purveyor.app.console.formatting import HINTS
 from purveyor.app.console.html import TableColumn
 from purveyor.app.console.page_base import ConsolePage, button, confirm, modal, notify_error
+from purveyor.app.console.pages.publish_dialog import publish_event
+from purveyor.app.console.pages.subscription_form import edit_subscription, set_password
 from purveyor.app.push_input import PushInput
 from purveyor.delivery.push.endpoint_pool import EndpointHealth, EndpointSender
 from purveyor.delivery.push.http_pool import HttpPool
-from purveyor.delivery.push.push_request import PushSecrets, generate_secret
+from purveyor.delivery.push.push_request import PushSecrets
 from purveyor.delivery.push.settlement import Outcome
 from purveyor.delivery.transitions import DeliveredMessage
-from purveyor.jetstream.headers import EVENT_ID
 from purveyor.model import json_fields
 from purveyor.model.control_events import ReplayPoint
-from purveyor.model.delivery_policy import PushFormat
 from purveyor.model.delivery_state import SubjectKind
-from purveyor.model.errors import InvalidInput, InvalidName, PurveyorError
-from purveyor.model.json_fields import Json
+from purveyor.model.errors import InvalidInput, PurveyorError
+from purveyor.model.message_headers import EVENT_ID
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import Subscription
 from purveyor.queues.registry import Registered, Unreadable
@@ -105,6 +104,9 @@ class Actions:
                 "Resume", self._on_resume, kind="main", hint="Deliver again, and write the missed events"
             )
             self._test = button("Send a test event", self._on_test, hint="To its endpoint only, without any queue")
+            self._edit = button("Edit …", self._on_edit)
+            self._password = button("New password …", self._on_password)
+            self._publish = button("Publish an event …", self._on_publish, hint="With a topic of this subscription")
             self._replay = button("Replay …", self._on_replay, hint=HINTS["replay"])
             self._prefill = button("Prefill again", self._on_prefill, kind="main", hint=HINTS["prefill"])
             ui.element("span").classes("grow")
@@ -114,7 +116,8 @@ class Actions:
         """Set the current state. A subscription with an unreadable record can only be deleted."""
         self._bar.set_visibility(found is not None)
         self._unreadable = isinstance(found, Unreadable)
-        for each in (self._pause, self._resume, self._test, self._replay, self._prefill):
+        edits = (self._edit, self._password, self._publish)
+        for each in (self._pause, self._resume, self._test, self._replay, self._prefill, *edits):
             each.set_visibility(not self._unreadable)
         if found is None or isinstance(found, Unreadable):
             return
@@ -128,6 +131,16 @@ class Actions:
     async def _on_test(self) -> None:
         if self._definition is not None:
             await show_webhook_test(self._page, self._definition)
+
+    async def _on_edit(self) -> None:
+        if self._definition is not None:
+            await edit_subscription(self._page, self._definition)
+
+    async def _on_password(self) -> None:
+        await set_password(self._page, self._name)
+
+    async def _on_publish(self) -> None:
+        await publish_event(self._page, self._definition)
 
     async def _on_pause(self) -> None:
         services = self._page.console.services
@@ -205,122 +218,6 @@ def parse_position(text: str) -> ReplayPoint | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-_DELIVERY_MODES: Final = {
-    "ordered": "Fetched, one at a time, in order",
-    "parallel": "Fetched by many at once",
-    "push": "Webhook: sent to an endpoint",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class NewLogin:
-    """The credentials of a new subscription, which the console shows only once."""
-
-    name: str
-    password: str
-    secret: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """The content of the form."""
-
-    name: str
-    topics: str
-    way: str
-    prefill: bool
-    endpoint: str
-    format: str
-    sign: bool
-
-    def definition(self) -> Json:
-        """Return the definition without its push settings."""
-        return {
-            "name": self.name,
-            "realms_topics": parse_topics(self.topics),
-            "request_prefill": self.prefill,
-            "delivery": self.way,
-        }
-
-
-async def add_subscription(page: ConsolePage) -> None:
-    """Show the form, add the subscription, and show its password once."""
-    made: list[NewLogin] = []
-    async with modal("Add a subscription") as dialog:
-        name = ui.input("Name").props("outlined dense autofocus")
-        wanted = ui.input("Topics", value="udm:users/user").props(
-            'outlined dense hint="realm:topic, several by commas; a topic may be a regular expression"'
-        )
-        way = ui.select(_DELIVERY_MODES, label="Delivery", value="ordered").props("outlined dense")
-        with ui.element("div").classes("modal-part") as webhook:
-            endpoint = ui.input("Endpoint", placeholder="https://shop.example/in").props("outlined dense")
-            formats = [each.value for each in PushFormat]
-            form = ui.select(formats, label="Format", value=PushFormat.PUBSUB.value).props("outlined dense")
-            sign = ui.checkbox("Sign messages (the secret is shown once)", value=True)
-        webhook.bind_visibility_from(way, "value", value="push")
-        prefill = ui.checkbox("Prefill: deliver the current state of all objects first")
-
-        def filled_in() -> Form:
-            return Form(
-                name=str(name.value or "").strip(),
-                topics=str(wanted.value or ""),
-                way=str(way.value),
-                prefill=bool(prefill.value),
-                endpoint=str(endpoint.value or "").strip(),
-                format=str(form.value),
-                sign=bool(sign.value),
-            )
-
-        async def add() -> None:
-            try:
-                made.append(await _add(page, filled_in()))
-            except PurveyorError as error:
-                notify_error(error)
-                return
-            dialog.close()
-
-        with ui.element("div").classes("bar"):
-            ui.element("span").classes("grow")
-            button("Cancel", dialog.close)
-            button("Add", add, kind="main")
-    if made:
-        await page.refresh(fresh=True)
-        await _show_made(made[0])
-        ui.navigate.to(f"/console/subscriptions/{made[0].name}")
-
-
-async def _add(page: ConsolePage, form: Form) -> NewLogin:
-    console, services = page.console, page.console.services
-    secret = generate_secret() if form.way == "push" and form.sign else None
-    given = form.definition()
-    if form.way == "push":
-        settings: Json = {"endpoint": form.endpoint, "format": form.format}
-        pushed = console.push.parse_new(settings | ({"secret": secret} if secret else {}))
-        given["push"] = pushed.to_json()
-    definition = Subscription.from_json(given)
-    if console.authenticator.is_reserved(definition.name):
-        raise InvalidName(f"a login of the settings has the name {definition.name!r}", fix="choose another name")
-    record, created = await services.subscriptions.add(definition)
-    if not created:
-        raise InvalidInput(f"subscription {definition.name!r} already exists", fix="choose another name")
-    password = secrets.token_urlsafe(18)
-    await services.credentials.set_first_password(definition.name, record.incarnation, password)
-    services.registrations.invalidate(definition.name)
-    return NewLogin(definition.name, password, secret)
-
-
-async def _show_made(made: NewLogin) -> None:
-    async with modal(f"{made.name} is added") as dialog:
-        rows: list[tuple[str, html.Cell]] = [("Password", _code(made.password))]
-        if made.secret is not None:
-            rows.append(("Secret to check signatures with", _code(made.secret)))
-        ui.label("Shown only once. Give it to the consumer.").classes("soft")
-        ui.html(html.pairs(rows), sanitize=False)
-        with ui.element("div").classes("bar"):
-            ui.element("span").classes("grow")
-            button("I have it", dialog.close, kind="main").props("autofocus")
-
-
 async def show_webhook_test(page: ConsolePage, definition: Subscription) -> None:
     """Send a test event to each endpoint, and show the answers."""
     try:
@@ -347,22 +244,3 @@ def _answers(found: list[EndpointAnswer]) -> str:
         for each in found
     ]
     return html.table(heads, rows, label="Answers")
-
-
-def _code(text: str) -> html.Markup:
-    return html.Markup(f"<code>{html.cell(text)}</code>")
-
-
-def parse_topics(text: str) -> list[Json]:
-    """Parse topics.
-
-    >>> parse_topics("udm:users/user, shop:orders/.*")
-    [{'realm': 'udm', 'topic': 'users/user'}, {'realm': 'shop', 'topic': 'orders/.*'}]
-    """
-    found: list[Json] = []
-    for each in filter(None, (part.strip() for part in text.split(","))):
-        realm, colon, topic = each.partition(":")
-        if not colon or not realm or not topic:
-            raise InvalidInput(f"{each!r} is not a topic", fix="write realm:topic, for example udm:users/user")
-        found.append({"realm": realm, "topic": topic})
-    return found

@@ -11,36 +11,42 @@ from urllib.parse import quote
 from nicegui import ui
 
 from purveyor.app.console import html
-from purveyor.app.console.alerts import Level
+from purveyor.app.console.alert_groups import all_alerts, ranked
+from purveyor.app.console.alerts import Alert, Kind, Level
 from purveyor.app.console.console import Console
-from purveyor.app.console.flow_graph import all_alerts
 from purveyor.app.console.formatting import format_ago, format_duration, format_number, format_rate, format_time
 from purveyor.app.console.html import TableColumn
 from purveyor.app.console.page_base import ConsolePage, LiveHtml, PagedTable, button, card, page_frame
+from purveyor.app.console.pages.attempts import AttemptLogCard
 from purveyor.app.console.pages.dead_letters import attempts_table
+from purveyor.app.console.pages.publish_dialog import publish_event
 from purveyor.app.console.pages.queue_browser import (
     QueueHead,
     WaitingMessage,
     action_link,
     failed_attempts,
+    label_cells,
     preview_line,
     read_queue_head,
     show_message,
 )
-from purveyor.app.console.pages.subscription_actions import Actions, add_subscription
+from purveyor.app.console.pages.subscription_actions import Actions
+from purveyor.app.console.pages.subscription_form import add_subscription
+from purveyor.app.console.pages.use_card import use_lines
 from purveyor.app.console.snapshot import QueueSnapshot, SystemSnapshot
 from purveyor.app.console.time_series import COLOURS, plot, rate_line, value_line
 from purveyor.app.telemetry.queue_metrics import state_of
-from purveyor.delivery.subscriptions import SubscriptionStatus, read_status
+from purveyor.delivery.subscription_status import SubscriptionStatus, read_status
 from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS
 from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import PurveyorError
+from purveyor.model.message_headers import REPLAY_JOB
 from purveyor.model.registration import PrefillStatus
 from purveyor.queues.registry import Registered, Unreadable
 
 STATES = {
     "active": Level.FINE,
-    "paused": Level.WARNING,
+    "paused": Level.NOTE,
     "suspended": Level.STUCK,
     "prefill_failed": Level.STUCK,
     "unreadable": Level.STUCK,
@@ -56,7 +62,7 @@ class Row:
 
     found: Registered | Unreadable
     queue: QueueSnapshot | None
-    level: Level
+    alert: Alert | None
     age_seconds: float | None
     rate: float | None
     dead: int
@@ -74,6 +80,7 @@ def install_subscriptions(console: Console) -> None:
         ):
             listing = PagedTable[Row]("subscriptions", _matches, _table)
             with listing.tools:
+                button("Publish an event …", lambda: publish_event(page))
                 button("Add a subscription", lambda: add_subscription(page), kind="main")
         page.on_snapshot(lambda snapshot: listing.show(build_rows(snapshot, console)))
         await page.begin()
@@ -82,11 +89,7 @@ def install_subscriptions(console: Console) -> None:
 def build_rows(snapshot: SystemSnapshot, console: Console) -> list[Row]:
     """Return all subscriptions, those with the most severe alerts first."""
     history, now = console.collector.history, snapshot.at.timestamp()
-    levels: dict[str, Level] = {}
-    for alert in all_alerts(snapshot, history):
-        if alert.about.startswith("sub:"):
-            name = alert.about.removeprefix("sub:")
-            levels[name] = max(levels.get(name, Level.FINE), alert.level)
+    worst = {alert.about.removeprefix("sub:"): alert for alert in reversed(ranked(all_alerts(snapshot, history)))}
     found = []
     every: dict[str, Registered | Unreadable] = {**snapshot.subscriptions, **snapshot.unreadable}
     for name, each in every.items():
@@ -96,19 +99,25 @@ def build_rows(snapshot: SystemSnapshot, console: Console) -> list[Row]:
             Row(
                 found=each,
                 queue=queue,
-                level=levels.get(name, Level.FINE),
+                alert=worst.get(name),
                 age_seconds=None if oldest is None else max((snapshot.at - oldest).total_seconds(), 0.0),
                 rate=history.of("done", name).rate(now),
                 dead=snapshot.dead_letters.get(f"subscription-{name}", 0),
             )
         )
-    return sorted(found, key=lambda row: (-row.level, row.found.name))
+    return sorted(found, key=lambda row: (-(row.alert.level if row.alert else Level.FINE), row.found.name))
 
 
-def state_badge(found: Registered | Unreadable, level: Level = Level.FINE) -> html.Markup:
-    """Return the state as a badge."""
+_TROUBLES = {Kind.NOT_PUSHED: "not pushed", Kind.NO_CONSUMER: "no consumer", Kind.EXPIRING: "expiring"}
+
+
+def state_badge(found: Registered | Unreadable, alert: Alert | None = None) -> html.Markup:
+    """Return the state, or the trouble of an active subscription, as a badge."""
     word = _state_name(found)
-    return html.badge(word.replace("_", " "), max(STATES.get(word, Level.NOTE), level))
+    level = STATES.get(word, Level.NOTE)
+    if alert is None:
+        return html.badge(word.replace("_", " "), level)
+    return html.badge(_TROUBLES.get(alert.kind, word.replace("_", " ")), max(level, alert.level))
 
 
 def _state_name(found: Registered | Unreadable) -> str:
@@ -116,8 +125,12 @@ def _state_name(found: Registered | Unreadable) -> str:
 
 
 def prefill_cell(found: Registered) -> html.Cell:
-    """Return the progress of the prefill."""
-    prefill = found.prefill
+    """Return the progress of the prefill, or of the replay that uses its place."""
+    prefill, replay = found.own_prefill, found.replay
+    if replay is not None:
+        done = replay.status is PrefillStatus.DONE
+        written = f"{format_number(replay.written)} events"
+        return (replay.reason or f"replay done, {written}") if done else f"replay running, {written} so far"
     if prefill is None:
         return "not requested"
     if prefill.status is PrefillStatus.RUNNING and prefill.total:
@@ -147,7 +160,7 @@ def _definition_cells(found: Registered | Unreadable) -> tuple[html.Cell, html.C
     if isinstance(found, Unreadable):
         return None, None, None
     definition = found.record.definition
-    topics = ", ".join(f"{each.realm}:{each.topic}" for each in definition.realms_topics)
+    topics = html.names([f"{each.realm}:{each.topic}" for each in definition.realms_topics])
     return definition.delivery.value, topics, prefill_cell(found)
 
 
@@ -172,7 +185,7 @@ def _table(found: Sequence[Row]) -> str:
         [
             (
                 html.link(row.found.name, f"/console/subscriptions/{quote(row.found.name)}"),
-                state_badge(row.found, row.level),
+                state_badge(row.found, row.alert),
                 format_number(row.queue.messages if row.queue is not None else None),
                 format_duration(row.age_seconds),
                 format_rate(row.rate),
@@ -214,12 +227,16 @@ class _SubscriptionView:
         with ui.element("div").classes("split"):
             with card("Deliveries", "Messages per second in the last half hour."):
                 self._deliveries = ui.echart(plot([], now=time.time())).classes("chart")
-            with card("Failures", "Redelivered, returned and dead-lettered messages per second, and the backlog."):
+            with card("Failures", "Failed deliveries per second, and the backlog."):
                 self._errors = ui.echart(plot([], now=time.time())).classes("chart")
         with card("Next messages", "The oldest waiting messages: the attempts of each, and the instance that has it."):
             self._waiting_table = LiveHtml()
+        self._attempts = AttemptLogCard(page)
         with card("Definition"):
             self._definition = LiveHtml()
+        with card("Use it", "PASSWORD is the password of the subscription."):
+            self._use = LiveHtml()
+        self._base = str(ui.context.client.request.base_url)
         page.on_action("attempt", self._open)
 
     async def show(self, snapshot: SystemSnapshot) -> None:
@@ -228,7 +245,7 @@ class _SubscriptionView:
         history, now = self._page.console.collector.history, snapshot.at.timestamp()
         about = f"sub:{self._name}"
         alerts = [each for each in all_alerts(snapshot, history) if each.about in (about, "server")]
-        self._alerts.show(html.alerts(alerts) if alerts else "")
+        self._alerts.show(html.alerts(alerts, expanded=True) if alerts else "")
         self._registered = found
         unread = snapshot.unreadable.get(self._name)
         self._actions.update(found or unread)
@@ -250,6 +267,8 @@ class _SubscriptionView:
         self._numbers.show(unreadable + self._key_numbers(snapshot, status))
         self._waiting_table.show(_waiting_table(self._head))
         self._definition.show(_definition(found))
+        self._use.show(use_lines(found.record.definition, self._base))
+        await self._attempts.update(found)
         if now - self._plotted_at >= _CHART_SECONDS:
             self._plotted_at = now
             self._plot(now)
@@ -261,6 +280,7 @@ class _SubscriptionView:
             snapshot.queues.get(self._name),
         )
         oldest = queue.oldest if queue is not None else None
+        filling = "prefill" if status.registered.replay is None else "replay"
         waits = (
             "nothing waits"
             if oldest is None
@@ -268,7 +288,11 @@ class _SubscriptionView:
         )
         return html.large_numbers(
             [
-                ("Backlog", format_number(status.main), f"{format_number(status.prefill)} of the prefill; {waits}"),
+                (
+                    "Backlog",
+                    format_number(status.main),
+                    f"{format_number(status.prefill)} of the {filling}; {waits}" if status.prefill else waits,
+                ),
                 (
                     "Position",
                     format_number(status.position),
@@ -313,14 +337,19 @@ class _SubscriptionView:
         await show_message(found.message, more)
 
 
+_KINDS = "live: a new event; prefill: the initial state; replay: a past event; retry: a dead letter put back"
+
+
 def _waiting_table(head: QueueHead) -> str:
     if not head.messages:
         return html.empty("Nothing waits", "Every message that was written to its queue is acknowledged.")
     heads = (
         TableColumn("Sequence", numeric=True),
-        TableColumn("Position", numeric=True),
-        TableColumn("Kind", hint="live: a new event; prefill: the initial state; retry: a dead letter put back"),
+        TableColumn("Position", numeric=True, narrow=False),
+        TableColumn("Kind", narrow=False, hint=_KINDS),
         TableColumn("Stored", shape="tight"),
+        TableColumn("Topic", shape="name"),
+        TableColumn("Key", shape="name"),
         TableColumn("Attempts", numeric=True, hint="How often it was delivered to a consumer or sent to an endpoint"),
         TableColumn("Now", shape="tight"),
         TableColumn("Content", narrow=False, shape="line"),
@@ -329,8 +358,9 @@ def _waiting_table(head: QueueHead) -> str:
         (
             action_link(str(each.message.sequence), "attempt", str(each.message.sequence)),
             ", ".join(each.message.headers.get("Purveyor-Position", ())) or None,
-            "live" if each.kind is SubjectKind.MAIN else each.kind.value,
+            _kind(each),
             format_ago(each.message.timestamp),
+            *label_cells(each.message.data),
             format_number(each.deliveries),
             _now(each),
             html.Markup(f'<span class="mono soft">{html.cell(preview_line(each.message.data))}</span>'),
@@ -340,9 +370,15 @@ def _waiting_table(head: QueueHead) -> str:
     return html.table(heads, rows, label="Next messages")
 
 
-def _now(each: WaitingMessage) -> str:
+def _kind(each: WaitingMessage) -> str:
+    if each.kind is SubjectKind.PREFILL and REPLAY_JOB in each.message.headers:
+        return "replay"
+    return "live" if each.kind is SubjectKind.MAIN else each.kind.value
+
+
+def _now(each: WaitingMessage) -> html.Cell:
     if each.instance is not None:
-        return f"leased by {each.instance}, lease ends {format_ago(each.until)}"
+        return html.cut(f"leased by {each.instance}, lease ends {format_ago(each.until)}", most=36)
     return f"next attempt {format_ago(each.until)}" if each.until is not None else "waits"
 
 
@@ -352,13 +388,13 @@ def _definition(found: Registered) -> str:
     times = "without limit" if retry.max_attempts is None else f"{retry.max_attempts} times"
     rows: list[tuple[str, html.Cell]] = [
         ("State", state_badge(found)),
-        ("Topics", ", ".join(f"{each.realm}:{each.topic}" for each in definition.realms_topics)),
+        ("Topics", html.names([f"{each.realm}:{each.topic}" for each in definition.realms_topics], shown=20)),
         ("Delivery", definition.delivery.value),
         ("Order", "none" if definition.order_by is None else f"by {definition.order_by.value}"),
         ("Lease", f"{definition.lease_seconds:g} s"),
         ("Retry", f"{times}, after {retry.min_backoff_seconds:g} to {retry.max_backoff_seconds:g} s"),
         ("Prefill", prefill_cell(found)),
-        ("Begins after position", format_number(record.begin)),
+        ("Begins after", format_number(record.begin)),
         ("Added", format_time(record.created)),
         ("Filter", "all events of its topics" if not definition.filter else str(public.get("filter"))),
         ("Hidden fields", _hidden(definition.hidden_fields)),

@@ -9,7 +9,9 @@ window.purveyor = {
     this.sync(now, wanted.content);
   },
   sync(now, wanted) {
-    const have = [...now.childNodes], want = [...wanted.childNodes];
+    const want = [...wanted.childNodes];
+    this.order(now, want);
+    const have = [...now.childNodes];
     for (let at = 0; at < Math.max(have.length, want.length); at++) {
       const a = have[at], b = want[at];
       if (!b) a.remove();
@@ -17,12 +19,23 @@ window.purveyor = {
       else if (a.nodeType !== b.nodeType || a.nodeName !== b.nodeName) a.replaceWith(b);
       else if (a.nodeType === Node.TEXT_NODE) { if (a.data !== b.data) a.data = b.data; }
       else {
-        for (const { name } of [...a.attributes]) if (!b.hasAttribute(name)) a.removeAttribute(name);
-        for (const { name, value } of b.attributes) if (a.getAttribute(name) !== value) a.setAttribute(name, value);
+        const own = a.nodeName === "DETAILS" ? "open" : "";  // the reader opens and closes it
+        for (const { name } of [...a.attributes]) if (name !== own && !b.hasAttribute(name)) a.removeAttribute(name);
+        for (const { name, value } of b.attributes) if (name !== own && a.getAttribute(name) !== value) a.setAttribute(name, value);
         if (a.type === "checkbox") a.checked = b.hasAttribute("checked");
         this.sync(a, b);
       }
     }
+  },
+  // Bring children with an id of their own to their new places, so that each is compared with itself.
+  order(now, want) {
+    const known = new Map([...now.children].filter(e => e.dataset.id).map(e => [e.dataset.id, e]));
+    if (!known.size) return;
+    want.forEach((wanted, at) => {
+      const id = wanted.dataset?.id, place = now.childNodes[at] || null;
+      if (!id || place?.dataset?.id === id) return;
+      now.insertBefore(known.get(id) || wanted.cloneNode(true), place);
+    });
   },
   theme() { return document.documentElement.dataset.theme; },
   wear(theme) {

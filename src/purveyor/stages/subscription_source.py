@@ -1,7 +1,8 @@
 """A subscription as the source of a stage: a provisioning consumer that is a transactional stage.
 
-This module connects delivery and stages, which do not know each other. The source leases an event, passes it to the
-stage, and acknowledges it at the end. The inbox identifies an event by its sequence in the subscription's queue and the
+Delivery and stages do not know each other: the source leases by a `SubscriptionPull`, and the program passes in the
+pull service of `purveyor.delivery.pull`, which is one. The source leases an event, passes it to the stage, and
+acknowledges it at the end. The inbox identifies an event by its sequence in the subscription's queue and the
 time at which the server stored it: after an operator restores an older store, the server gives the same sequences to
 other events.
 
@@ -15,11 +16,10 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Protocol
 
-from purveyor.delivery.pull import DeliveredMessage, PullService
-from purveyor.delivery.state_writer import SharedServices
-from purveyor.jetstream.headers import POSITION
+from purveyor.jetstream.headers import POSITION, Headers
+from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import InvalidInput, LeaseLost, Unavailable, UnknownMessage, UnknownStream
 from purveyor.model.event import Event
 from purveyor.model.tracing import carrier_from_headers
@@ -35,8 +35,70 @@ _RETRY_SECONDS: Final = 1.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class LeasedMessage(Protocol):
+    """A message of a subscription that one instance has leased."""
+
+    @property
+    def sequence(self) -> int:
+        """Its sequence in the queue of the subscription."""
+
+    @property
+    def position(self) -> int | None:
+        """The position of its event."""
+
+    @property
+    def kind(self) -> SubjectKind:
+        """The subject that it came on."""
+
+    @property
+    def data(self) -> bytes:
+        """The event."""
+
+    @property
+    def headers(self) -> Headers:
+        """Its headers."""
+
+    @property
+    def stored(self) -> datetime | None:
+        """When the server stored it."""
+
+    @property
+    def num_delivered(self) -> int:
+        """The number of this delivery."""
+
+    @property
+    def lease(self) -> str | None:
+        """The lease that it belongs to."""
+
+
+class SubscriptionPull(Protocol):
+    """Leases messages of subscriptions, and takes their outcomes. Raises Unavailable without a server."""
+
+    async def lease(
+        self,
+        name: str,
+        instance: str,
+        max: int,  # noqa: A002 - the name in the API
+        lease_seconds: float | None,
+        timeout: float,  # noqa: ASYNC109 - how long to wait, not when to fail
+    ) -> Sequence[LeasedMessage]:
+        """Return up to `max` messages as soon as there is one; none after `timeout` seconds."""
+
+    async def acknowledge(self, name: str, sequence: int) -> None:
+        """Acknowledge a message; UnknownMessage if it is acknowledged already."""
+
+    async def retry(self, name: str, sequence: int, *, delay: float | None, instance: str) -> None:
+        """Deliver a message again after a delay."""
+
+    async def extend(self, name: str, sequence: int, *, lease_seconds: float | None, instance: str) -> object:
+        """Begin the lease of a message anew."""
+
+
 class SubscriptionSource:
     """The events of a subscription for a stage that takes `Event`; pass it to `Stages.terminator(..., source=...)`.
+
+    >>> async with open_pull(queues) as pull:  # doctest: +SKIP
+    ...     source = SubscriptionSource(queues, "ox", pull)
 
     With `Retry.in_order` one process works at a time, and all use the same `instance`: delivery treats them as one
     consumer, so that the next process gets the leased events of its predecessor at once. With `Retry.parallel` (and a
@@ -44,14 +106,19 @@ class SubscriptionSource:
     """
 
     def __init__(
-        self, queues: Queues, subscription: str, *, instance: str = "stages", lease: timedelta = timedelta(seconds=30)
+        self,
+        queues: Queues,
+        subscription: str,
+        pull: SubscriptionPull,
+        *,
+        instance: str = "stages",
+        lease: timedelta = timedelta(seconds=30),
     ) -> None:
         self.ack_wait = lease
         self._queues = queues
         self._name = subscription
         self._instance = instance
-        self._shared = SharedServices.build(queues)
-        self._pull = PullService(self._shared)
+        self._pull = pull
         self._credit = 0
         self._in_flight: set[int] = set()
         """Sequences that this process has leased and not settled."""
@@ -74,9 +141,9 @@ class SubscriptionSource:
                 found = await self._pull.lease(
                     self._name,
                     self._instance,
-                    max=max(1, min(self._credit, _MAX_LEASED)),
-                    lease_seconds=self.ack_wait.total_seconds(),
-                    timeout=_LONG_POLL_SECONDS,
+                    max(1, min(self._credit, _MAX_LEASED)),
+                    self.ack_wait.total_seconds(),
+                    _LONG_POLL_SECONDS,
                 )
             except Unavailable as error:
                 log.warning("the stage of subscription %s waits for the NATS server: %s", self._name, error)
@@ -129,10 +196,6 @@ class SubscriptionSource:
     async def restart(self) -> None:
         """Do nothing: the next lease of this instance begins with the oldest event."""
 
-    async def close(self) -> None:
-        """Close the pull service."""
-        await self._shared.close()
-
     async def _acknowledge(self, sequences: Iterable[int]) -> None:
         for sequence in sequences:
             with contextlib.suppress(UnknownMessage):  # acknowledged already, or the subscription is gone
@@ -158,7 +221,7 @@ class SubscriptionSource:
         if not self._in_flight:
             self._all_settled.set()
 
-    def _to_incoming(self, message: DeliveredMessage) -> Incoming:
+    def _to_incoming(self, message: LeasedMessage) -> Incoming:
         try:
             key = Event.decode(message.data).object_key
         except InvalidInput:
@@ -180,6 +243,6 @@ class SubscriptionSource:
         )
 
 
-def _position_header(message: DeliveredMessage) -> dict[str, tuple[str, ...]]:
+def _position_header(message: LeasedMessage) -> dict[str, tuple[str, ...]]:
     """Return the position header, so that a dead letter that is put back keeps its position."""
     return {} if message.position is None else {POSITION: (str(message.position),)}

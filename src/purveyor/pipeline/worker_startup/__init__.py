@@ -1,0 +1,1 @@
+"""The directory that the pipeline puts on the PYTHONPATH of Spark's Python workers."""
