@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from purveyor.jetstream.address import Address, Tls
-    from purveyor.jetstream.api_protocol import Receipt
+    from purveyor.jetstream.api import Receipt
     from purveyor.jetstream.bulk import (
         AppendOptions,
         Outcome,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "address": "Address Tls",
-    "api_protocol": "Receipt",
+    "api": "Receipt",
     "bulk": "AppendOptions Outcome Outgoing PublishMode PublishOptions PublishReport ReadOptions "
     "Refusal RefusalKind Route Target append_once newest_position outgoing publish_many "
     "read_range",

@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import Receipt
+from purveyor.jetstream.api import Api, Receipt
 from purveyor.jetstream.connection import Connection
 from purveyor.jetstream.consumers import Consumers
 from purveyor.jetstream.headers import HeadersIn

@@ -15,7 +15,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
-from purveyor.jetstream.api_protocol import Json, format_time, parse_time
+from purveyor.jetstream.api import Json, format_time, parse_time
 from purveyor.model.errors import InvalidConfig
 from purveyor.model.name_rules import check_name, check_subject
 

@@ -15,7 +15,7 @@ from nats import errors as nats_errors
 from nats.aio.msg import Msg
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import MIN_SERVER_VERSION
+from purveyor.jetstream.api import MIN_SERVER_VERSION
 from purveyor.jetstream.headers import Headers
 from purveyor.jetstream.nats_client import NatsClient, NatsSubscription, RawMessage, encode_headers, to_nats_headers
 from purveyor.model.errors import (

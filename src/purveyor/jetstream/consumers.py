@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import Json, Resource, format_time, parse_time
+from purveyor.jetstream.api import Api, Json, Resource, format_time, parse_time
 from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo, from_wire, to_wire
 from purveyor.model.errors import InvalidInput, UnknownConsumer
 from purveyor.model.name_rules import check_name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from purveyor.jetstream import headers as header_names
-from purveyor.jetstream.api_protocol import (
+from purveyor.jetstream.api import (
     FIXES,
     NO_RESPONDERS,
     NOT_A_STREAM_REPLY,

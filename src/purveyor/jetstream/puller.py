@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from purveyor.jetstream.api_protocol import API_PREFIX, NO_RESPONDERS, encode_pull_request
+from purveyor.jetstream.api import API_PREFIX, NO_RESPONDERS, encode_pull_request
 from purveyor.jetstream.connection import Connection, NatsSubscription, RawMessage
 from purveyor.jetstream.consumers import Consumers
 from purveyor.jetstream.messages import Message, message_from

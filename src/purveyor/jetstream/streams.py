@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import (
+from purveyor.jetstream.api import (
     API_PREFIX,
     DIRECT_GET_HEADERS,
+    Api,
     Json,
     PageEnd,
     Resource,

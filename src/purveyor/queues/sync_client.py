@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import Json
+from purveyor.jetstream.api import Json
 from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.model.errors import SetupError, Unavailable
 from purveyor.model.registration import DispatchState, PrefillState, Record

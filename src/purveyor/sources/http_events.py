@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
 
-from purveyor.jetstream.api_protocol import Receipt
+from purveyor.jetstream.api import Receipt
 from purveyor.jetstream.publisher import Expect
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import InvalidInput, UnknownStream

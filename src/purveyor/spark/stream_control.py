@@ -14,7 +14,7 @@ from collections import deque
 from datetime import datetime
 from typing import Any, Final
 
-from purveyor.jetstream.api_protocol import format_time
+from purveyor.jetstream.api import format_time
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.jetstream.bulk.publish.session import is_migrating
 from purveyor.jetstream.bulk.read.range_rows import covers, remove_covered

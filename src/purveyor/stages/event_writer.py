@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from purveyor.jetstream.api_protocol import MESSAGE_TOO_LARGE
+from purveyor.jetstream.api import MESSAGE_TOO_LARGE
 from purveyor.jetstream.bulk import AppendOptions, Refusal, RefusalKind, Target, append_once
 from purveyor.jetstream.headers import MSG_ID, first
 from purveyor.jetstream.streams import StoredMessage

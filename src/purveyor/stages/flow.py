@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from purveyor.jetstream.api_protocol import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE
+from purveyor.jetstream.api import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE
 from purveyor.jetstream.bulk.publish.frame_builder import MAX_SUBJECT_BYTES
 from purveyor.jetstream.headers import MAX_HEADER_BLOCK_BYTES, MSG_ID, Headers, first
 from purveyor.model.errors import InvalidConfig, InvalidInput, InvalidSubject, PublishRefused

@@ -5,7 +5,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from purveyor.jetstream.api_protocol import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE
+from purveyor.jetstream.api import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE
 from purveyor.jetstream.headers import MSG_ID, first
 from purveyor.model.errors import InvalidConfig, InvalidInput, PublishRefused, PurveyorError
 from purveyor.queues.dead_letters.letter import DeadLetter, fit_letter

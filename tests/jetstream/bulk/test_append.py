@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import ErrorReply
+from purveyor.jetstream.api import ErrorReply
 from purveyor.jetstream.bulk import (
     AppendOptions,
     Outcome,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import ErrorReply, Receipt
+from purveyor.jetstream.api import ErrorReply, Receipt
 from purveyor.jetstream.bulk import (
     AppendOptions,
     Outcome,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purveyor.jetstream.api_protocol import ErrorReply, Receipt
+from purveyor.jetstream.api import ErrorReply, Receipt
 from purveyor.jetstream.bulk.net.frame_parser import parse_frames
 from purveyor.jetstream.bulk.replies import parse_replies, parse_reply
 from tests.support.bulk_messages import array, frame

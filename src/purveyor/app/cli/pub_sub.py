@@ -20,7 +20,7 @@ from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import Advance, escape, progress, write, write_json, write_note
 from purveyor.app.cli.parsers import parse_duration, parse_headers, parse_list, parse_start, utc_now
 from purveyor.app.cli.render import write_line, write_object
-from purveyor.jetstream.api_protocol import Receipt
+from purveyor.jetstream.api import Receipt
 from purveyor.jetstream.config import AckPolicy, ConsumerConfig, Deliver, Replay, Retention
 from purveyor.jetstream.connection import RawMessage
 from purveyor.jetstream.headers import MSG_ID, normalise

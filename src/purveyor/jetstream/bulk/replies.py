@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from purveyor.jetstream import headers
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import (
+from purveyor.jetstream.api import (
     API_PREFIX,
     FIXES,
     MESSAGE_NOT_FOUND,

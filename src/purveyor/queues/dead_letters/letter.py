@@ -34,7 +34,7 @@ from purveyor.model.message_headers import PARKED_POSITION
 from purveyor.queues.catalogue import DEAD_LETTERS
 
 if TYPE_CHECKING:
-    from purveyor.jetstream.api_protocol import Receipt
+    from purveyor.jetstream.api import Receipt
     from purveyor.queues.client import Queues
 
 Detail: TypeAlias = str | int | float | bool | None

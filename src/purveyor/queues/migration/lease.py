@@ -18,8 +18,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import TypeAlias
 
-from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import API_PREFIX
+from purveyor.jetstream.api import API_PREFIX, Api
 from purveyor.jetstream.config import to_wire
 from purveyor.jetstream.connection import NatsSubscription
 from purveyor.jetstream.headers import EXPECTED_LAST_SUBJECT_SEQUENCE

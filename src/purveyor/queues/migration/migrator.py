@@ -10,8 +10,7 @@ import dataclasses
 import time
 from pathlib import Path
 
-from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import Json
+from purveyor.jetstream.api import Api, Json
 from purveyor.jetstream.config import Retention, StreamInfo, from_wire
 from purveyor.jetstream.key_value import Bucket, BucketServices
 from purveyor.jetstream.maintenance import BUCKET, record_key

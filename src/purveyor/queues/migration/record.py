@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from enum import Enum
 
-from purveyor.jetstream.api_protocol import Json
+from purveyor.jetstream.api import Json
 from purveyor.jetstream.maintenance import MIGRATION_RECORD, STREAM_PREFIX
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import VERSION

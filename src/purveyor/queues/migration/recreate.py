@@ -13,8 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import NO_SUITABLE_PEERS, Json, Resource
+from purveyor.jetstream.api import NO_SUITABLE_PEERS, Api, Json, Resource
 from purveyor.jetstream.config import ConsumerConfig, ConsumerInfo, Retention, to_wire
 from purveyor.model.errors import AlreadyExists, ConfigRefused, NoAnswer, Refused, UnknownConsumer, UnknownStream
 from purveyor.queues.catalogue import Queue

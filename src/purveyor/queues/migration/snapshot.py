@@ -26,8 +26,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeGuard
 
-from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import Json
+from purveyor.jetstream.api import Api, Json
 from purveyor.jetstream.config import ConsumerInfo, Retention
 from purveyor.jetstream.consumers import Consumers
 from purveyor.jetstream.streams import Streams

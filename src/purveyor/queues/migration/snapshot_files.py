@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from purveyor.jetstream.api import Api
-from purveyor.jetstream.api_protocol import ErrorReply, Json, Resource, to_error
+from purveyor.jetstream.api import Api, ErrorReply, Json, Resource, to_error
 from purveyor.jetstream.connection import NatsSubscription, RawMessage
 from purveyor.model.errors import DataLost, InvalidInput, NoAnswer, Refused, UnreadableRecord
 from purveyor.model.json_fields import VERSION, Kind

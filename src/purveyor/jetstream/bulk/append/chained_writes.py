@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import ErrorReply, Receipt
+from purveyor.jetstream.api import ErrorReply, Receipt
 from purveyor.jetstream.bulk.append.encoded_table import EncodedBlock
 from purveyor.jetstream.bulk.append.target_state import SentRows, TargetState
 from purveyor.jetstream.bulk.net.connection import BulkConnection

@@ -21,7 +21,7 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from purveyor.jetstream.api_protocol import ErrorReply, Receipt
+from purveyor.jetstream.api import ErrorReply, Receipt
 from purveyor.jetstream.bulk import replies as append_replies
 from purveyor.jetstream.bulk.append.encoded_table import EncodedTable, add_positions, exclude_headers, to_record_batch
 from purveyor.jetstream.bulk.arrow_columns import Positions, join

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, Final, assert_never
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import STREAM_NOT_FOUND, ErrorReply, Receipt
+from purveyor.jetstream.api import STREAM_NOT_FOUND, ErrorReply, Receipt
 from purveyor.jetstream.bulk import replies
 from purveyor.jetstream.bulk.append.chained_writes import ChainSender, WriteSpeed
 from purveyor.jetstream.bulk.append.target_state import MAX_FRUITLESS_CHAINS, MAX_SINGLE_ROWS, Batch, Step, TargetState

@@ -20,7 +20,7 @@ from uuid import uuid4
 import numpy as np
 
 from purveyor.jetstream.address import DEFAULT_INBOX
-from purveyor.jetstream.api_protocol import API_PREFIX, NO_RESPONDERS, Resource, encode_request, parse_api_reply
+from purveyor.jetstream.api import API_PREFIX, NO_RESPONDERS, Resource, encode_request, parse_api_reply
 from purveyor.jetstream.bulk.net.frame_parser import (
     Frames,
     MalformedFrames,

@@ -23,7 +23,7 @@ from typing import Any, Final
 import nkeys
 
 from purveyor.jetstream.address import Address, Tls
-from purveyor.jetstream.api_protocol import MIN_SERVER_VERSION
+from purveyor.jetstream.api import MIN_SERVER_VERSION
 from purveyor.jetstream.bulk.net.connection import (
     REPLY_TIMEOUT_SECONDS,
     BulkConnection,

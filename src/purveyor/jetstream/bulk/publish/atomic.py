@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import ErrorReply, Receipt
+from purveyor.jetstream.api import ErrorReply, Receipt
 from purveyor.jetstream.bulk.arrow_columns import join
 from purveyor.jetstream.bulk.net.connection import ConnectionLost
 from purveyor.jetstream.bulk.net.frame_parser import Frames

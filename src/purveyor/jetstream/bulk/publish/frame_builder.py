@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purveyor.jetstream.api_protocol import MESSAGE_TOO_LARGE
+from purveyor.jetstream.api import MESSAGE_TOO_LARGE
 from purveyor.jetstream.bulk.arrow_columns import (
     HEADERS_TYPE,
     MSG_ID,

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purveyor.jetstream.api_protocol import TOO_MANY_REQUESTS, ErrorReply
+from purveyor.jetstream.api import TOO_MANY_REQUESTS, ErrorReply
 from purveyor.jetstream.bulk.arrow_columns import Mask, Positions, bytes_and_offsets, join
 from purveyor.jetstream.bulk.net.connection import ConnectionLost
 from purveyor.jetstream.bulk.publish.frame_builder import PreparedRows, build_frames, index_digits

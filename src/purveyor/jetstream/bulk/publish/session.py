@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import FIXES, ErrorReply, decode_stored_data
+from purveyor.jetstream.api import FIXES, ErrorReply, decode_stored_data
 from purveyor.jetstream.bulk.net.connection import BulkConnection, ConnectionLost
 from purveyor.jetstream.bulk.net.pool import RetryDeadline, RetryDeadlineExceeded, connect, release, request_api
 from purveyor.jetstream.bulk.options import PublishOptions, PublishReport

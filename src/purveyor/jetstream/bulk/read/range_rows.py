@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from purveyor.jetstream.api_protocol import DIRECT_GET_HEADERS
+from purveyor.jetstream.api import DIRECT_GET_HEADERS
 from purveyor.jetstream.bulk import arrow_columns
 from purveyor.jetstream.bulk.arrow_columns import (
     Bytes,

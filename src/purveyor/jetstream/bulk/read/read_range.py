@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.api_protocol import (
+from purveyor.jetstream.api import (
     API_PREFIX,
     NO_RESPONDERS,
     PageEnd,
