@@ -211,7 +211,7 @@ def _first_text(values: Sequence[Value]) -> str | None:
 def _name_and_position(dn: str) -> tuple[str, str]:
     r"""Return the values of the entry's own rdn, and the name of its parent.
 
-    >>> _name_and_position("cn=Ada\\\\2c L.+uid=ada,ou=people,dc=e")
+    >>> _name_and_position("cn=Ada\\2c L.+uid=ada,ou=people,dc=e")
     ('Ada, L.+ada', 'ou=people,dc=e')
     """
     try:
