@@ -21,7 +21,7 @@ from purveyor.pipeline.part_supervisor import Part, ThreadRun
 from purveyor.pipeline.service import PartFailed, PartName, PipelineService, PipelineSettings
 from tests.support.broker import Broker
 from tests.support.nats_servers import OwnServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 Work = Callable[[threading.Event], None]
 NOWHERE = Address.parse("nats://127.0.0.1:1")
@@ -84,7 +84,7 @@ class RunningPart:
         assert self.reporter.heard(event), (self.error, self.reporter.steps)
 
     def ends(self) -> PurveyorError | None:
-        self.thread.join(120)
+        self.thread.join(PATIENCE_SECONDS)
         assert not self.thread.is_alive()
         return self.error
 
@@ -203,7 +203,7 @@ def owner(directory: Path, names: str) -> "subprocess.Popen[str]":
 
 def end(process: "subprocess.Popen[str]") -> None:
     process.kill()
-    process.communicate(timeout=120)
+    process.communicate(timeout=PATIENCE_SECONDS)
 
 
 def test_a_second_process_names_the_owner_of_the_part(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_standby_takes_over_when_the_owner_is_killed(tmp_path: Path) -> None:
         assert str(first.pid) in waits[0].message
     finally:
         end(first)
-    standby.join(120)
+    standby.join(PATIENCE_SECONDS)
     assert taken == [True]
     assert len(waits) == 1
     locks.release()

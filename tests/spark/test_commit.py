@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 
 from tests.support.broker import Broker
 from tests.support.spark_session import Collector, Read, failure
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 def test_an_interest_stream_keeps_what_the_query_has_not_done(
@@ -27,7 +27,7 @@ def test_an_interest_stream_keeps_what_the_query_has_not_done(
     frame = follow(unique, durable="spark", maxOffsetsPerTrigger=10)
     checkpoint = str(collector.directory / "cp")
     writing = frame.writeStream.foreachBatch(look).option("checkpointLocation", checkpoint)
-    assert writing.trigger(availableNow=True).start().awaitTermination(120)
+    assert writing.trigger(availableNow=True).start().awaitTermination(PATIENCE_SECONDS)
     assert [first for first, _ in held] == [1, 11, 21]
     assert all(floor < first for first, floor in held), "moved past a batch that was not done"
     assert broker.floor(unique, "spark") == 30, "current when idle"

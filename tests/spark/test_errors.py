@@ -5,6 +5,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.broker import Broker
 from tests.support.spark_session import Collector, Read, failure, said
+from tests.support.waiting import PATIENCE_SECONDS
 
 SECRET = "s3cr3t-Pa55"
 
@@ -48,7 +49,7 @@ def test_a_wrong_schema(spark: SparkSession, broker: Broker, unique: str, schema
 
 
 def test_a_following_query_has_no_end(follow: Read, collector: Collector) -> None:
-    text = said(lambda: collector.start(follow("S", endingOffsets="5")).awaitTermination(60))
+    text = said(lambda: collector.start(follow("S", endingOffsets="5")).awaitTermination(PATIENCE_SECONDS))
     assert "option endingOffsets is for batch reads" in text
 
 

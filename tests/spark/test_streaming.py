@@ -12,6 +12,7 @@ from tests.support.broker import Broker, offset
 from tests.support.killing import restart_server
 from tests.support.nats_servers import OwnServer
 from tests.support.spark_session import Collector, Read, failure
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def reports(query: StreamingQuery) -> list[dict[str, Any]]:
@@ -56,7 +57,7 @@ def test_available_now_ends_though_messages_keep_coming(
     frame = follow(unique, maxOffsetsPerTrigger=2)
     writing = frame.writeStream.foreachBatch(grow).option("checkpointLocation", str(collector.directory / "cp"))
     query = writing.trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(PATIENCE_SECONDS)
     assert [collector.directory.joinpath(str(n)).read_text() for n in range(3)] == ["[1, 2]", "[3, 4]", "[5, 6]"]
     assert broker.state(unique)["last_seq"] == 15
 

@@ -1,5 +1,6 @@
 """Writing rows: each one is stored or refused with a reason, in order, once for each id."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from purveyor.spark.writers import to_messages
 from tests.support.broker import Broker
 from tests.support.spark_session import Read, failure
 from tests.support.spark_session import said as telling
+from tests.support.waiting import PATIENCE_SECONDS
 
 NOWHERE = Address(("nats://127.0.0.1:1",))
 
@@ -223,11 +225,11 @@ def test_a_stream_from_source_to_sink(broker: Broker, follow: Read, tmp_path: Pa
         "sequence",
     )
     query = sink(frame.repartition(1), broker, tmp_path / "cp", orderBy="sequence")
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(PATIENCE_SECONDS)
     assert broker.texts(target) == [str(number) for number in range(1, 41)]
     # The whole query once more, as if the checkpoint had been lost: ids keep the target as it is.
     query = sink(frame.repartition(1), broker, tmp_path / "cp-2", orderBy="sequence")
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(PATIENCE_SECONDS)
     assert broker.texts(target) == [str(number) for number in range(1, 41)]
 
 
@@ -244,7 +246,7 @@ def test_a_refused_row_fails_the_query_and_a_restart_completes_the_batch(
     assert "10077" in said
     assert broker.texts(target) == ["1", "2", "3", "4", "5"]
     broker.update(target, max_msgs=-1)
-    assert sink(frame, broker, tmp_path / "cp", **options).awaitTermination(120)
+    assert sink(frame, broker, tmp_path / "cp", **options).awaitTermination(PATIENCE_SECONDS)
     assert broker.texts(target) == [str(number) for number in range(1, 11)]
 
 
@@ -252,5 +254,6 @@ def test_a_wrong_column_of_a_streaming_write_is_an_error(
     broker: Broker, follow: Read, tmp_path: Path, unique: str
 ) -> None:
     broker.make(unique)
-    text = telling(lambda: sink(follow(unique), broker, tmp_path / "cp", subject=f"{unique}.x").awaitTermination(60))
+    writing = partial(sink, follow(unique), broker, tmp_path / "cp", subject=f"{unique}.x")
+    text = telling(lambda: writing().awaitTermination(PATIENCE_SECONDS))
     assert "cannot write column 'sequence'" in text

@@ -31,7 +31,7 @@ from tests.support.command_line import PROGRAM, Cli
 from tests.support.nats_servers import FAST
 from tests.support.push import Site, site
 from tests.support.running_api import LOGINS, RunningApi
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 __all__ = ["site"]  # a fixture
 URL = "https://shop.example/events"
@@ -312,7 +312,7 @@ def test_serve_push_prints_that_it_is_ready_and_stops_on_a_signal(nats_server: E
             assert "ready" in said  # after what it says about subscriptions of other tests
             program.terminate()
             assert "stopped" in said
-            assert program.wait(120) == 0
+            assert program.wait(PATIENCE_SECONDS) == 0
         finally:
             program.kill()
 

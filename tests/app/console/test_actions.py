@@ -15,7 +15,7 @@ from tests.app.console.scenes import messages
 from tests.support.command_line import PROGRAM, SOURCE, url_of
 from tests.support.console import Chromium, Site, picture
 from tests.support.running_api import fill
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 async def choose(form: Locator, label: str, option: str) -> None:
@@ -282,7 +282,7 @@ def pushing(site: Site) -> Iterator[str]:
         yield f"http://127.0.0.1:{endpoint.server_port}/in"
     finally:
         worker.terminate()
-        worker.communicate(timeout=120)
+        worker.communicate(timeout=PATIENCE_SECONDS)
         endpoint.shutdown()
         endpoint.server_close()
         thread.join()

@@ -22,6 +22,7 @@ from purveyor.queues.registry import Registry
 from purveyor.queues.subscription_queues import remove_queue
 from purveyor.queues.sync_client import restore_queue, run_sync
 from tests.support.dispatch_harness import DispatchHarness, event
+from tests.support.waiting import PATIENCE_SECONDS
 
 TOPICS = ("users/user", "users/self", "groups/group", "mail/box")
 WANTED = (*TOPICS, "users/.*", ".*/(user|group)", "[a-m].*")
@@ -113,7 +114,7 @@ def test_random_changes_among_events_are_exact_at_their_positions(
         crashing.setattr(Dispatcher, "_record_progress", crash)
         broken = harness.start(max_offsets=9)
         with pytest.raises(Exception, match="crashed here"):
-            broken.awaitTermination(120)
+            broken.awaitTermination(PATIENCE_SECONDS)
     asyncio.run(play(harness, expected, chance, 10))
     harness.dispatch(max_offsets=9)  # repeats the batch that was written and not committed
     check(harness, expected)
