@@ -211,11 +211,6 @@ def _prefill_text(state: Json | None) -> str:
     return f"{state['status']}, {_progress(state)}, attempt {state['attempt']}, as of {_ending(state, 'position')}"
 
 
-def _replay_text(state: Json) -> str:
-    """Describe the progress of a replay."""
-    return f"{state['status']}, {_progress(state)}, job {_ending(state, 'job')}"
-
-
 def _progress(state: Json) -> str:
     total = "" if state["total"] is None else f" of {state['total']}"
     return f"{state['written']}{total} written"

@@ -59,7 +59,6 @@ def page_head(title: str, text: str) -> str:
 
 
 _LEVELS: Final = {Level.FINE: "fine", Level.NOTE: "note", Level.WARNING: "warning", Level.STUCK: "stuck"}
-_LEVEL_NAMES: Final = {Level.FINE: "fine", Level.NOTE: "in progress", Level.WARNING: "warning", Level.STUCK: "stuck"}
 _ICONS: Final = {Level.FINE: "✓", Level.NOTE: "…", Level.WARNING: "!", Level.STUCK: "✕"}
 
 
@@ -148,11 +147,6 @@ def badge(text: str, level: Level = Level.FINE) -> Markup:
     """Return a state as a badge. Colour and sign both show the level, for readers who do not see colours."""
     sign = f'<i aria-hidden="true">{_ICONS[level]}</i>'
     return Markup(f'<span class="badge {_LEVELS[level]}">{sign}{escape(text)}</span>')
-
-
-def level_badge(level: Level) -> Markup:
-    """Return a level as a badge."""
-    return badge(_LEVEL_NAMES[level], level)
 
 
 def empty(title: str, text: str) -> str:
