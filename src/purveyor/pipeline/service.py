@@ -43,8 +43,9 @@ from purveyor.pipeline.prefill.worker import PrefillWorker, WorkerOptions
 from purveyor.pipeline.transform.mapping import load_mapping
 from purveyor.pipeline.transform.transform_query import TransformSettings, start_transform
 from purveyor.queues.catalogue import DEFAULT_GROUP, internal_queues
-from purveyor.queues.client import QueueStatus, connect
+from purveyor.queues.client import connect
 from purveyor.queues.migration.events import EventListener, MigrationOptions, log_event
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.registry import Registry
 
 _log = logging.getLogger(__name__)
