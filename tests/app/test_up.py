@@ -118,9 +118,9 @@ async def test_a_part_of_the_pipeline_that_runs_without_an_error_again_is_report
 
     supervisor = Supervisor([program(READY + "".join(lines) + 'print(\'{"event": "end"}\')\n' + STAYS)], on_event)
     await supervisor.run()
-    told = [(each.event, each.detail) for each in events if each.event in ("trouble", "recovered")]
-    assert told == [
-        ("trouble", "dispatch waiting: no server"),
+    reported = [(each.event, each.detail) for each in events if each.event in ("problem", "recovered")]
+    assert reported == [
+        ("problem", "dispatch waiting: no server"),
         ("recovered", "dispatch runs without an error again"),
     ]
 
@@ -154,7 +154,7 @@ async def test_unknown_output_is_passed_on_and_a_part_that_ignores_signals_is_ki
     part = Part("deaf", program(deaf + STAYS).command, grace_seconds=0.2)
     async with Supervisor([part], events.append).running():
         pass
-    assert next(each.detail for each in events if each.event == "said") == "no JSON"
+    assert next(each.detail for each in events if each.event == "output") == "no JSON"
     assert events[-1].event == "killed"
     assert not alive(int(next(each.detail for each in events if each.event == "ready")))
 

@@ -186,7 +186,7 @@ def _a_frozen_jvm_is_seen(system: System) -> None:
         assert (system.metrics().get("queue_oldest_age_seconds", queue="incoming", kind="internal") or 0) > 0
         assert fired([system.page()]) == {"PurveyorPipelinePartDown"}
         assert any("dispatch does not answer" in text for text in wait_until(system.degraded))
-        assert "does not answer" in system.up.wait_for("trouble", "pipeline")["detail"]
+        assert "does not answer" in system.up.wait_for("problem", "pipeline")["detail"]
     system.up.wait_for("recovered", "pipeline")
     system.consume()
     wait_until(lambda: not system.doctor())

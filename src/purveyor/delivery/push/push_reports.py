@@ -249,7 +249,7 @@ class PushReporter:
     def report_failure(self, activity: str, error: Exception) -> float:
         """Report that an activity failed, and return the seconds to pause before the retry."""
         if isinstance(error, PurveyorError) and error.retryable:
-            self.report_event("trouble", str(error))
+            self.report_event("problem", str(error))
             return UNAVAILABLE_PAUSE_SECONDS
         series = self._failures.setdefault(activity, FailureSeries(f"push of subscription {self.name}: {activity}"))
         description = f"{activity} failed: {series.add(error, asyncio.get_running_loop().time())}"
@@ -403,4 +403,5 @@ def _decode_problem(message: StoredMessage, subscription: Registered) -> PushPro
 
 
 def _problem_key(name: str) -> str:
+    # Earlier versions use "trouble": the key stays, so that old and new workers see the same problem.
     return f"{name}.trouble"
