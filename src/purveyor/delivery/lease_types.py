@@ -92,4 +92,4 @@ class LeaseDecision(NamedTuple):
     truncated: bool = False
     """Whether `max_bytes` cut the lease short."""
     limit: LeaseLimit | None = None
-    """Why nothing can be leased, whatever the queue contains."""
+    """Why no message can be leased, regardless of what the queue contains."""

@@ -62,7 +62,7 @@ class PullResult(NamedTuple):
     truncated: bool = False
     """Whether there are more messages that did not fit into the lease."""
     limit: LeaseLimit | None = None
-    """Why nothing is leased, whatever the queue contains."""
+    """Why no message is leased, regardless of what the queue contains."""
 
 
 class LeaseResult(NamedTuple):

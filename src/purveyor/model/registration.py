@@ -224,8 +224,8 @@ class Suspension:
     at: datetime
     group: str | None = None
     """The group of dispatchers that does not understand the record of the subscription. Groups that understand it are
-    not affected, and this group resumes by itself when it understands it. None: the queue refused a message, and an
-    operator has to act."""
+    not affected, and this group resumes the subscription when it understands it. None: the queue refused a message, and
+    an operator has to act."""
 
     def to_json(self) -> Json:
         """Return the fields for the registry."""

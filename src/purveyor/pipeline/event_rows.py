@@ -7,7 +7,7 @@ thing passes the fast parser and not `Event.decode`: a number out of range in a 
 
 **Topic batches.** A topic batch has messages of one topic in one row of Spark; `UnpackedMessages` makes single messages
 again where they are written. The topic of an event decides which subscriptions get it (for a few of them also a
-filter), so Spark need not handle each event: a row costs the JVM several microseconds, whatever is in it, and a topic
+filter), so Spark need not handle each event: a row of any size costs the JVM several microseconds, and a topic
 batch is one row for hundreds of events. It holds the bodies of its messages, joined, and the end offset of each; so a
 filter in Spark SQL can still look at one.
 

@@ -23,7 +23,7 @@ from purveyor.app.console.time_series import History
 SLOW_SECONDS: Final = 60.0
 """What takes longer is worth a look."""
 STUCK_SECONDS: Final = 300.0
-"""What does not move for this time does not move by itself."""
+"""A part or a queue that does not move for this time needs an operator."""
 
 
 class Level(IntEnum):
@@ -172,7 +172,7 @@ def _part_alerts(snapshot: SystemSnapshot, history: History, part: PartSnapshot)
             level=Level.STUCK if repeated else Level.WARNING,
             title=f"{part.name} {'fails repeatedly' if repeated else 'failed a moment ago'}",
             reason=part.error or "It gave no reason",
-            next="Fix the cause; the pipeline retries by itself"
+            next="Fix the cause; the pipeline retries automatically"
             if repeated
             else "Nothing yet: the pipeline starts it again. Check the cause if this repeats",
             link=link,

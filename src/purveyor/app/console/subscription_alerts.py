@@ -61,7 +61,7 @@ def _suspension(name: str, found: Registered) -> Alert | None:
         reason=f"{refused if group is None else left_out} {where}: {found.suspended.reason}",
         next="Fix the cause, then resume it: the pipeline writes the missed events then"
         if group is None
-        else "Upgrade the pipeline: it resumes by itself and writes the missed events",
+        else "Upgrade the pipeline: it resumes automatically and writes the missed events",
         link=_page(name),
     )
 
@@ -210,11 +210,11 @@ def _failing_push(snapshot: SystemSnapshot, queue: QueueSnapshot, problem: PushP
     )
     answered = next((each.status for each in problem.endpoints if each.status is not None), None)
     if answered is not None:
-        advice = f"Find out in the log of the endpoint why it answers {answered}; push goes on by itself"
+        advice = f"Find out in the log of the endpoint why it answers {answered}; push continues automatically"
     elif problem.endpoints:
-        advice = "Check that the endpoint runs and can be reached from the push worker; push goes on by itself"
+        advice = "Check that the endpoint runs and can be reached from the push worker; push continues automatically"
     else:
-        advice = "Correct what the reason names; push goes on by itself"
+        advice = "Correct what the reason names; push continues automatically"
     return Alert(
         about=f"sub:{queue.name}",
         kind=Kind.NOT_PUSHED,

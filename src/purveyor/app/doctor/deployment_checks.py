@@ -356,7 +356,7 @@ def _check_status(data_dir: Path, *, is_server_there: bool) -> Iterator[Finding]
             yield warning("pipeline", f"{path.name} cannot be read", "the pipeline replaces it while it runs")
             continue
         if not process_exists(pid):
-            fix = "start `purveyor serve pipeline`; under `purveyor up` it starts by itself"
+            fix = "start `purveyor serve pipeline`; under `purveyor up` it starts automatically"
             yield warning("pipeline", f"process {pid} has ended unexpectedly", fix)
             continue
         for part in () if is_server_there else parts:

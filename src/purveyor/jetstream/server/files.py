@@ -311,7 +311,7 @@ def find_running_server(directory: Path, user: str | None = None) -> Address | N
     files = Files(directory.absolute())
     with translate_os_errors(files.lock):
         if not is_locked(files.lock):
-            return None  # whatever the files say, no process owns the store
+            return None  # no process owns the store, even if a file names one
     owner = read_owner(files.lock)
     ports = files.read_ports()
     if ports is None or owner is None or not _written_by(ports, owner):

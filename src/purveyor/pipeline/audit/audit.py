@@ -1,6 +1,6 @@
 """The audit: every event of a range that a subscription gets is acknowledged, queued, or parked; and nothing else is.
 
-What a subscription gets at a position is what it selected there (see `selections`), whatever it selects today.
+A subscription gets at each position what it selected there (see `selections`), not what it selects today.
 
 The comparison is one join in Spark SQL, by subscription and position: what the archive expects against what the queues
 hold. Executors read the queues, a queue at a time.

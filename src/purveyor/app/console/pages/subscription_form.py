@@ -1,6 +1,7 @@
 """The form to add or edit a subscription, the dialog that sets its password, and the dialog that shows secrets once.
 
-The form has every option of the HTTP API and sends what a client of the API would send. An error stands at its field.
+The form has every option of the HTTP API and sends what a client of the API would send. Each error is shown
+at its field.
 """
 
 import contextlib
