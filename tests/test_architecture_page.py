@@ -43,9 +43,13 @@ def test_the_rules_of_the_source_find_what_they_are_for(tmp_path: Path) -> None:
     (tmp_path / "src" / "long.py").write_text("x = 1\n" * 451)
     (tmp_path / "src" / "riddle.py").write_text('"""A bell."""\n\n\ndef ring() -> None:\n    """Tell who waits."""\n')
     (tmp_path / "src" / "comment.py").write_text("x = 1  # nobody knows\n")
+    (tmp_path / "src" / "message.py").write_text('x = f"{1} restarts by itself"\n')
+    (tmp_path / "README.md").write_text("# Title\n\n`nobody` is a name.\n\n```sh\nwhoever\n```\n\nA queue is\ntold.\n")
     found = check_source.check(tmp_path)
-    assert len(found) == 4
+    assert len(found) == 6
     assert found[0].startswith("src/long.py: 451 lines")
     assert found[1].startswith("4 modules are called store.py")
     assert found[2].startswith("src/comment.py:1: 'nobody'")
-    assert found[3].startswith("src/riddle.py:5: 'who waits'")
+    assert found[3].startswith("src/message.py:1: 'by itself'")
+    assert found[4].startswith("src/riddle.py:5: 'who waits'")
+    assert found[5].startswith("README.md:9: 'is told'")

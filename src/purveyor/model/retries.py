@@ -5,8 +5,8 @@ retry loop. Neither of them sleeps.
 
 The restart rule serves the parts of `up`, the embedded server and the parts of the pipeline:
 
-    a run ends by itself ──▶ RestartAfter a delay that grows while runs are short
-                        └──▶ GiveUp: another start would end the same way
+    a run ends unasked ──▶ RestartAfter a delay that grows while runs are short
+                       └──▶ GiveUp: another start would end the same way
 
 A supervisor makes one `Restarts` for each thing that it runs, reports the end of each run to it, and acts on the
 decision. `Restarts` starts nothing and reads no clock.
@@ -108,7 +108,7 @@ class RunEnd:
     was_ready: bool = True
     """It did its work, at least for a moment."""
     exit_code: int | None = None
-    """Of a process: positive if it ended by itself with an error, negative if a signal ended it."""
+    """Of a process: positive if it ended with an error, negative if a signal ended it."""
     is_permanent: bool = False
     """It failed with an error that no other attempt can cure."""
 

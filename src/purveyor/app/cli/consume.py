@@ -1,6 +1,6 @@
 """`purveyor next` and `purveyor ack`: get messages of a subscription and acknowledge them by hand.
 
-The commands lease messages as an instance of their own, `cli-<user>@<host>`. So the same user on the same machine gets
+The commands lease messages as a separate instance, `cli-<user>@<host>`. So the same user on the same machine gets
 the same oldest message again until it is acknowledged, and takes no message that a running consumer has leased.
 """
 

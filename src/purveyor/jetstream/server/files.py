@@ -100,8 +100,8 @@ class Files:
     def prepare(self) -> None:
         """Create the directory, for its owner only.
 
-        A directory with other files keeps its mode, because other users may need to enter it: our files are private by
-        themselves. A directory that every user may write to is refused, because its files could be forged.
+        A directory with other files keeps its mode, because other users may need to enter it: each of our files is
+        private. A directory that every user may write to is refused, because its files could be forged.
         """
         with translate_os_errors(self.directory):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ One message must not keep others from being archived. `RangeIsolation` divides a
 archives the parts in their order, each as its own range, divided again if it fails. A single message that fails twice
 is archived unchanged, as `invalid`. If even that fails, the message is parked
 as a dead letter of `incoming`, and then its position is covered without a row. Both are logged as errors. A crash in
-between leaves ranges that join, and the batch goes on behind them. A message that was parked and whose position is not
-covered yet is found among the dead letters, and not parked again.
+between leaves ranges that join, and the batch continues behind them. A message that was parked and whose position is
+not covered yet is found among the dead letters, and not parked again.
 """
 
 import logging

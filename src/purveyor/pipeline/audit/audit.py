@@ -9,7 +9,7 @@ For messages that left a queue only sequences are known: the delivery state has 
 position that left the queue was between its neighbours that are still there; as many positions as there are
 acknowledged sequences between those two were delivered, and the other expected ones are missing.
 
-A dead letter that was redriven or discarded has left a receipt. A redriven one is in the queue once more, on another
+A dead letter that was redriven or discarded has left a receipt. A redriven one is in the queue again, on another
 subject; a discarded one stays accounted for.
 """
 

@@ -30,7 +30,7 @@ class Step(Enum):
     DELETED = "deleted"
     """The old stream is deleted."""
     CREATED = "created"
-    """The new stream exists: publishers can go on."""
+    """The new stream exists: publishers can continue."""
     READERS_MADE = "readers made"
     """Its durables exist."""
     CONVERTED = "converted"
