@@ -1,4 +1,4 @@
-"""HTML fragments of pages: head, navigation, tables, badges, alerts. This module escapes all outside text. Pure."""
+"""HTML fragments of pages: head, navigation, tables, badges, alerts, copy buttons. Outside text is escaped. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -279,3 +279,21 @@ def progress(done: int, total: int | None) -> Markup:
 def preformatted(text: str) -> str:
     """Return preformatted text."""
     return f'<pre class="body" tabindex="0">{escape(text)}</pre>'
+
+
+def copy_button(text: str, what: str, label: str = "Copy") -> Markup:
+    """Return a button that copies a text (`actions.js`); `what` names it for screen readers: `the name`."""
+    return Markup(
+        f'<button type="button" class="copy" data-copy="{escape(text)}" aria-label="Copy {escape(what)}" '
+        f'title="Copy {escape(what)}">{escape(label)}</button>'
+    )
+
+
+def copyable(shown: Cell, text: str, what: str) -> Markup:
+    """Return a value with its copy button."""
+    return Markup(f'<span class="copyable">{cell(shown)}{copy_button(text, what).text}</span>')
+
+
+def copyable_code(text: str, what: str) -> Markup:
+    """Return a text in fixed width with its copy button."""
+    return copyable(Markup(f"<code>{escape(text)}</code>"), text, what)

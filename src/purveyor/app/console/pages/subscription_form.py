@@ -16,7 +16,6 @@ from pydantic import SecretStr, ValidationError
 
 from purveyor.app.cli.parsers import parse_duration
 from purveyor.app.console import html
-from purveyor.app.console.copy_button import copyable_code
 from purveyor.app.console.form_values import (
     DEFAULT,
     GENERATE,
@@ -30,6 +29,7 @@ from purveyor.app.console.form_values import (
     read_change,
     read_new,
 )
+from purveyor.app.console.html import copyable_code
 from purveyor.app.console.page_base import ConsolePage, button, modal
 from purveyor.app.http import subscriptions as api
 from purveyor.app.http.models import NewSubscription, SubscriptionChange
