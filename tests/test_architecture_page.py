@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from scripts import check_source
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +24,31 @@ def test_every_module_of_a_walk_exists() -> None:
     assert len(rows) > 15
     modules = [PACKAGE / folder / f"{name}.py" for folder, names in rows for name in re.findall(r"`(\w+)`", names)]
     assert [str(path) for path in modules if not path.is_file()] == []
+
+
+def test_every_class_and_function_that_the_page_names_exists() -> None:
+    answers = PAGE.split("## Two walks")[0]
+    named = set(re.findall(r"`([A-Z][a-z]\w*(?:\.[a-z_]+)?|[a-z]+_[a-z_]+|decide)`", answers))
+    assert len(named) > 5
+    source = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    defined = set(re.findall(r"^\s*(?:async )?(?:class|def) (\w+)", source, re.MULTILINE))
+    assert {each for each in named if not set(each.split(".")) <= defined} == set()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Where is a lease granted?",
+        "Where does an event become a row?",
+        "Where is a push retried?",
+        "Where is a queue created?",
+        "Where is a password checked?",
+        "Where is a dead letter put back?",
+    ],
+)
+def test_the_page_answers_the_questions_of_a_newcomer(question: str) -> None:
+    [answer] = re.findall(rf"^\| {re.escape(question)} \| (.+) \|$", PAGE, re.MULTILINE)
+    assert re.search(r"`\w+/[\w/]+\.py`", answer)
 
 
 def test_the_page_lists_the_packages() -> None:
