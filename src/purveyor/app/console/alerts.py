@@ -91,15 +91,15 @@ def server_alerts(snapshot: SystemSnapshot) -> Iterator[Alert]:
 def pipeline_alerts(snapshot: SystemSnapshot, history: History) -> Iterator[Alert]:
     """Yield alerts about the pipeline and its parts."""
     running = [pipeline for pipeline in snapshot.pipelines if not pipeline.stopped]
-    heard = [pipeline for pipeline in running if not is_silent(snapshot, pipeline)]
+    reporting = [pipeline for pipeline in running if not is_silent(snapshot, pipeline)]
     waiting = sum(_part_backlog(snapshot, part) for part in snapshot.part_readers)
-    if not heard and (waiting or snapshot.pipelines or snapshot.subscriptions):
+    if not reporting and (waiting or snapshot.pipelines or snapshot.subscriptions):
         yield _no_pipeline(snapshot, history, waiting)
     known = snapshot.parts
     for name in snapshot.part_readers:
-        if name in known and known[name][0] in heard:
+        if name in known and known[name][0] in reporting:
             yield from _part_alerts(snapshot, history, known[name][1])
-        elif heard and _part_backlog(snapshot, name):
+        elif reporting and _part_backlog(snapshot, name):
             yield Alert(
                 about=f"part:{name}",
                 kind=Kind.PART_MISSING,
