@@ -322,7 +322,7 @@ async def test_a_record_from_before_there_were_versions_is_understood(queues: Qu
 
 @UNKNOWN
 @pytest.mark.parametrize("part", ["definition", "dispatch", "prefill"])
-async def test_what_is_not_understood_of_a_subscription_is_listed_and_changed_by_nobody(
+async def test_what_is_not_understood_of_a_subscription_is_listed_and_never_changed(
     queues: Queues, unique: str, part: str, unknown: dict[str, Any]
 ) -> None:
     subscriptions = Subscriptions(queues)

@@ -60,7 +60,7 @@ def test_it_says_when_it_is_ready_and_stops_cleanly(start: Start, tmp_path: Path
     assert find_running_server(tmp_path / "data" / "nats") is None
 
 
-def test_other_commands_find_it_and_a_second_one_is_told_who_owns_the_store(start: Start, tmp_path: Path) -> None:
+def test_other_commands_find_it_and_a_second_one_names_the_owner_of_the_store(start: Start, tmp_path: Path) -> None:
     server = start()
     line(server)
     data = ("--data-dir", str(tmp_path / "data"))

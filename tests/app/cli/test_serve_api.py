@@ -113,7 +113,7 @@ def test_others_reach_it_only_with_passwords_that_were_set(cli: Cli, start: Star
     assert "secret" not in err
 
 
-def test_mistakes_are_told_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     with taken:
         port = str(taken.getsockname()[1])

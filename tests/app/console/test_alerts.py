@@ -296,7 +296,7 @@ def many(names: Iterable[str], messages: int = 3) -> SystemSnapshot:
     return world(queues={**world().queues, **found}, subscriptions=subscriptions)
 
 
-def test_many_subscriptions_with_one_trouble_are_one_line_with_each_of_them_and_the_next_step() -> None:
+def test_many_subscriptions_with_the_same_problem_are_one_line_with_each_of_them_and_the_next_step() -> None:
     flow = flow_of(many(["a", "b", "c"]), seen_for=20_000)
     (group,) = group_alerts(flow.alerts)
     assert group.title == "3 subscriptions have no active consumer"
@@ -308,7 +308,7 @@ def test_many_subscriptions_with_one_trouble_are_one_line_with_each_of_them_and_
     assert " open>" not in text
 
 
-def test_a_hundred_subscriptions_with_one_trouble_do_not_fill_the_page() -> None:
+def test_a_hundred_subscriptions_with_the_same_problem_do_not_fill_the_page() -> None:
     text = alerts_html(flow_of(many([f"s{number}" for number in range(100)]), seen_for=20_000).alerts)
     assert "100 subscriptions have no active consumer" in text
     assert f"and {100 - MAX_MEMBERS} more" in text
