@@ -63,8 +63,8 @@ def table(section: Section) -> str:
         "|---|---:|---:|---|---:|---|---|",
     ]
     for row in section.rows:
-        told = f"{row.verdict}{'; ' if row.verdict and row.note else ''}{row.note}"
-        cells = (row.name, number(row.ours), number(row.peer), row.unit, f"{row.ratio:.2f}", row.aim, told)
+        reported = f"{row.verdict}{'; ' if row.verdict and row.note else ''}{row.note}"
+        cells = (row.name, number(row.ours), number(row.peer), row.unit, f"{row.ratio:.2f}", row.aim, reported)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

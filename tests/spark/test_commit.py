@@ -152,9 +152,9 @@ def test_unread_messages_of_a_work_queue_are_never_removed(
 ) -> None:
     broker.make(unique, retention="workqueue")
     broker.numbers(unique, 1, 10)
-    said = failure(collector.start(follow(unique, durable="spark", startingOffsets=starting)))
-    assert "would be removed unread" in said
-    assert "leave startingOffsets at earliest" in said
+    reported = failure(collector.start(follow(unique, durable="spark", startingOffsets=starting)))
+    assert "would be removed unread" in reported
+    assert "leave startingOffsets at earliest" in reported
     assert broker.state(unique)["messages"] == 10
 
 
@@ -163,8 +163,8 @@ def test_a_durable_for_other_subjects_is_refused(
 ) -> None:
     broker.make(unique, retention="interest")
     broker.durable(unique, "spark", filter_subjects=[f"{unique}.a"])
-    said = failure(collector.start(follow(unique, durable="spark")))
-    assert f"durable 'spark' of stream '{unique}' is for {unique}.a, and the query reads all subjects" in said
+    reported = failure(collector.start(follow(unique, durable="spark")))
+    assert f"durable 'spark' of stream '{unique}' is for {unique}.a, and the query reads all subjects" in reported
 
 
 def test_a_start_far_ahead_waits_there(broker: Broker, follow: Read, collector: Collector, unique: str) -> None:

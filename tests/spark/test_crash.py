@@ -122,8 +122,8 @@ def test_executors_are_killed_and_the_package_is_sent_to_new_ones(
     random, kills, killed = chance("kill -9 of executors"), pick(1, 8), 0
     with running(broker, streams, tmp_path, "local-cluster[2,1,1024]") as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        assert all(".zip" in home for home in json.loads(said)["homes"]), said
+        reported = process.stdout.readline()
+        assert all(".zip" in home for home in json.loads(reported)["homes"]), reported
         for threshold in thresholds(random, kills):
             watch(process, partial(has, broker, streams[1], threshold))
             executors = descendants(process.pid, "CoarseGrainedExecutorBackend")

@@ -126,7 +126,7 @@ def collector(tmp_path: Path, spark: SparkSession) -> Iterator[Collector]:
         query.stop()
 
 
-def said(action: Callable[[], object]) -> str:
+def error_text(action: Callable[[], object]) -> str:
     """Return the message with which a call fails."""
     with pytest.raises(PySparkException) as caught:
         action()
