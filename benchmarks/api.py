@@ -202,7 +202,7 @@ async def _pull_round(base: str, names: Sequence[str]) -> PullResult:
             if time.perf_counter() >= end:
                 return
 
-    # Once around unmeasured: the first login of each is checked with argon2, the first message opens its desk.
+    # Once unmeasured: the first login of each is checked with argon2, its first message creates the state writer.
     await asyncio.gather(*map(consume, lines, names))
     times, done = RequestTimes(), 0
     began = time.perf_counter()

@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Ours beside a peer. `at_least` or `at_most` is the ratio to reach; neither means that it is only told."""
+    """Ours beside a peer. `at_least` or `at_most` is the ratio to reach; without either, the row is only reported."""
 
     name: str
     ours: float
