@@ -155,7 +155,7 @@ class DefinitionChanges:
             raise Refused(
                 f"{len(needed)} changes of subscription {now.name!r} are not dispatched and delivered completely; the "
                 f"first is at position {needed[0].until}, and everything up to {passed} is",
-                fix="start the pipeline and the consumer; `purveyor site list` shows dispatchers that are gone",
+                fix="start the pipeline and the consumer; `purveyor consumer ls stream:incoming` lists the dispatchers",
                 code=409,
             )
         return needed
