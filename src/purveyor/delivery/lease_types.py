@@ -37,7 +37,7 @@ class AckTarget(NamedTuple):
 
 
 class LeasePolicy(NamedTuple):
-    """What a subscription's definition and the server demand of leases."""
+    """The limits of leases that the definition of a subscription and the server set."""
 
     order_by: OrderBy | None = OrderBy.POSITION
     max_attempts: int | None = None

@@ -42,7 +42,7 @@ class DeliveredMessage(NamedTuple):
 
 
 class PullRequest(NamedTuple):
-    """What a consumer asks for."""
+    """The request of a consumer."""
 
     instance: str
     max_messages: int = 1

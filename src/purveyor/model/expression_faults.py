@@ -1,4 +1,4 @@
-"""What is wrong with an expression that `name_rules.check_topic` refuses, in words. Pure.
+"""Name the fault of an expression that `name_rules.check_topic` refuses. Pure.
 
 `find_fault` looks at the first place that the rule does not accept; `describe_error` translates an error of Python's
 engine about an expression whose parts are all accepted, such as a group that is not closed. Characters count from 1.

@@ -94,7 +94,7 @@ _decode_route: Final = msgspec.json.Decoder(_RouteEvent).decode
 _decode_full: Final = msgspec.json.Decoder(_FullEvent).decode
 _decode_keys: Final = msgspec.json.Decoder(_Keys).decode
 _DOUBTFUL_ERRORS: Final = (msgspec.MsgspecError, InvalidInput, RecursionError, ValueError)
-"""What a fast parser raises about rows that may not be events."""
+"""The errors of a fast parser about rows that may not be events."""
 _PLACEHOLDER_EVENT: Final = Event.from_json(
     {"publisher_name": "-", "ts": "2026-01-01", "realm": "-", "topic": "-", "body": {"new": {"id": 1}}}
 ).encode()

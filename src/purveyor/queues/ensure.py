@@ -33,7 +33,7 @@ _GUIDE = "docs/guides/migration.md"
 
 
 class Action(Enum):
-    """What `ensure` did."""
+    """The actions of `ensure`."""
 
     CREATED = "created"
     UPDATED = "updated"

@@ -21,7 +21,7 @@ from purveyor.app.console.snapshot import (
 from purveyor.app.console.time_series import History
 
 SLOW_SECONDS: Final = 60.0
-"""What takes longer is worth a look."""
+"""A problem that lasts longer than this is more urgent."""
 STUCK_SECONDS: Final = 300.0
 """A part or a queue that does not move for this time needs an operator."""
 

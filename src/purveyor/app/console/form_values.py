@@ -66,7 +66,7 @@ _PLACES: Final[Places] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormValues:
-    """What the fields of the form hold."""
+    """The contents of the fields of the form."""
 
     name: str = ""
     topics: str = ""

@@ -1,4 +1,4 @@
-"""What is wrong with a running deployment, judged from one observation. Pure, apart from processes of this machine.
+"""The problems of a running deployment, judged from one observation. Pure, apart from processes of this machine.
 
 The rules look for progress, not for processes: a part that exists but does not move has a condition. A backlog that
 moves has none. `doctor` prints every condition; `/readyz` lists those that are wrong.

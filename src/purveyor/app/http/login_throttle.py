@@ -27,7 +27,7 @@ MAX_COUNTS: Final = 20_000
 
 
 class CredentialKind(Enum):
-    """What a client logs in with."""
+    """The kind of credential with which a client logs in."""
 
     PASSWORD = "password"
     TOKEN = "token"

@@ -1,4 +1,4 @@
-"""What operators see of push: the failed attempts of each message, and the problems of each subscription.
+"""Reports of push for operators: the failed attempts of each message, and the problems of each subscription.
 
 Both are in one bucket. Delivery needs none of it.
 
@@ -80,7 +80,7 @@ class EndpointFailure:
 
     @property
     def reason(self) -> str:
-        """What the endpoint does, in a few words that stay the same while it does so."""
+        """The behaviour of the endpoint in a few words, which stay the same while it does not change."""
         return f"{self.endpoint} answers {self.status}" if self.status is not None else f"{self.endpoint}: {self.error}"
 
     def to_json(self) -> Json:

@@ -20,7 +20,7 @@ _SETTLED_PER_REQUEST: Final = 100
 
 
 class Settlement(Enum):
-    """What to do with dead letters."""
+    """The action on dead letters."""
 
     RETRY = "retry"
     DISCARD = "discard"

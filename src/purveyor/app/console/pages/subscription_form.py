@@ -108,7 +108,7 @@ def _secret_row(result: FormResult) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Purpose:
-    """What a form is for: how its values are read, and how the request is carried out."""
+    """The purpose of a form: how its values are read, and how the request is carried out."""
 
     title: str
     yes: str
