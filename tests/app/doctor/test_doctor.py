@@ -228,7 +228,7 @@ def test_a_spark_master_has_a_form(master: str, weight: Weight) -> None:
     assert machine_checks.check_spark_master(master).weight is weight
 
 
-def test_a_data_directory_of_others_is_reported(tmp_path: Path) -> None:
+def test_a_data_directory_of_others_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     assert next(machine_checks.check_data_directory(tmp_path)).weight is Weight.WRONG
     file = tmp_path / "file"
