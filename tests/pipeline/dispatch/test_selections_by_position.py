@@ -213,6 +213,11 @@ def test_a_suspended_subscription_catches_up_by_what_it_selected_then(harness: D
     asyncio.run(play(harness, expected, chance, 10))
     harness.dispatch()
     check(harness, expected)
+    report = audit(harness.spark, ArchiveSource(harness.address, harness.directory / "archive"), 1, harness.last())
+    assert report.clean, report.to_json()
+    assert {each.subscription: each.queued for each in report.accounts} == {
+        name: len(expected.numbers(name)) for name in NAMES
+    }
 
 
 def suspend(name: str, state: DispatchState) -> Callable[..., Any]:
