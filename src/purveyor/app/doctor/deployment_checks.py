@@ -37,7 +37,7 @@ from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.migration.plan import Change
 from purveyor.queues.migration.record import CONTINUES
-from purveyor.queues.permissions import API, PIPELINE, SOURCES
+from purveyor.queues.permissions import API, PIPELINE, PUSH, SOURCES
 from purveyor.queues.registry import Snapshot, read_snapshot
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ async def _check_component_users(
     find_address: Callable[[str | None], Address], patience_seconds: float
 ) -> AsyncIterator[Finding]:
     """Check the users that the embedded server has for each component."""
-    for component in (API, PIPELINE, SOURCES):
+    for component in (API, PIPELINE, PUSH, SOURCES):
         try:
             address = find_address(component)
             async with connect(address, name="purveyor-doctor", patience_seconds=patience_seconds) as queues:
