@@ -258,7 +258,11 @@ def stream(
         "STREAM.INFO.stream:incoming": {"created": created, "config": config, "state": state},
         "CONSUMER.INFO.stream:incoming.dispatcher": {"ack_floor": {"stream_seq": floor}},
     }
-    return answers.__getitem__
+
+    def ask(request: str) -> dict[str, Any]:
+        return answers[request] if request in answers else gone(request)
+
+    return ask
 
 
 def gone(_: str) -> dict[str, Any]:
