@@ -22,7 +22,7 @@ from tests.support.dispatch_harness import DispatchHarness, harness
 from tests.support.metrics_page import MetricsPage
 from tests.support.spark_session import spark
 from tests.support.stages import Order, sink
-from tests.support.waiting import until, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, until, wait_until
 
 __all__ = ["harness", "spark"]  # fixtures
 MANY = 10_001
@@ -42,7 +42,7 @@ class Silent:
 def scrape(job: str, url: str) -> str:
     """Return the series that Prometheus adds for a job: whether it got an answer."""
     try:
-        is_up = httpx.get(url, timeout=60, trust_env=False).is_success
+        is_up = httpx.get(url, timeout=PATIENCE_SECONDS, trust_env=False).is_success
     except httpx.TransportError:
         is_up = False
     return f'up{{job="{job}",instance="{httpx.URL(url).netloc.decode()}"}} {int(is_up)}\n'
@@ -82,7 +82,7 @@ def test_a_part_that_fails_again_and_again() -> None:
     wait_until(lambda: supervisor.status.state is State.RUNNING)
     well = render(metrics.read()).decode()
     supervisor.stop(1)
-    assert supervisor.join(120)
+    assert supervisor.join(PATIENCE_SECONDS)
     assert fired(pages[:6]) == {"PurveyorPipelineRestarts", "PurveyorPipelinePartDown"}
     assert MetricsPage(well).get("pipeline_restarts_total", part="archive")
     assert not fired([well]), "it runs again"
