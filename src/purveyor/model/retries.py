@@ -177,6 +177,15 @@ OPEN_BACKOFF: Final = Backoff(1.0, 60.0)
 """How long nothing is sent while a circuit breaker is open."""
 
 
+def describe_progress(attempts: int, breaker: str, window: int) -> str:
+    """Describe how push treats a failing endpoint.
+
+    >>> describe_progress(1, "half open", 4)
+    '1 attempt failed, circuit breaker half open, window 4'
+    """
+    return f"{attempts:,} attempt{'' if attempts == 1 else 's'} failed, circuit breaker {breaker}, window {window}"
+
+
 class BreakerState(Enum):
     """The states of a circuit breaker."""
 

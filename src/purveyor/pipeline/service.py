@@ -334,7 +334,12 @@ def _archive(spark: SparkSession, settings: PipelineSettings, address: Address) 
 def _prefill(spark: SparkSession, settings: PipelineSettings, address: Address) -> RunningPart:
     source = archive_source(settings.data_dir, address)
     worker = PrefillWorker(spark, address, source, WorkerOptions(replicas=settings.replicas))
-    return ThreadRun("prefill", worker.run, lambda: worker.handled)
+
+    def count_handled() -> int:
+        spark.sparkContext.statusTracker().getActiveJobsIds()  # a worker whose JVM hangs does not answer, but is alive
+        return worker.handled
+
+    return ThreadRun("prefill", worker.run, count_handled)
 
 
 def archive_source(data_dir: Path, address: Address) -> ArchiveSource:

@@ -255,6 +255,8 @@ def test_subscriptions_are_the_same_both_ways(both: BothWays, running_api: Runni
     both.alike("subscription", "pause", "{}").ok()
     assert "paused" in both.same("subscription", "show", mine).out
     both.alike("subscription", "resume", "{}", "--json").ok()
+    both.alike("subscription", "replay", "{}", "--from", "99999999").refused("and the newest position is")
+    both.alike("subscription", "replay", "{}", "--from", "2099-01-01T00:00:00Z").refused("in the future")
     both.alike("subscription", "replay", "{}", "--from", "1", "--to", "9", "-t", "udm:users/user", "--json").ok()
     both.alike("subscription", "replay", "{}", "--from", "1").refused("waits already")
     both.alike("subscription", "password", "{}", "--password-file", "-", stdin=b"its password").ok()

@@ -50,8 +50,17 @@ def test_a_failing_endpoint_is_red_with_its_cause_and_fitting_advice(
     assert (alert.about, alert.level) == ("sub:ox", Level.STUCK)
     assert failure.reason in alert.title
     assert "6 min" in alert.reason
-    assert "20 attempts failed, circuit breaker open" in alert.reason
+    assert "20 attempts failed, circuit breaker open, window 1" in alert.reason
     assert advice in alert.next
+    keeps = registered("ox", retention_seconds=7200.0, push=Push(endpoints=("http://ox/in",)))
+    expiring = world(
+        subscriptions={"ox": keeps, "ux": registered("ux")},
+        queues={**queues, "ox": waiting("ox", 20_000, 7000)},
+        push_problems={"ox": problem},
+    )
+    alert = only(flow_of(expiring, seen_for=1.0))
+    assert (alert.level, failure.reason in alert.title, advice in alert.next) == (Level.STUCK, True, True)
+    assert "the first in 3 min" in alert.reason, "and the messages that expire because of it"
 
 
 def test_while_the_server_is_unreachable_there_is_only_that_alert() -> None:

@@ -76,7 +76,7 @@ def test_a_running_system_is_looked_at(tmp_path: Path, monkeypatch: pytest.Monke
         invoke("--data-dir", str(data), "queues", "ensure").ok()
         findings = found("--data-dir", str(data))
         assert "answers in" in about(findings, "nats")[0]
-        assert [text.split()[4] for text in about(findings, "permissions")[1:]] == ["api", "pipeline", "intake"]
+        assert [text.split()[4] for text in about(findings, "permissions")[1:]] == ["api", "pipeline", "push", "intake"]
         assert "power cut" in about(findings, "sync", "warning")[0]
         assert about(findings, "clock")
         assert about(findings, "queues")
@@ -258,7 +258,11 @@ def stream(
         "STREAM.INFO.stream:incoming": {"created": created, "config": config, "state": state},
         "CONSUMER.INFO.stream:incoming.dispatcher": {"ack_floor": {"stream_seq": floor}},
     }
-    return answers.__getitem__
+
+    def ask(request: str) -> dict[str, Any]:
+        return answers[request] if request in answers else gone(request)
+
+    return ask
 
 
 def gone(_: str) -> dict[str, Any]:

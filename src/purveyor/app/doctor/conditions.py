@@ -265,7 +265,7 @@ def _judge_subscription(seen: Observation, name: str, found: Registered) -> Cond
             Weight.WRONG,
             f"{name} is not pushed since {_clock(problem.since)}{f', and {held}' if waiting else ''}",
             _push_fix(name, seen),
-            problem.reason,
+            problem.details,
         )
     if found.record.paused:
         is_old = age_seconds > _UNREAD_SECONDS

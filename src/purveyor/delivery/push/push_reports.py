@@ -38,7 +38,7 @@ from purveyor.model.errors import (
     describe,
 )
 from purveyor.model.json_fields import Json, Kind, moment_field, read_fields, text_field, whole_field
-from purveyor.model.retries import OPEN_BACKOFF, Backoff
+from purveyor.model.retries import OPEN_BACKOFF, Backoff, describe_progress
 from purveyor.queues.client import Queues
 from purveyor.queues.permissions import PUSH_ATTEMPTS
 from purveyor.queues.registry import Registered
@@ -82,6 +82,11 @@ class EndpointFailure:
     def reason(self) -> str:
         """The behaviour of the endpoint in a few words, which stay the same while it does not change."""
         return f"{self.endpoint} answers {self.status}" if self.status is not None else f"{self.endpoint}: {self.error}"
+
+    @property
+    def progress(self) -> str:
+        """The attempts, the circuit breaker and the window, in a few words."""
+        return describe_progress(self.attempts, self.breaker, self.window)
 
     def to_json(self) -> Json:
         """Return the form that is stored and that the API, the CLI and the console show."""
@@ -280,6 +285,11 @@ class PushProblem:
     def state(self) -> str:
         """One word for lists: `failing` if an endpoint accepts no messages, else `stuck`."""
         return "failing" if self.endpoints else "stuck"
+
+    @property
+    def details(self) -> str:
+        """The reason, with the attempts, the circuit breaker and the window of each failing endpoint."""
+        return "; ".join([self.reason, *(each.progress for each in self.endpoints)])
 
     def to_json(self) -> Json:
         """Return the form that the API, the CLI and the console show."""

@@ -209,7 +209,8 @@ def _compare(
         [_limits(each, acked.get((each.name, each.registered.incarnation))) for each in chosen], _LIMITS
     )
     happened = events(spark, archive, *range_).where(f.col("kind") == "event")
-    log = read_control_events(spark, archive, min(each.begin for each in chosen), range_[1])
+    # Also behind the range: a later change may void one in it, and the registry keeps only the last changes.
+    log = read_control_events(spark, archive, min(each.begin for each in chosen), _LAST_SEQUENCE)
     wanted = _expected(happened, chosen, log)
     found = wanted.join(_queued(held), _KEY, "full").join(_letters_by_position(held, limits), _KEY, "left")
     newest = _queued(held).groupBy("subscription").agg(f.max("position").alias("newest"))
