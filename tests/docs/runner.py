@@ -216,7 +216,7 @@ class GuideRunner:
         elif step.in_background:
             self._jobs.append(Background(step.command.rstrip(" &"), self._directory, dict(os.environ)))
             output = self._jobs[-1].expect(step.expected)
-        elif step.command == "wait":
+        elif step.command == "wait $!":
             output = self._jobs[-1].finish(step.expected)
         elif step.command.startswith(("export ", "eval ")):
             code, output = self._run(f"{step.command}; env -0 > environment")

@@ -83,6 +83,12 @@ def test_one_program_can_be_typed_into_python_line_by_line(name: str) -> None:
         assert not typed, f"{guide.name}:{block.line}: the block ends inside a statement"
 
 
+def test_a_reader_waits_for_one_command_and_not_for_a_server() -> None:
+    """A plain `wait` waits for all background commands of the shell, also for `purveyor serve nats &`."""
+    waits = [step.command for guide in GUIDES for step in commands(guide) if step.command.split()[0] == "wait"]
+    assert {*waits} == {"wait $!"}
+
+
 def test_no_guide_puts_messages_into_the_queue_of_a_subscription() -> None:
     """A reader who does so sees what Purveyor never writes."""
     for guide in GUIDES:
