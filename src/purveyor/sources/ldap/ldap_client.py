@@ -10,6 +10,7 @@ one megabyte and one message. All errors are PurveyorError: `retryable` says whe
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from purveyor.sources.ldap.ldap_errors import (
     CertificateRefused,
     DirectoryUnavailable,
     FollowEnded,
+    NoSuchBase,
     NotUnderstood,
     refuse_referral,
     translate_result,
@@ -31,6 +33,7 @@ from purveyor.sources.ldap.ldap_messages import (
     ALL_OPERATIONAL_ATTRIBUTES,
     ALL_USER_ATTRIBUTES,
     MANAGE_DSA_IT,
+    NO_ATTRIBUTES,
     BindResponse,
     Control,
     ExtendedResponse,
@@ -53,12 +56,26 @@ from purveyor.sources.ldap.result_codes import ResultCode
 from purveyor.sources.ldap.search_filter import encode_filter
 from purveyor.sources.ldap.sync_consumer import RefreshRequired, SyncChange, SyncConsumer, SyncStage
 from purveyor.sources.ldap.sync_controls import SYNC_REQUEST, SyncMode
+from purveyor.sources.ldap.sync_cookie import CookieError, SyncCookie
 
 ALL_ENTRIES: Final = "(objectClass=*)"
 _MANAGE: Final = Control(MANAGE_DSA_IT)
 _BATCH_MESSAGES: Final = 500
 _BATCH_BYTES: Final = 4 << 20
 _LARGEST_ID: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowOptions:
+    """How to follow a directory."""
+
+    attributes: Sequence[str] = (ALL_USER_ATTRIBUTES, ALL_OPERATIONAL_ATTRIBUTES)
+    mode: SyncMode = SyncMode.REFRESH_AND_PERSIST
+    check_cookie: bool = True
+    """Ask for a refresh without a cookie unless the server proves that it had the changes which the cookie names."""
+
+
+_FOLLOW: Final = FollowOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +225,10 @@ class LdapClient:
         filter_text: str = ALL_ENTRIES,
         cookie: str | None = None,
         *,
-        attributes: Sequence[str] = (ALL_USER_ATTRIBUTES, ALL_OPERATIONAL_ATTRIBUTES),
-        mode: SyncMode = SyncMode.REFRESH_AND_PERSIST,
+        options: FollowOptions = _FOLLOW,
     ) -> AsyncGenerator[SyncChange, None]:
         """Yield the changes of `follow_batches` one by one."""
-        following = self.follow_batches(base, filter_text, cookie, attributes=attributes, mode=mode)
+        following = self.follow_batches(base, filter_text, cookie, options=options)
         async with contextlib.aclosing(following) as batches:
             async for changes in batches:
                 for change in changes:
@@ -224,18 +240,26 @@ class LdapClient:
         filter_text: str = ALL_ENTRIES,
         cookie: str | None = None,
         *,
-        attributes: Sequence[str] = (ALL_USER_ATTRIBUTES, ALL_OPERATIONAL_ATTRIBUTES),
-        mode: SyncMode = SyncMode.REFRESH_AND_PERSIST,
+        options: FollowOptions = _FOLLOW,
     ) -> AsyncGenerator[list[SyncChange], None]:
         """Synchronise with the subtree of a base: yield the changes that have arrived, as soon as there are any.
 
         `sync_consumer` says in which order they come and what they mean. The iteration ends after `RefreshRequired`,
         and with REFRESH_ONLY after `RefreshEnded`. Otherwise it ends with an error: FollowEnded if the server ended the
         synchronisation. Changes that arrived before an error are yielded before it is raised.
+
+        A cookie is checked first: an older database that was restored, and changed since, accepts the cookie and keeps
+        quiet about entries that it never had. slapd does not notice, so `find_lost_change` does.
         """
         doing = f"following {base!r} at {self._place}"
-        consumer = SyncConsumer(cookie, mode=mode, name=doing)
-        request = SearchRequest(base=base, filter=encode_filter(filter_text), attributes=attributes)
+        await self._refuse_referral_at(base, doing)
+        if cookie is not None and options.check_cookie:
+            lost = await self.find_lost_change(base, cookie)
+            if lost is not None:
+                yield [RefreshRequired(f"the server does not prove that it had the change {lost} of the cookie")]
+                return
+        consumer = SyncConsumer(cookie, mode=options.mode, name=doing)
+        request = SearchRequest(base=base, filter=encode_filter(filter_text), attributes=options.attributes)
         controls = (consumer.request_control(), _MANAGE)
         async with contextlib.aclosing(self._responses(request, controls, doing, consumer)) as batches:
             async for messages in batches:
@@ -255,8 +279,52 @@ class LdapClient:
                     raise failure
                 if changes and isinstance(changes[-1], RefreshRequired):
                     return
-        if mode is SyncMode.REFRESH_AND_PERSIST:
+        if options.mode is SyncMode.REFRESH_AND_PERSIST:
             raise FollowEnded(f"{doing}: the server ended the synchronisation")
+
+    async def find_lost_change(self, base: str, cookie: str) -> str | None:
+        """Return a CSN of a cookie that the server does not prove to know; None if it proves all of them.
+
+        The proof of a CSN is that it is the last one of its server (`contextCSN`), or that an entry has it. A change
+        that another change of the same entry followed, or the deletion of an entry, has no proof once there are newer
+        changes: then a refresh without the cookie is the price of certainty. Cookies of other servers are not checked.
+        """
+        try:
+            csns = SyncCookie.parse(cookie).csns
+        except CookieError:
+            return None
+        suffix = await self._find_suffix(base)
+        last: set[str] = set()
+        with contextlib.suppress(NoSuchBase):
+            for entry in await self.search(suffix, scope=Scope.BASE, attributes=("contextCSN",)):
+                last = {value.decode(errors="replace") for values in entry.attributes.values() for value in values}
+        for csn in csns:
+            if csn not in last and not await self.search(suffix, f"(entryCSN={csn})", attributes=(NO_ATTRIBUTES,)):
+                return csn
+        return None
+
+    async def _find_suffix(self, base: str) -> str:
+        """Return the base of the database that holds an entry; its own name if the server does not say."""
+        dn = _fold_dn(base)
+        contexts = ((_fold_dn(each), each) for each in (await self.read_root_dse()).naming_contexts)
+        found = [(len(folded), each) for folded, each in contexts if dn == folded or dn.endswith(f",{folded}")]
+        return max(found)[1] if found else base
+
+    async def _refuse_referral_at(self, base: str, doing: str) -> None:
+        """Raise ReferralRefused if another server has the base. With ManageDsaIT the server would not say so."""
+        request = SearchRequest(
+            base=base, filter=encode_filter(ALL_ENTRIES), scope=Scope.BASE, attributes=(NO_ATTRIBUTES,)
+        )
+        async with contextlib.aclosing(self._responses(request, (), doing)) as batches:
+            async for messages in batches:
+                for message in messages:
+                    match message.response:
+                        case SearchResultReference(uris=uris):
+                            raise refuse_referral(doing, uris)
+                        case SearchResultDone(result=LdapResult(code=ResultCode.REFERRAL, referral=uris)):
+                            raise refuse_referral(doing, uris)
+                        case _:
+                            pass  # the search that follows tells what else is wrong
 
     async def _responses(
         self,
@@ -363,6 +431,11 @@ class LdapClient:
         if response.result.code == ResultCode.STRONGER_AUTH_REQUIRED:
             return error
         return DirectoryUnavailable(error.message, code=response.result.code)
+
+
+def _fold_dn(dn: str) -> str:
+    """Return a DN in a form in which usual spellings are equal."""
+    return re.sub(r"\s*([,=])\s*", r"\1", dn.strip()).lower()
 
 
 def _check(result: LdapResult, doing: str) -> None:

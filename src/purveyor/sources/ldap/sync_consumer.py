@@ -38,6 +38,7 @@ from typing import TypeAlias
 
 from purveyor.sources.ldap.ldap_errors import (
     SYNCPROV_FIX,
+    DirectoryRefused,
     DirectoryUnavailable,
     NotUnderstood,
     SyncNotSupported,
@@ -211,6 +212,11 @@ class SyncConsumer:
         if control is None or control.value is None:
             raise SyncNotSupported(f"{self._name}: the server ignores the request to synchronise", fix=SYNCPROV_FIX)
         sync = decode_sync_state(control.value)
+        if not sync.uuid:
+            raise DirectoryRefused(
+                f"{self._name}: the entry {entry.dn} has no entryUUID, so its changes cannot be told apart",
+                fix="leave it out with a filter: (&(entryUUID=*)(objectClass=*))",
+            )
         change: SyncChange
         match sync.state:
             case EntryState.DELETE:
