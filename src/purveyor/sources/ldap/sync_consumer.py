@@ -70,7 +70,7 @@ from purveyor.sources.ldap.sync_controls import (
     decode_sync_state,
     encode_sync_request,
 )
-from purveyor.sources.ldap.sync_cookie import merge_cookie, replace_cookie
+from purveyor.sources.ldap.sync_cookie import drop_empty_cookie, merge_cookie, replace_cookie
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,7 @@ class SyncConsumer:
     ) -> None:
         self._mode = mode
         self._name = name
-        self._requested_with = cookie
-        self._cookie = cookie
+        self._requested_with = self._cookie = drop_empty_cookie(cookie)
         self._stage = SyncStage.REQUESTED
         self._present_phase = False
 
