@@ -6,7 +6,7 @@ import ssl
 import sys
 from typing import Final
 
-from purveyor.sources.ldap.ber import BerError, measure_element
+from purveyor.sources.ldap.ber import measure_element
 
 _PAUSE_AT_BYTES: Final = 1 << 20
 """How much is received ahead of the reader."""
@@ -36,12 +36,15 @@ class ByteStream(asyncio.Protocol):
         _, stream = await loop.create_connection(cls, host, port, ssl=tls, server_hostname=host if tls else None)
         return stream
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes are there that no call has taken."""
+        return self._at < len(self._buffer)
+
     async def start_tls(self, tls: ssl.SSLContext, host: str) -> None:
         """Encrypt an open connection."""
         if self._end is not None:
             raise self._end
-        if self._at < len(self._buffer):
-            raise BerError("the server sent bytes between its consent to TLS and the handshake")
         assert self._transport is not None
         upgraded = await asyncio.get_running_loop().start_tls(self._transport, self, tls, server_hostname=host)
         if upgraded is None:

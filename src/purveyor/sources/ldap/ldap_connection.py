@@ -124,6 +124,8 @@ class LdapConnection:
         if not isinstance(message.response, ExtendedResponse):
             raise NotUnderstood(f"{self.place} answered StartTLS with {type(message.response).__name__}")
         check_result(message.response.result, f"StartTLS with {self.place}")
+        if self._stream.has_unread:  # in clear, and not protected by the handshake: an attacker can have added them
+            raise NotUnderstood(f"{self.place} sent bytes between its consent to TLS and the handshake")
         await self._stream.start_tls(tls, host)
 
     async def _bind(self, dn: str, password: str) -> None:
