@@ -22,6 +22,10 @@ class MemoryPages:
     def write_index(self, data: bytes) -> None:
         self.index = data
 
+    def find(self, number: int) -> bytes | None:
+        self.reads += 1
+        return self.pages.get(number)
+
     def read(self, number: int) -> bytes:
         self.reads += 1
         return self.pages[number]
@@ -49,10 +53,17 @@ class MemoryStore:
     def remove(self, key: str) -> None:
         self.entries.pop(key, None)
 
+    def items(self, prefix: str = "") -> Iterator[tuple[str, Entry]]:
+        return iter([(each, self.entries[each]) for each in sorted(self.entries) if each.startswith(prefix)])
+
     def descendants(self, key: str) -> Iterator[tuple[str, Entry]]:
-        return iter(
-            [(each, self.entries[each]) for each in sorted(self.entries) if each.startswith(descendant_prefix(key))]
-        )
+        return self.items(descendant_prefix(key))
+
+    def require_version(self) -> None:
+        """A directory in memory has no version."""
+
+    def flush(self) -> None:
+        """Nothing is written."""
 
 
 def body(dn: str, change: str, **fields: Any) -> bytes:
