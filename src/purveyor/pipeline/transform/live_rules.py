@@ -333,7 +333,7 @@ def _followers(directory: LiveDirectory) -> Iterator[tuple[str, Entry, Entry]]:
             continue  # below one that was dealt with
         last = old
         for key, entry in directory.below(old):
-            if not reported.has(entry):
+            if not reported.has(entry) and directory.moved_by(identity(entry)) != directory.state.generation:
                 above = new_name(original_key(key, entry))
                 if above is not None:
                     after = moved_along(entry, *above)
