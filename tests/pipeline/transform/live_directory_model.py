@@ -93,8 +93,8 @@ class Server:
         self.now += 1
         dn, moved = self.dn(uuid), parent != self.nodes[uuid].parent
         self.nodes[uuid] = replace(self.nodes[uuid], rdn=rdn, parent=parent, csn=self.now)
-        superior = {"new_superior": self.dn(parent)} if moved else {}
-        self._log(uuid, Record(0, dn, Change.MODRDN, new_rdn=rdn, delete_old_rdn=True, **superior))
+        superior = self.dn(parent) if moved else None
+        self._log(uuid, Record(0, dn, Change.MODRDN, new_rdn=rdn, delete_old_rdn=True, new_superior=superior))
         return True
 
     def _taken(self, rdn: str, parent: str) -> bool:

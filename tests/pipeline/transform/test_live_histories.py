@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from purveyor.pipeline.transform.directory_pages import PagedDirectory
-from purveyor.pipeline.transform.directory_records import InvalidRecord, attribute_key
+from purveyor.pipeline.transform.directory_records import InvalidRecord, Value, attribute_key
 from purveyor.pipeline.transform.directory_rules import Entry, EntryChange
 from purveyor.pipeline.transform.live_directory import LiveDirectory
 from purveyor.pipeline.transform.live_records import LiveRecord as ParsedRecord
@@ -79,7 +79,7 @@ class Transform:
 
 
 def as_entry(entry: LiveEntry) -> Entry:
-    attributes = {
+    attributes: dict[str, list[Value]] = {
         attribute_key(name): [value.decode() for value in values] for name, values in entry.attributes.items()
     }
     return Entry(entry.dn, entry.uuid, attributes)

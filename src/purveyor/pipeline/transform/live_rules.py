@@ -305,8 +305,6 @@ def _end_refresh(directory: LiveDirectory, refresh: Refresh, room: int) -> list[
             return changes
     room -= len(changes)
     moves = list(islice(_followers(directory), room + 1))
-    for _, _, after in moves[:room]:
-        directory.note_reported(identity(after))
     changes += _move(directory, moves[:room])
     if len(moves) <= room:
         directory.change_state(_ended(directory.state, refresh))
@@ -322,7 +320,7 @@ def _ended(state: SyncState, refresh: Refresh) -> SyncState:
 
 def _followers(directory: LiveDirectory) -> Iterator[tuple[str, Entry, Entry]]:
     """Yield the entries that a refresh did not report, below containers that it renamed: key, before, after."""
-    containers = directory.state.containers
+    containers, generation = directory.state.containers, directory.state.generation
     if not containers:
         return
     reported = directory.reported()
@@ -333,7 +331,7 @@ def _followers(directory: LiveDirectory) -> Iterator[tuple[str, Entry, Entry]]:
             continue  # below one that was dealt with
         last = old
         for key, entry in directory.below(old):
-            if not reported.has(entry) and directory.moved_by(identity(entry)) != directory.state.generation:
+            if not reported.has(entry) and directory.moved_by(identity(entry)) != generation:
                 above = new_name(original_key(key, entry))
                 if above is not None:
                     after = moved_along(entry, *above)
