@@ -14,12 +14,14 @@ class MemoryPages:
     def __init__(self) -> None:
         self.index: bytes | None = None
         self.pages: dict[int, bytes] = {}
-        self.reads = self.writes = 0
+        self.reads = self.writes = self.traffic = 0
 
     def read_index(self) -> bytes | None:
+        self.traffic += len(self.index or b"")
         return self.index
 
     def write_index(self, data: bytes) -> None:
+        self.traffic += len(data)
         self.index = data
 
     def find(self, number: int) -> bytes | None:
@@ -28,10 +30,12 @@ class MemoryPages:
 
     def read(self, number: int) -> bytes:
         self.reads += 1
+        self.traffic += len(self.pages[number])
         return self.pages[number]
 
     def write(self, number: int, data: bytes) -> None:
         self.writes += 1
+        self.traffic += len(data)
         self.pages[number] = data
 
     def remove(self, number: int) -> None:
@@ -43,6 +47,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
+        self.marked = False
 
     def get(self, key: str) -> Entry | None:
         return self.entries.get(key)
@@ -59,8 +64,8 @@ class MemoryStore:
     def descendants(self, key: str) -> Iterator[tuple[str, Entry]]:
         return self.items(descendant_prefix(key))
 
-    def require_version(self) -> None:
-        """A directory in memory has no version."""
+    def mark(self) -> None:
+        self.marked = True
 
     def flush(self) -> None:
         """Nothing is written."""

@@ -68,17 +68,14 @@ def fold(events: Iterable[dict[str, Any]]) -> dict[str, str]:
 def test_a_directory_is_followed_over_restarts_in_the_middle_of_a_refresh(flow: Flow) -> None:
     people = [user(number, "a") for number in range(10, COUNT)]
     send(flow, RefreshBegin(full=True), *people[:150])
-    flow.run(max_offsets_per_trigger=100)
+    flow.run()
     send(flow, container(1, "a"), container(2, "b"), *people[150:], RefreshEnd(True, (csn(1),)))
-    flow.run(max_offsets_per_trigger=100)
-    assert len(flow.events()) == COUNT - 10 + 2
 
     # The containers exchange their names, one entry changes, the others are present, two are gone.
     send(flow, RefreshBegin(full=False), container(2, "a"), user(10, "b", "y"))
-    flow.run()
+    flow.run(max_offsets_per_trigger=100)
     send(flow, RefreshEnd(True), user(11, "never"), epoch=0)
     send(flow, container(1, "b"), Present(tuple(uuid(number) for number in range(11, COUNT - 2))))
-    flow.run()
     send(flow, RefreshEnd(True, (csn(2),)))
     flow.run()
     expected = {uuid(1): "ou=b,dc=e", uuid(2): "ou=a,dc=e"}
@@ -90,9 +87,9 @@ def test_a_directory_is_followed_over_restarts_in_the_middle_of_a_refresh(flow: 
     modify = Operation(Record(0, "uid=u12,ou=b,dc=e", Change.MODIFY, modifications=(change,)), uuid(12), csn(3))
     for _ in range(2):
         send(flow, container(2, "c"), container(1, "a"), Gone((uuid(11),)), modify)
-        flow.run()
+    flow.run()
     expected = {uuid(1): "ou=a,dc=e", uuid(2): "ou=c,dc=e"}
-    expected |= {uuid(number): f"uid=u{number},ou=a,dc=e" for number in range(12, COUNT - 2)}
+    expected |= {uuid(number): f"uid=u{number},ou=a,dc=e" for number in (10, *range(12, COUNT - 2))}
     assert fold(flow.events()) == expected
     assert not flow.letters()
 

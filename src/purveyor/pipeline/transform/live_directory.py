@@ -55,8 +55,12 @@ class EntryMap(Store, Protocol):
     def items(self, prefix: str = "") -> Iterator[tuple[str, Entry]]:
         """Yield everything whose key has this prefix, in order."""
 
-    def require_version(self) -> None:
-        """Make programs stop that do not know the index."""
+    @property
+    def marked(self) -> bool:
+        """Whether the source is live: there are a record and an index beside the entries."""
+
+    def mark(self) -> None:
+        """Mark the entries as those of a live source. Programs that do not know the index stop at the mark."""
 
     def flush(self) -> None:
         """Write back what changed."""
@@ -124,8 +128,7 @@ class LiveDirectory:
         self._forget_seen = False
         self._undo: list[tuple[str, Entry | None, int]] = []
         self._undo_state: SyncState | None = None
-        record = store.find(_RECORD)
-        self._stored_state = self._state = load_state(record) if record is not None else None
+        self._stored_state = self._state = load_state(store.read(_RECORD)) if entries.marked else None
 
     # The entries by their keys.
 
@@ -186,7 +189,7 @@ class LiveDirectory:
         """The record. The first call for a source builds the index."""
         if self._state is None:
             self._state = self._undo_state = SyncState()
-            self._entries.require_version()
+            self._entries.mark()
             self._build_index()
         return self._state
 

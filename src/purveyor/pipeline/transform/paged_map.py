@@ -12,7 +12,7 @@ decoded only when it is read. The index says with which key each page begins. It
   that it touches, so its time does not depend on the size of the map.
 
 The small form is that of version 1, which knew no other: a small map of today is readable for it, and it stops at a
-large one. `require_version` makes it stop at a small one too.
+large one. A mark, is in the large form only, so version 1 stops at a marked map.
 """
 
 import json
@@ -28,7 +28,7 @@ MAX_NODE_PAGES: Final = 256
 """Pages in one node of the index."""
 MAX_HELD_BYTES: Final = 64 << 20
 """Bytes of pages in memory, above which they are written back before the batch is over."""
-_INDEX: Final = Kind("index of a map in the transform's checkpoint", ("begins", "nodes", "next"), version=2)
+_INDEX: Final = Kind("index of a map in the transform's checkpoint", ("begins", "nodes", "next", "marked"), version=2)
 
 encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # ASCII: any string passes
 T = TypeVar("T")
@@ -176,7 +176,9 @@ class PagedMap(Generic[T]):
         self._begins: list[str] = [""]
         self._nodes: list[_Node]
         self._next = 1
-        self._versioned = False
+        self._has_nodes = False
+        self.marked = False
+        """Whether `mark` was ever called."""
         index = store.read_index()
         self._index_changed = not index
         if index:
@@ -186,10 +188,10 @@ class PagedMap(Generic[T]):
             self._held[0] = Page(form)
             self._held[0].changed = True
 
-    def require_version(self) -> None:
-        """Write the index with its version, so that a program that does not know it stops."""
-        if not self._versioned:
-            self._versioned = self._index_changed = True
+    def mark(self) -> None:
+        """Mark the map, so that a program that knows version 1 alone stops at it."""
+        if not self.marked:
+            self.marked = self._has_nodes = self._index_changed = True
 
     def get(self, key: str) -> T | None:
         """Return the value of a key."""
@@ -323,7 +325,8 @@ class PagedMap(Generic[T]):
                 self._set_flat(begins, pages)
                 return
             given = _INDEX.check(index)
-            self._begins, self._next, self._versioned = list(given["begins"]), int(given["next"]), True
+            self._begins, self._next, self._has_nodes = list(given["begins"]), int(given["next"]), True
+            self.marked = bool(given["marked"])
             self._nodes = [_Node(int(number), [], [], changed=False) for number in given["nodes"]]
         except UnreadableRecord:
             raise
@@ -341,16 +344,16 @@ class PagedMap(Generic[T]):
         self._index_changed = len(self._nodes) > 1  # a large map of version 1 gets nodes
 
     def _write_index(self) -> None:
-        if len(self._nodes) == 1 and not self._versioned:
+        if len(self._nodes) == 1 and not self._has_nodes:
             (node,) = self._nodes
             self._store.write_index(encode_json([node.begins, node.pages, self._next]).encode())
             return
-        self._versioned = True
+        self._has_nodes = True
         for node in self._nodes:
             if node.changed:
                 node.number = self._take_number() if node.number is None else node.number
                 self._store.write(node.number, encode_json([node.begins, node.pages]).encode())
                 node.changed = False
         numbers = [node.number for node in self._nodes]
-        index = {"version": _INDEX.version, "begins": self._begins, "nodes": numbers, "next": self._next}
-        self._store.write_index(encode_json(index).encode())
+        index = {"begins": self._begins, "nodes": numbers, "next": self._next, "marked": self.marked}
+        self._store.write_index(encode_json({"version": _INDEX.version, **index}).encode())
