@@ -11,7 +11,7 @@ from purveyor.pipeline.transform.directory_records import InvalidRecord, Record
 from purveyor.pipeline.transform.directory_rules import Entry, apply_record
 from purveyor.pipeline.transform.live_directory import LiveDirectory
 from purveyor.pipeline.transform.live_records import InvalidEntry, parse_message
-from purveyor.pipeline.transform.live_rules import apply_live_record, note_invalid
+from purveyor.pipeline.transform.live_rules import PartlyApplied, apply_live_record, note_invalid
 from tests.pipeline.transform.memory import MemoryPages, body, modify
 
 PEOPLE, ADA, BOB, EVE = (f"0000000{number}-0000-1000-8000-000000000000" for number in range(1, 5))
@@ -233,12 +233,15 @@ def test_a_message_of_a_refresh_that_is_not_understood_deletes_nothing(people: B
     people.live("present", uuids=[PEOPLE, BOB])
     with pytest.raises(InvalidRecord):
         people.live("present", uuids=["no uuid"])
-    with pytest.raises(InvalidRecord, match="so nothing is deleted"):
+    people.entry(PEOPLE, "ou=staff,dc=e")
+    with pytest.raises(PartlyApplied, match="so nothing is deleted") as raised:
         people.end(remove_unseen=True)
-    assert people.known(ADA)
+    assert len(raised.value.changes) == 2, "what is below the container followed it"
+    assert people.known(ADA).dn == "uid=ada,ou=staff,dc=e"
+    assert people.open().state.refresh is None
     people.begin()
     people.live("present", uuids=[PEOPLE, BOB])
-    assert people.end(remove_unseen=True) == [("uid=ada,ou=people,dc=e", None)]
+    assert people.end(remove_unseen=True) == [("uid=ada,ou=staff,dc=e", None)]
 
 
 def test_operations_apply_once_by_their_csn(people: Book) -> None:

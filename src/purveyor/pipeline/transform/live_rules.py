@@ -17,7 +17,7 @@
 A record whose effect is impossible raises InvalidRecord, and nothing has happened.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final, assert_never
@@ -60,14 +60,25 @@ from purveyor.pipeline.transform.sync_state import Refresh, SyncState
 ENTRY_CSN: Final = "entrycsn"
 
 
+class PartlyApplied(Exception):
+    """A record had a part of its effect; the rest is impossible."""
+
+    def __init__(self, reason: str, changes: Sequence[EntryChange]) -> None:
+        super().__init__(reason)
+        self.changes = changes
+
+
 def apply_live_record(directory: LiveDirectory, record: LiveRecord) -> list[EntryChange]:
     """Change the directory by the record."""
     if not _accept_epoch(directory, record.epoch):
         return []
     changes = _apply(directory, record)
     refresh = directory.state.refresh
-    if refresh is not None and refresh.ending:
-        changes += _end_refresh(directory, refresh, directory_rules.MAX_CHANGED_ENTRIES - len(changes))
+    if refresh is None or not refresh.ending:
+        return changes
+    changes += _end_refresh(directory, refresh, directory_rules.MAX_CHANGED_ENTRIES - len(changes))
+    if isinstance(record.body, RefreshEnd) and record.body.remove_unseen and not refresh.complete:
+        raise PartlyApplied("refresh-end: a record of the refresh was not understood, so nothing is deleted", changes)
     return changes
 
 
@@ -287,9 +298,8 @@ def _begin_end(directory: LiveDirectory, end: RefreshEnd) -> list[EntryChange]:
         if all(csn <= state.csns.get(server_id(csn), "") for csn in end.csns) or state.refresh is not None:
             return []  # it was applied before
         raise InvalidRecord("refresh-end: no refresh is in progress")
-    if end.remove_unseen and not state.refresh.complete:
-        raise InvalidRecord("refresh-end: a record of the refresh was not understood, so nothing is deleted")
-    ending = replace(state.refresh, ending=True, remove_unseen=end.remove_unseen, csns=end.csns)
+    remove_unseen = end.remove_unseen and state.refresh.complete
+    ending = replace(state.refresh, ending=True, remove_unseen=remove_unseen, csns=end.csns)
     directory.change_state(replace(state, refresh=ending))
     return []
 

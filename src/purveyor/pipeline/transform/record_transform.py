@@ -19,7 +19,7 @@ from purveyor.pipeline.transform.directory_records import InvalidRecord
 from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, apply_record
 from purveyor.pipeline.transform.live_directory import LiveDirectory
 from purveyor.pipeline.transform.live_records import InvalidEntry, LiveRecord, parse_message
-from purveyor.pipeline.transform.live_rules import apply_live_record, note_invalid
+from purveyor.pipeline.transform.live_rules import PartlyApplied, apply_live_record, note_invalid
 from purveyor.pipeline.transform.mapping import MappedObject, Mapping, Unmatched, object_classes
 from purveyor.queues.dead_letters.letter import DeadLetter, fit_letter
 
@@ -91,7 +91,7 @@ def transform(directory: LiveDirectory, rules: TransformRules, message: Message)
 
 
 def _apply(directory: LiveDirectory, message: Message) -> tuple[Sequence[EntryChange], Sequence[str]]:
-    """Return the changes of a message, or why it has none."""
+    """Return the changes of a message, and why it has none or not all of them."""
     try:
         record = parse_message(message.data)
     except InvalidRecord as error:
@@ -101,6 +101,8 @@ def _apply(directory: LiveDirectory, message: Message) -> tuple[Sequence[EntryCh
         if isinstance(record, LiveRecord):
             return apply_live_record(directory, record), ()
         return apply_record(directory, record, str(uuid.uuid5(_NAMESPACE, message.origin))), ()
+    except PartlyApplied as error:
+        return error.changes, [str(error)]
     except InvalidRecord as error:
         directory.undo()
         if isinstance(error, InvalidEntry):
