@@ -1,6 +1,6 @@
-"""The kinds of change in LDIF. A source writes them into the queue `ldif`, the transform reads them.
+"""The kinds of change in LDIF and of a live directory: a source writes them into the queue `ldif`.
 
-A module of its own, because sources and pipeline share it and must not import each other.
+The transform reads them. A module of its own, because sources and pipeline share it and must not import each other.
 """
 
 from enum import Enum
@@ -26,3 +26,18 @@ class Step(Enum):
     REPLACE = "replace"
     INCREMENT = "increment"
     """Add the one given number."""
+
+
+class LiveChange(Enum):
+    """What a source that follows a directory says beside the changes of LDIF."""
+
+    REFRESH_BEGIN = "refresh-begin"
+    """The source compares the directory with what it sent before."""
+    ENTRY = "entry"
+    """A whole entry as it is now: new, changed, renamed or moved."""
+    GONE = "gone"
+    """These entries, and no others, are deleted, or left the filter."""
+    PRESENT = "present"
+    """These entries are still there, as they were sent before."""
+    REFRESH_END = "refresh-end"
+    """The comparison is complete."""

@@ -16,6 +16,8 @@ the other fields depend on the change:
 | `controls` | changes | `[{"oid", "critical", "value"}]` |
 
 A value is a string, or `{"base64": "..."}` when it is not UTF-8 or its attribute has the option `;binary`.
+
+`live_records` has the records of a source that follows a directory.
 """
 
 import base64
@@ -107,9 +109,19 @@ def encode_record(record: Record) -> bytes:
     >>> encode_record(Record(1, "cn=a", Change.CONTENT, {"cn": (b"a",), "photo": (b"\xff",)}))
     b'{"dn":"cn=a","change":"content","attributes":{"cn":["a"],"photo":[{"base64":"/w=="}]},"line":1}'
     """
+    return encode_fields(record_fields(record) | {"line": record.line})
+
+
+def encode_fields(fields: Mapping[str, Any]) -> bytes:
+    """Return the body of a message with these fields."""
+    return _encode_json(fields).encode()
+
+
+def record_fields(record: Record) -> dict[str, Any]:
+    """Return the fields of a record's message, without the line."""
     fields: dict[str, Any] = {"dn": record.dn, "change": record.change.value}
     if record.attributes:
-        fields["attributes"] = {name: _values(name, values) for name, values in record.attributes.items()}
+        fields["attributes"] = attribute_fields(record.attributes)
     if record.change is Change.MODIFY:
         fields["modifications"] = [
             {"op": each.step.value, "attribute": each.attribute, "values": _values(each.attribute, each.values)}
@@ -126,8 +138,12 @@ def encode_record(record: Record) -> bytes:
             | ({} if control.value is None else {"value": _value(control.value)})
             for control in record.controls
         ]
-    fields["line"] = record.line
-    return _encode_json(fields).encode()
+    return fields
+
+
+def attribute_fields(attributes: Attributes) -> dict[str, list[object]]:
+    """Return the attributes of an entry as they are in a message."""
+    return {name: _values(name, values) for name, values in attributes.items()}
 
 
 def _values(name: str, values: tuple[bytes, ...]) -> list[object]:
