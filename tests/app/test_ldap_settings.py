@@ -41,7 +41,7 @@ def test_the_environment_names_a_directory(monkeypatch: pytest.MonkeyPatch) -> N
     settings = load({})
     (directory,) = find_directories(settings)
     assert (directory.source, directory.mode, directory.filter) == ("ldap", Mode.AUTO, "(objectClass=*)")
-    assert (directory.subject, directory.host_and_port) == ("ldif.ldap", ("ldap.example", 1389))
+    assert (directory.subject, directory.address.host_and_port()) == ("ldif.ldap", ("ldap", "ldap.example", 1389))
     assert directory.password == "hidden"
     assert "hidden" not in repr(directory) + repr(settings)
 
@@ -59,7 +59,7 @@ def test_tables_of_the_file_name_several_directories(monkeypatch: pytest.MonkeyP
     set_environment(monkeypatch, ONE | {"TWO_PASSWORD": "hidden"})
     found = find_directories(load({}))
     assert [each.source for each in found] == ["ldap", "one", "two"]
-    assert (found[2].password, found[2].mode, found[2].is_ldaps) == ("hidden", Mode.SYNCREPL, True)
+    assert (found[2].password, found[2].mode, found[2].address.host_and_port()[2]) == ("hidden", Mode.SYNCREPL, 636)
 
 
 @pytest.mark.parametrize(

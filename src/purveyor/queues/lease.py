@@ -60,9 +60,18 @@ class HeldLease:
                 self.revision = await self.bucket.update(self.key, self._value(), self.revision)
                 self.renewed_at = time.monotonic()
             except WrongRevision:
-                self._lost = True
+                await self._find_out()
             except Unavailable:
                 pass  # the server is away, for the others too
+
+    async def _find_out(self) -> None:
+        """Find out whether another process wrote the newest revision, or this one did and the answer was lost."""
+        with contextlib.suppress(Unavailable):
+            newest = await self.bucket.newest(self.key)
+            if newest is not None and not newest.deleted and newest.value == self._value():
+                self.revision, self.renewed_at = newest.revision, time.monotonic()
+            else:
+                self._lost = True
 
     async def release(self, value: bytes | None = None) -> None:
         """Release the lease, so that another process can take it at once: delete its key, or write a last value."""

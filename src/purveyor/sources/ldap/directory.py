@@ -7,6 +7,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from purveyor.model.errors import InvalidConfig
+from purveyor.sources.ldap.directory_address import DirectoryAddress
 from purveyor.sources.ldif.records import source_subject
 
 DEFAULT_SOURCE: Final = "ldap"
@@ -47,15 +48,15 @@ class Directory:
         return source_subject(self.source)
 
     @property
-    def host_and_port(self) -> tuple[str, int]:
-        """The address of the server."""
-        parts = urlsplit(self.uri)
-        return parts.hostname or "localhost", parts.port or _PORTS[parts.scheme]
-
-    @property
-    def is_ldaps(self) -> bool:
-        """Whether the connection begins with TLS."""
-        return urlsplit(self.uri).scheme == "ldaps"
+    def address(self) -> DirectoryAddress:
+        """Where the server is, and how to log in."""
+        return DirectoryAddress(
+            self.uri,
+            bind_dn=self.bind_dn or "",
+            password=self.password or "",
+            tls_ca=self.tls_ca,
+            start_tls=self.starttls,
+        )
 
 
 def check_uri(uri: str) -> None:

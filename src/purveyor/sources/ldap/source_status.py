@@ -82,6 +82,11 @@ class SourceStatus:
         return self.activity in _ACTIVE
 
     @property
+    def is_refreshing(self) -> bool:
+        """Whether a refresh is under way."""
+        return self.activity is SourceActivity.REFRESHING
+
+    @property
     def rate(self) -> float:
         """The entries per second of the running or last refresh."""
         seconds = self.refresh_seconds

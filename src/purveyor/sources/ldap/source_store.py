@@ -140,7 +140,7 @@ class Taken:
         self.lease.check()
 
     async def save(self, state: SourceState) -> None:
-        """Store the state. LeaseLost if another process wrote it; UnknownKey if an operator deleted it."""
+        """Store the state. LeaseLost if another process wrote it; UnknownKey if an operator deleted it, once."""
         try:
             self.revision = await self.bucket.update(self.source, encode_state(state), self.revision)
         except WrongRevision:
@@ -149,8 +149,11 @@ class Taken:
                 self.revision = newest.revision
                 self.state = None
                 raise UnknownKey(f"the state of source {self.source!r} was deleted") from None
-            self.lease.lose()
-            raise LeaseLost(f"another instance writes source {self.source!r}", fix="wait for it") from None
+            if newest is None or decode_state(newest.value, self.source).epoch != self.epoch:
+                self.lease.lose()
+                raise LeaseLost(f"another instance writes source {self.source!r}", fix="wait for it") from None
+            # This process wrote it, and the answer was lost.
+            self.revision = await self.bucket.update(self.source, encode_state(state), newest.revision)
         self.state = state
 
     async def release(self) -> None:
