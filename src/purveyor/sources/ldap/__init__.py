@@ -1,1 +1,1 @@
-"""Sources of directories: follows an LDAP server live, and writes its records into the queue `ldif`."""
+"""Follow an LDAP directory by RFC 4533: protocol, client and the reading of an access log. Knows no queue."""
