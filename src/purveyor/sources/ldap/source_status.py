@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -47,6 +47,8 @@ class SourceStatus:
     """The status of a source in this process. The runner changes it as it works."""
 
     directory: Directory
+    on_change: "Callable[[SourceStatus], None]" = lambda _: None
+    """Called when the activity has changed."""
     activity: SourceActivity = SourceActivity.CONNECTING
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
     mode: str | None = None
@@ -98,6 +100,7 @@ class SourceStatus:
         """Note what the process does from now on."""
         if activity is not self.activity:
             self.activity, self.since = activity, datetime.now(UTC)
+            self.on_change(self)
 
     def begin_refresh(self) -> None:
         """Note that a refresh begins."""

@@ -51,6 +51,8 @@ class Place:
     entries: int | None
     changed_at: datetime | None = None
     """When the change before the cookie happened."""
+    is_live: bool = False
+    """Whether the change came as it happened, and not in a refresh."""
 
 
 class SecretFilter:
@@ -135,23 +137,26 @@ class SyncSession:
             case RefreshBegan(full=full):
                 status.begin_refresh()
                 await self.write(RefreshBegin(full))
-            case RefreshEnded(remove_unseen=remove_unseen, cookie=cookie):
-                await self.write(RefreshEnd(remove_unseen, csns_of(cookie)))
-                if remove_unseen:
-                    status.entries = status.read
-                else:
-                    self._add_up()
-                self._new = self._gone = 0
-                if self._is_persistent:
-                    status.end_refresh()
-                    self._mark(cookie)
+            case RefreshEnded():
+                await self._end_refresh(change)
             case CookieAdvanced(cookie=cookie):
                 self._add_up()
-                self._mark(cookie)
+                self._mark(cookie, is_live=True)
             case RefreshRequired(reason=reason):
                 raise RefreshDue(reason)
             case _:
                 assert_never(change)
+
+    async def _end_refresh(self, end: RefreshEnded) -> None:
+        await self.write(RefreshEnd(end.remove_unseen, csns_of(end.cookie)))
+        if end.remove_unseen:
+            self._status.entries = self._status.read
+            self._new = self._gone = 0
+        else:
+            self._add_up()
+        if self._is_persistent:
+            self._status.end_refresh()
+            self._mark(end.cookie)
 
     def _count(self, entry: EntryReported) -> None:
         status = self._status
@@ -169,10 +174,10 @@ class SyncSession:
             self._status.entries = max(self._status.entries + self._new - self._gone, 0)
         self._new = self._gone = 0
 
-    def _mark(self, cookie: str | None) -> None:
+    def _mark(self, cookie: str | None, *, is_live: bool = False) -> None:
         changed_at = newest_change(cookie)
         self._status.last_change = changed_at or self._status.last_change
-        self._writer.mark(Place(cookie, self._status.entries, changed_at))
+        self._writer.mark(Place(cookie, self._status.entries, changed_at, is_live))
 
 
 def csns_of(cookie: str | None) -> tuple[str, ...]:

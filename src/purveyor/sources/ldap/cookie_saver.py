@@ -1,0 +1,66 @@
+"""Stores the cookie of a run: the newest place that the queue has acknowledged, not every one."""
+
+import asyncio
+from typing import Final
+
+from purveyor.model.errors import PurveyorError, Unavailable, UnknownKey
+from purveyor.sources.ldap.directory import Directory, Mode
+from purveyor.sources.ldap.source_store import SourceState, Taken
+from purveyor.sources.ldap.sync_session import Place
+
+_RETRY_SECONDS: Final = 1.0
+
+
+class RefreshRequested(PurveyorError):
+    """An operator deleted the stored cookie."""
+
+    def __init__(self) -> None:
+        super().__init__("the stored cookie was deleted: a full refresh begins")
+
+
+class CookieSaver:
+    """Stores places while `run` runs. While it stores one, others may come: it continues with the last of them."""
+
+    def __init__(self, directory: Directory, taken: Taken, mode: Mode) -> None:
+        self._directory = directory
+        self._taken = taken
+        self._mode = mode
+        self._place: Place | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, place: Place) -> None:
+        """Store a place soon."""
+        self._place = place
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Store what was put, without end; RefreshRequested if an operator deletes the cookie."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.save()
+            except Unavailable:
+                await asyncio.sleep(_RETRY_SECONDS)
+                self._changed.set()
+
+    async def save(self) -> None:
+        """Store the place that was put last, unless it is stored."""
+        place, directory = self._place, self._directory
+        if place is None:
+            return
+        state = SourceState(
+            uri=directory.uri,
+            base=directory.base,
+            filter=directory.filter,
+            mode=self._mode,
+            epoch=self._taken.epoch,
+            cookie=place.cookie,
+            entries=place.entries,
+        )
+        try:
+            await self._taken.save(state)
+        except UnknownKey:
+            raise RefreshRequested from None
+        if self._place is place:
+            self._place = None
