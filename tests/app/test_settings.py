@@ -21,6 +21,14 @@ def test_a_flag_overrides_the_environment_which_overrides_the_file(
     assert (settings.data_dir, settings.replicas, settings.sync) == (Path("from-flag"), 5, "2m")
 
 
+def test_the_mapping_is_a_name_or_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load({}).mapping == "udm"
+    monkeypatch.setenv("PURVEYOR_MAPPING", "plain")
+    assert load({}).mapping == "plain"
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert load({"mapping": "~/school.toml"}).mapping == "/home/ada/school.toml"
+
+
 def test_the_default_data_directory_is_in_the_data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load({}).data_dir == tmp_path / "xdg" / "purveyor"
     monkeypatch.setenv("XDG_DATA_HOME", "relative/is/ignored")
@@ -49,6 +57,8 @@ def test_a_named_settings_file_must_be_there(tmp_path: Path) -> None:
         ({}, {}, "replicas = 9", ["replicas", "9", "purveyor.toml", "less than or equal to 5"]),
         ({}, {}, "replica = 3", ["unknown key 'replica'", "3", "purveyor.toml", "did you mean 'replicas'"]),
         ({}, {}, "xyzzy = 1", ["unknown key 'xyzzy'", "purveyor.toml", "the keys are data_dir"]),
+        ({}, {}, 'transform_mapping = "my.toml"', ["'transform_mapping'", "purveyor.toml", "new name", "'mapping'"]),
+        ({}, {"PURVEYOR_TRANSFORM_MAPPING": "my.toml"}, "", ["PURVEYOR_TRANSFORM_MAPPING", "use PURVEYOR_MAPPING"]),
         ({}, {}, "replicas = = 1", ["purveyor.toml is not valid TOML", "line 1"]),
         ({}, {"PURVEYOR_NATS_URL": "http://x"}, "", ["nats_url", "PURVEYOR_NATS_URL", "nats://host:4222"]),
         ({"database_url": "oracle://x"}, {}, "", ["database_url", "flag --database", "postgresql://user@host/name"]),

@@ -59,7 +59,6 @@ _SECRET = frozenset(
 _FLAGS = {
     "spark_master": "master",
     "dispatcher_group": "group",
-    "transform_mapping": "mapping",
     "api_host": "host",
     "api_port": "port",
     "api_tls_cert": "tls-cert",
@@ -82,6 +81,8 @@ _FLAGS = {
     "ldap_starttls": "starttls",
 }
 """Flags with a shorter name than their key: their command gives the context."""
+_RENAMED = {"transform_mapping": "mapping"}
+"""Keys of earlier versions, with their new names."""
 
 
 def check_group(name: str) -> None:
@@ -208,8 +209,8 @@ class Settings(BaseSettings):
     """Whether Spark serves its own web interface; the console links to it."""
     dispatcher_group: Annotated[str, validated_by(check_group)] = DEFAULT_GROUP
     """The durable with which this dispatcher reads `incoming`; each group gets all events."""
-    transform_mapping: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
-    """The mapping of directory entries to objects (TOML); unset: the built-in one."""
+    mapping: Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)] = "udm"
+    """How directory entries become objects: the built-in mapping `udm` or `plain`, or a file (TOML)."""
     archive_seconds: Annotated[float, Field(gt=0, le=3600)] = 2.0
     """The minimum time between two writes of the archive."""
     dead_letter_days: Annotated[float, Field(ge=0, le=36_500), validated_by(check_dead_letter_days)] | None = None
@@ -357,6 +358,9 @@ def load(flags: Mapping[str, object], *, config: Path | None = None) -> Settings
     if config is not None and not config.is_file():
         raise InvalidConfig(f"the settings file {config} does not exist", fix="check --config")
     given: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    for former, key in _RENAMED.items():
+        if os.environ.get(PREFIX + former.upper()):
+            raise _renamed(f"the environment variable {PREFIX}{former.upper()}", PREFIX + key.upper())
 
     class FromFile(Settings):
         model_config = SettingsConfigDict(toml_file=path)
@@ -369,6 +373,10 @@ def load(flags: Mapping[str, object], *, config: Path | None = None) -> Settings
         raise InvalidConfig(f"cannot read {path}: {error}", fix="check the file") from None
     except ValidationError as error:
         raise _explain(error, given, path) from None
+
+
+def _renamed(what: str, name: str) -> InvalidConfig:
+    return InvalidConfig(f"{what} has a new name", fix=f"use {name}")
 
 
 def refuse_secret_flag(nats_url: str | None, api_url: str | None = None) -> None:
@@ -405,6 +413,8 @@ def _explain(error: ValidationError, flags: Mapping[str, object], path: Path) ->
     else:
         origin = str(path)
     if first["type"] == "extra_forbidden" and where == key:
+        if key in _RENAMED:
+            return _renamed(f"the key {key!r} in {origin}", repr(_RENAMED[key]))
         near = difflib.get_close_matches(key, list(Settings.model_fields), n=1)
         value = "" if _SECRET & {*near} else f" (value {first['input']!r})"
         known = ", ".join(Settings.model_fields)

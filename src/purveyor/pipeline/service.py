@@ -40,7 +40,7 @@ from purveyor.pipeline.part_status import (
 )
 from purveyor.pipeline.part_supervisor import Part, PartSupervisor, QueryRun, RunningPart, ThreadRun
 from purveyor.pipeline.prefill.worker import PrefillWorker, WorkerOptions
-from purveyor.pipeline.transform.mapping import load_mapping
+from purveyor.pipeline.transform.mapping_file import DEFAULT_MAPPING, load_mapping
 from purveyor.pipeline.transform.transform_query import TransformSettings, start_transform
 from purveyor.queues.catalogue import DEFAULT_GROUP, internal_queues
 from purveyor.queues.client import QueueStatus, connect
@@ -76,7 +76,8 @@ class PipelineSettings:
     parts: tuple[PartName, ...] = ALL_PARTS
     master: str = "local[*]"
     group: str = DEFAULT_GROUP
-    mapping: Path | None = None
+    mapping: str | Path = DEFAULT_MAPPING
+    """The name of a built-in mapping of directory entries, or a TOML file."""
     archive_seconds: float = 2.0
     replicas: int = 1
     migrate: bool = True

@@ -7,6 +7,7 @@ import pytest
 from purveyor.jetstream.bulk import Target
 from purveyor.model.control_events import PrefillJob
 from purveyor.model.errors import PublishRefused
+from purveyor.model.message_headers import PREFILL_PUBLISHER
 from purveyor.model.registration import PrefillStatus
 from purveyor.model.subscription import Filter
 from purveyor.pipeline.prefill import archive_queries
@@ -99,6 +100,39 @@ async def test_a_message_carries_its_origin_and_keeps_its_bytes(harness: Prefill
         "Nats-Msg-Id": "prefill:1:1",
         NUMBER: str(NUMBERS_PER_RUN + 1),
     }
+
+
+async def test_a_message_has_the_publisher_that_its_event_names_for_prefills(
+    harness: PrefillHarness, unique: str
+) -> None:
+    text = (
+        f'{{"publisher_name":"udm-listener","ts":"2026-01-01T00:00:00Z","realm":"{harness.realm}","topic":"t",'
+        '"body":{"old":OLD,"new":{"publisher_name":"udm-listener","n":1.10}},"key":"KEY"}'
+    )
+    for key, old, headers in (
+        ("created", "{}", {PREFILL_PUBLISHER: "udm-pre-fill"}),
+        ("other", "{}", {"Trace": "1"}),
+        ("changed", '{"n":1}', {"Trace": "1", PREFILL_PUBLISHER: 'ä "name"'}),
+    ):
+        data = text.replace("KEY", key).replace("OLD", old).encode()
+        await harness.queues.publish("incoming", data, headers=headers)
+    _, [job] = await harness.add(unique, "t")
+
+    await harness.run(job)
+
+    messages = await harness.stored(unique)
+    live = text.replace("OLD", "{}")
+    assert [message.data.decode() for message in messages] == [
+        live.replace("udm-listener", "udm-pre-fill", 1).replace("KEY", "created"),
+        live.replace("KEY", "other"),
+        live.replace('"udm-listener"', '"\\u00e4 \\"name\\""', 1).replace("KEY", "changed"),
+    ]
+    assert not any(PREFILL_PUBLISHER in message.headers for message in messages)
+
+    await harness.run(await harness.subscriptions.replay(unique, 1))
+
+    replayed = (await harness.stored(unique))[3:]
+    assert {json.loads(message.data)["publisher_name"] for message in replayed} == {"udm-listener"}
 
 
 async def test_events_that_come_while_it_runs_change_nothing(harness: PrefillHarness, unique: str) -> None:

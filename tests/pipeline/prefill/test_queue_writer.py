@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purveyor.model.errors import InvalidInput
-from purveyor.pipeline.prefill.queue_writer import without_old
+from purveyor.pipeline.prefill.queue_writer import with_publisher, without_old
 
 
 def test_every_byte_but_old_stays() -> None:
@@ -23,10 +23,21 @@ def test_an_event_without_old_stays_as_it_is() -> None:
     assert without_old(b'{"body":{}}') == b'{"body":{}}'
 
 
+def test_every_byte_but_the_publisher_stays() -> None:
+    before = (
+        '{ "x": {"publisher_name": 1}, "publisher_name" :"live" , "body":{"new":{"n":1.10,"s":"\\u0041"}},"key":"é" }'
+    )
+    after = before.replace('"live"', '"prefill"')
+    assert with_publisher(before.encode(), "prefill") == after.encode()
+    assert with_publisher(b'{"body":{}}', "prefill") == b'{"body":{}}'
+
+
 @pytest.mark.parametrize("broken", [b"", b"[]", b'{"body"', b'{"body":{"old":', b"\xff"])
 def test_a_message_that_is_not_an_event_is_an_error(broken: bytes) -> None:
     with pytest.raises(InvalidInput):
         without_old(broken)
+    with pytest.raises(InvalidInput):
+        with_publisher(broken, "prefill")
 
 
 JSON = st.recursive(

@@ -1,5 +1,6 @@
 """From messages to events and dead letters, message by message."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,9 +23,9 @@ MOMENT = datetime(2026, 11, 15, 12, tzinfo=UTC)
 class Transformer:
     """Messages one after the other, from sequence 1 on."""
 
-    def __init__(self, max_payload: int = 1 << 20) -> None:
+    def __init__(self, max_payload: int = 1 << 20, mapping: str = "plain") -> None:
         self.store = MemoryStore()
-        self.rules = TransformRules(load_mapping(), max_payload)
+        self.rules = TransformRules(load_mapping(mapping), max_payload)
         self.sequence = 0
 
     def outputs(self, data: bytes, headers: dict[str, tuple[str, ...]] | None = None) -> list[Output]:
@@ -51,7 +52,7 @@ def transformer() -> Transformer:
 
 def test_an_event_has_old_new_key_and_time(transformer: Transformer) -> None:
     (created,) = transformer.events(body(ADA, "content", attributes=person("ada")))
-    assert (created.publisher_name, created.ts, created.realm, created.topic) == ("ldif", MOMENT, "udm", "users/user")
+    assert (created.publisher_name, created.ts, created.realm, created.topic) == ("ldif", MOMENT, "ldap", "users/user")
     assert created.old == {}
     assert created.new == {"dn": ADA, "uuid": created.key, "uid": "ada"}
     (changed,) = transformer.events(modify(ADA, ("add", "sn", ["Lovelace"])))
@@ -60,6 +61,37 @@ def test_an_event_has_old_new_key_and_time(transformer: Transformer) -> None:
     assert changed.new == {**created.new, "sn": "Lovelace"}
     (gone,) = transformer.events(body(ADA, "delete"))
     assert (gone.old, gone.new) == (changed.new, {})
+
+
+def test_add_modify_and_delete_look_as_in_the_older_system() -> None:
+    transformer = Transformer(mapping="udm")
+    outputs = [
+        *transformer.outputs(body(ADA, "add", attributes=person("ada", mail=["ada@e"]))),
+        *transformer.outputs(modify(ADA, ("replace", "sn", ["Lovelace"]))),
+        *transformer.outputs(body(ADA, "delete")),
+    ]
+    bodies = [json.loads(output.data)["body"] for output in outputs]
+    added, changed = bodies[0]["new"], bodies[1]["new"]
+    assert [list(each) for each in bodies] == [["old", "new"]] * 3
+    assert bodies == [{"old": {}, "new": added}, {"old": added, "new": changed}, {"old": changed, "new": {}}]
+    assert (added["properties"]["lastname"], changed["properties"]["lastname"]) == (None, "Lovelace")
+    assert {json.loads(output.data)["publisher_name"] for output in outputs} == {"udm-listener"}
+
+
+def test_an_event_carries_the_publisher_of_its_prefilled_copy() -> None:
+    ada = body(ADA, "content", attributes=person("ada"))
+    (output,) = Transformer(mapping="udm").outputs(ada)
+    assert output.headers == {"Purveyor-Prefill-Publisher": ("udm-pre-fill",)}
+    (output,) = Transformer(mapping="plain").outputs(ada)
+    assert output.headers == {}
+
+
+def test_an_entry_of_an_unknown_kind_is_an_event_of_the_default_mapping() -> None:
+    transformer = Transformer(mapping="udm")
+    sudo = {"objectClass": ["sudoRole"], "cn": ["root"], "sudoUser": ["ada"]}
+    (created,) = transformer.events(body("cn=root,dc=e", "content", attributes=sudo))
+    assert (created.realm, created.topic) == ("udm", "directory/entry")
+    assert created.new["properties"]["sudouser"] == ["ada"]
 
 
 def test_a_made_identity_depends_on_the_message_alone(transformer: Transformer) -> None:

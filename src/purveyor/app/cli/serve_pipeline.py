@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Protocol, Self
 
@@ -43,7 +42,8 @@ def pipeline(
     ] = None,
     parts: Annotated[str, typer.Option(metavar="NAMES", help="Run only these parts.")] = PARTS,
     mapping: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="How entries become objects (TOML); default: built in.")
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="How entries become objects: udm (the default), plain, or a TOML file."),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait while another process runs these parts, or fail.")
@@ -60,9 +60,7 @@ def pipeline(
     """
     require_extras("`purveyor serve pipeline`", "spark")
     cli = Cli.of(ctx, as_json)
-    settings = cli.settings(
-        spark_master=master, dispatcher_group=group, transform_mapping=mapping, metrics_port=metrics_port
-    )
+    settings = cli.settings(spark_master=master, dispatcher_group=group, mapping=mapping, metrics_port=metrics_port)
     find_address = cli.address_finder(PIPELINE)
     # Here and not at the top: Spark takes a second to import, and `serve nats` and every help page would wait for it.
     from purveyor.app.telemetry.pipeline_metrics import PipelineMetrics  # noqa: PLC0415
@@ -88,7 +86,7 @@ def pipeline(
         parts=tuple(dict.fromkeys(chosen)),
         master=settings.spark_master,
         group=settings.dispatcher_group,
-        mapping=settings.transform_mapping,
+        mapping=settings.mapping,
         archive_seconds=settings.archive_seconds,
         replicas=settings.replicas,
         migrate=settings.migrate,

@@ -7,9 +7,9 @@ run. `append_once` goes by that number:
     a task that Spark runs again     finds its rows in the queue and skips them
     an older run that still writes   finds a number above all of its own, and can store nothing more
 
-A prefill message has the body of the event that last changed the object, with an empty `old`. Only `old` is cut out of
-the text; every other byte stays. Spark's JSON functions parse and print, which rounds long numbers, so the writing task
-does this.
+A prefill message has the body of the event that last changed the object, with an empty `old`, and with another
+`publisher_name` if the event names one for its copy in a prefill. Every other byte of the text stays. Spark's JSON
+functions parse and print, which rounds long numbers, so the writing task does this.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from purveyor.jetstream.bulk import AppendOptions, Refusal, RefusalKind, Target,
 from purveyor.jetstream.headers import POSITION
 from purveyor.model import tracing
 from purveyor.model.errors import InvalidInput, PublishRefused, UnknownStream
-from purveyor.model.message_headers import REPLAY_JOB
+from purveyor.model.message_headers import PREFILL_PUBLISHER, REPLAY_JOB
 from purveyor.model.redaction import redact
 from purveyor.pipeline.dispatch.subscriber_messages import add_headers, copy_headers, find_traces, redact_bodies
 from purveyor.queues.client import connect
@@ -184,7 +184,9 @@ def _park(spec: FillSpec, row: dict[str, Any], reason: str) -> None:
 
 def messages(batch: pa.RecordBatch, spec: FillSpec, before: int) -> pa.Table:
     """Return rows in the form that `append_once` takes; `before` rows of this run came earlier. Pure."""
-    count = batch.num_rows
+    count, data = batch.num_rows, _bodies(batch.column("data"), batch.column("emptied"))
+    if spec.replay is None:
+        data = rename_publishers(data, batch.column("headers"))
     places = batch.column("position") if spec.by_position else pa.array(range(before + 1, before + count + 1))
     places = places.cast(pa.int64())
     added = {POSITION: batch.column("position").cast(pa.string())}
@@ -193,7 +195,7 @@ def messages(batch: pa.RecordBatch, spec: FillSpec, before: int) -> pa.Table:
     return pa.table(
         {
             "position": pc.add(places, spec.run * NUMBERS_PER_RUN),
-            "data": redact_bodies(_bodies(batch.column("data"), batch.column("emptied")), spec.hidden),
+            "data": redact_bodies(data, spec.hidden),
             "headers": add_headers(copy_headers(batch.column("headers")), added),
             "msg_id": pc.binary_join_element_wise(spec.id_prefix, places.cast(pa.string()), ":"),
         }
@@ -205,6 +207,21 @@ def _bodies(data: Any, emptied: Any) -> Any:
         return data
     cut = [without_old(body) if cut else body for body, cut in zip(data.to_pylist(), emptied.to_pylist(), strict=True)]
     return pa.array(cut, pa.binary())
+
+
+def rename_publishers(data: Any, headers: Any) -> Any:
+    """Set the `publisher_name` of the events whose headers name one for their copy in a prefill. Pure."""
+    offsets = headers.offsets.to_numpy()
+    start, end = int(offsets[0]), int(offsets[-1])
+    named = np.flatnonzero(pc.equal(headers.keys.slice(start, end - start), PREFILL_PUBLISHER))
+    if not len(named):
+        return data
+    names = pc.list_element(headers.items.slice(start, end - start).take(pa.array(named)), 0).to_pylist()
+    bodies = data.to_pylist()
+    rows = np.searchsorted(offsets - start, named, side="right") - 1
+    for row, name in zip(rows.tolist(), names, strict=True):
+        bodies[row] = with_publisher(bodies[row], name)
+    return pa.array(bodies, pa.binary())
 
 
 def _result(rows: int, traces_found: Collection[str], refusal: Refusal | None = None) -> Any:
@@ -230,16 +247,39 @@ def without_old(data: bytes) -> bytes:
         body = _member(text, _skip_space(text, 0), "body")
         old = _member(text, body[0], "old") if body else None
     except (ValueError, IndexError, StopIteration) as error:
-        raise InvalidInput(
-            f"an archived event is no JSON object: {error}", fix="find the other program that writes the archive"
-        ) from error
+        raise _no_event(error) from error
     if old is None:
         return data
     return f"{text[: old[0]]}{{}}{text[old[1] :]}".encode()
 
 
-def _member(text: str, at: int, name: str) -> tuple[int, int] | None:
-    """Return where the value of an object's member begins and ends; of several the last, as parsers do."""
+def with_publisher(data: bytes, name: str) -> bytes:
+    """Return an event of the transform with another `publisher_name`; raise InvalidInput if it is not a JSON object.
+
+    >>> with_publisher(b'{"publisher_name":"live","ts":"..."}', "prefill")
+    b'{"publisher_name":"prefill","ts":"..."}'
+    """
+    try:
+        text = data.decode()
+        found = _member(text, _skip_space(text, 0), "publisher_name", single=True)
+    except (ValueError, IndexError, StopIteration) as error:
+        raise _no_event(error) from error
+    if found is None:
+        return data
+    return f"{text[: found[0]]}{json.dumps(name)}{text[found[1] :]}".encode()
+
+
+def _no_event(error: Exception) -> InvalidInput:
+    return InvalidInput(
+        f"an archived event is no JSON object: {error}", fix="find the other program that writes the archive"
+    )
+
+
+def _member(text: str, at: int, name: str, *, single: bool = False) -> tuple[int, int] | None:
+    """Return where the value of an object's member begins and ends; of several the last, as parsers do.
+
+    `single`: there is only one, so what follows it is not read.
+    """
     found = None
     if text[at] != "{":
         raise ValueError(f"expected an object at character {at}")
@@ -250,6 +290,8 @@ def _member(text: str, at: int, name: str) -> tuple[int, int] | None:
         _, end = _DECODER.raw_decode(text, begin)
         if key == name:
             found = (begin, end)
+            if single:
+                return found
         at = _skip_space(text, end)
         if text[at] == ",":
             at = _skip_space(text, at + 1)

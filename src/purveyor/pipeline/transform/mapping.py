@@ -1,101 +1,31 @@
-"""The mapping: which object an LDAP entry is to the subscribers. Pure, except that `load_mapping` reads the file.
+"""The mapping: which object an LDAP entry is to the subscribers. Pure.
 
 The first rule that matches an entry's object classes gives realm, topic and properties. The rules come from a TOML
-file, which is read and checked once; every error names the file, the key and the fix. The guide to the transform
-explains the file; `default_mapping.toml` is used if none is given.
+file (see `mapping_file`), which is read and checked once. The guide to the transform explains the file.
 """
 
-import base64
-import re
-import tomllib
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, timezone
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from fnmatch import fnmatchcase
+from typing import Any, Final
 
-from purveyor.model.errors import InvalidConfig, InvalidInput
-from purveyor.model.event import check_realm_or_topic
-from purveyor.pipeline.transform.directory_records import Value, attribute_key
+from purveyor.pipeline.transform.directory_records import InvalidRecord, Value, parse_dn, rdn_values
 from purveyor.pipeline.transform.directory_rules import Entry
+from purveyor.pipeline.transform.property_values import MemberKind, PropertyType, convert_value, member_kind
 
-_OBJECT_CLASS: Final = "objectclass"
 RESERVED_PROPERTIES: Final = ("dn", "uuid")
-"""Properties that every object has; no rule can redefine them."""
-
-
-_TIME: Final = re.compile(r"(\d{4})(\d\d)(\d\d)(\d\d)(?:(\d\d)(\d\d)?)?(?:[.,](\d+))?(?:(Z)|([+-])(\d\d)(\d\d)?)")
-DEFAULT_MAPPING: Final = Path(__file__).with_name("default_mapping.toml")
-K = TypeVar("K", bound=Enum)
-
-
-class PropertyType(Enum):
-    """How the values of a property are written in JSON."""
-
-    STRING = "string"
-    INT = "int"
-    BOOL = "bool"
-    BINARY = "binary"
-    """As base64."""
-    TIME = "time"
-    """ISO 8601, in UTC."""
-
-
-def convert_value(kind: PropertyType, value: Value) -> Any:
-    """Convert a value to its type; raise ValueError or OverflowError if it is not of that type."""
-    return _CONVERT[kind](value)
-
-
-def _string(value: Value) -> str:
-    if not isinstance(value, str):
-        raise ValueError("not text")  # noqa: TRY004 - the same for every value that does not fit
-    return value
-
-
-def _int(value: Value) -> int:
-    return int(_string(value))
-
-
-def _bool(value: Value) -> bool:
-    word = _string(value).lower()
-    if word not in ("true", "false"):
-        raise ValueError("not a boolean")
-    return word == "true"
-
-
-def _binary(value: Value) -> str:
-    return base64.b64encode(value.encode()).decode() if isinstance(value, str) else value["base64"]
-
-
-def _time(value: Value) -> str:
-    """Convert LDAP's generalized time.
-
-    >>> _time("20260131120000Z"), _time("202601311200+0130")
-    ('2026-01-31T12:00:00+00:00', '2026-01-31T10:30:00+00:00')
-    """
-    found = _TIME.fullmatch(_string(value))
-    if found is None:
-        raise ValueError("not a generalized time")
-    year, month, day, hour, minute, second, fraction, utc, sign, off_hours, off_minutes = found.groups()
-    offset = timedelta(0) if utc else timedelta(hours=int(off_hours), minutes=int(off_minutes or 0))
-    zone = timezone(-offset if sign == "-" else offset)
-    seconds = min(int(second or 0), 59)  # 60 is a leap second
-    moment = datetime(int(year), int(month), int(day), int(hour), int(minute or 0), seconds, tzinfo=zone)
-    unit = timedelta(seconds=1) if second else timedelta(minutes=1) if minute else timedelta(hours=1)
-    if fraction:
-        moment += unit * float(f"0.{fraction}")
-    return moment.astimezone(UTC).isoformat()
-
-
-_CONVERT: Final = {
-    PropertyType.STRING: _string,
-    PropertyType.INT: _int,
-    PropertyType.BOOL: _bool,
-    PropertyType.BINARY: _binary,
-    PropertyType.TIME: _time,
-}
+"""Properties that every flat object has; no rule can redefine them."""
+EVERY_CLASS: Final = "*"
+"""In place of an object class: the rule matches every entry."""
+_OBJECT_CLASS: Final = "objectclass"
+_IDENTIFIER: Final = "univentionobjectidentifier"
+_POLICY_REFERENCE: Final = "univentionpolicyreference"
+_MEMBER_UID: Final = "memberuid"
+_POLICY_TYPE: Final = "policies/policy"
+"""The type under which an object lists its policies: the type of each is in the policy's own entry."""
 
 
 class AttributeHandling(Enum):
@@ -112,13 +42,49 @@ class Unmatched(Enum):
     IGNORE = "ignore"
 
 
+class Shape(Enum):
+    """The form of the objects."""
+
+    FLAT = "flat"
+    """`dn`, `uuid` and the properties that the entry has a value for."""
+    UDM = "udm"
+    """As UDM shows objects: the properties in `properties`, and a property without a value is null or an empty list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """The attributes that no event shows. Their options do not matter: `userPassword;x-old` is a secret as well."""
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[str, ...] = ()
+    """Names with `*` for any text."""
+
+    def __contains__(self, attribute: str) -> bool:
+        """Return whether an attribute, as `attribute_key` spells it, is a secret.
+
+        >>> secrets = Secrets(frozenset({"krb5key"}), ("*password*",))
+        >>> "krb5key;x-old" in secrets, "userpassword" in secrets, "uid" in secrets
+        (True, True, False)
+        """
+        name = attribute.partition(";")[0]
+        return attribute in self.names or name in self.names or any(fnmatchcase(name, each) for each in self.patterns)
+
+
 @dataclass(frozen=True, slots=True)
 class Property:
     """A property of the object. One that is not multi-valued takes the first value."""
 
     name: str
+    sources: tuple[str, ...]
+    """The attributes that it comes from, as `attribute_key` spells them."""
     kind: PropertyType = PropertyType.STRING
     multi: bool = False
+    members: MemberKind | None = None
+    """Only the members of a group that are of this kind."""
+
+    def without(self, hidden: AbstractSet[str]) -> "Property":
+        """Return the property without these attributes."""
+        return replace(self, sources=tuple(each for each in self.sources if each not in hidden)) if hidden else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +95,21 @@ class Rule:
     topic: str
     any: frozenset[str] = frozenset()
     all: frozenset[str] = frozenset()
-    properties: MappingOf[str, Property] = field(default_factory=dict)
-    """By `attribute_key`."""
+    properties: tuple[Property, ...] = ()
+    """Without the secrets that the rule drops."""
+    sources: frozenset[str] = frozenset()
+    """The attributes of all properties."""
+    options: MappingOf[str, str] = field(default_factory=dict)
+    """The object class that each option stands for, in lower case."""
     others: AttributeHandling = AttributeHandling.DROP
     """Attributes without a property: under their names in lower case, as lists."""
     secrets: AttributeHandling = AttributeHandling.DROP
 
     def matches(self, classes: frozenset[str]) -> bool:
         """Return whether the rule applies to an entry with these object classes (in lower case)."""
-        return self.all <= classes and (not self.any or bool(self.any & classes))
+        if self.all <= classes and (not self.any or bool(self.any & classes)):
+            return True
+        return EVERY_CLASS in self.any
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,28 +127,76 @@ class Mapping:
     """All rules, in order."""
 
     rules: tuple[Rule, ...]
-    secrets: frozenset[str] = frozenset()
+    shape: Shape = Shape.FLAT
+    publisher: str = "ldif"
+    """The `publisher_name` of the events."""
+    prefill_publisher: str | None = None
+    """The `publisher_name` of the same events in a prefill; None: it is the same."""
+    topic_attribute: str | None = None
+    """The attribute whose value, where an entry has it, is the topic."""
+    secrets: Secrets = field(default_factory=Secrets)
+    ignored: frozenset[str] = frozenset()
+    """Attributes that `others = "keep"` leaves out."""
     unmatched: Unmatched = Unmatched.DEAD_LETTER
     unmatched_classes: MappingOf[str, Unmatched] = field(default_factory=dict)
 
     def map(self, entry: Entry) -> MappedObject | Unmatched:
         """Return the object of an entry, or what happens to an entry that is none."""
         classes = object_classes(entry)
-        rule = next((rule for rule in self.rules if rule.matches(classes)), None)
+        topic = self._given_topic(entry)
+        rule = next((rule for rule in self.rules if rule.topic == topic), None) or next(
+            (rule for rule in self.rules if rule.matches(classes)), None
+        )
         if rule is None:
             choices = {self.unmatched_classes[each] for each in classes if each in self.unmatched_classes}
             return max(choices, key=lambda each: each is Unmatched.DEAD_LETTER) if choices else self.unmatched
-        found: dict[str, Any] = {"dn": entry.dn, "uuid": entry.uuid}
         problems: list[str] = []
-        for attribute, values in entry.attributes.items():
-            if attribute in self.secrets and rule.secrets is AttributeHandling.DROP:
-                continue
-            prop = rule.properties.get(attribute)
-            if prop is not None:
-                _set_property(found, prop, values, problems)
-            elif rule.others is AttributeHandling.KEEP and attribute not in RESERVED_PROPERTIES:
-                found[attribute] = list(values)
-        return MappedObject(rule.realm, rule.topic, found, tuple(problems))
+        topic = topic or rule.topic
+        if self.shape is Shape.UDM:
+            found = self._udm_object(entry, rule, topic, classes, problems)
+        else:
+            found = {"dn": entry.dn, "uuid": entry.uuid, **self._properties(entry, rule, problems)}
+        return MappedObject(rule.realm, topic, found, tuple(problems))
+
+    def _given_topic(self, entry: Entry) -> str | None:
+        """Return the topic that the entry itself names."""
+        values = entry.attributes.get(self.topic_attribute) if self.topic_attribute else None
+        return values[0] if values and isinstance(values[0], str) and values[0] else None
+
+    def _properties(self, entry: Entry, rule: Rule, problems: list[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for prop in rule.properties:
+            value = _property_value(prop, entry, problems)
+            if self.shape is Shape.UDM or value not in (None, []):
+                found[prop.name] = value
+        if rule.others is AttributeHandling.KEEP:
+            hides_secrets = rule.secrets is AttributeHandling.DROP
+            for attribute, values in entry.attributes.items():
+                base = attribute.partition(";")[0]
+                hidden = base in self.ignored or (hides_secrets and attribute in self.secrets)
+                if not hidden and attribute not in rule.sources and not self._is_taken(attribute, found):
+                    found[attribute] = list(values)
+        return found
+
+    def _is_taken(self, attribute: str, found: MappingOf[str, Any]) -> bool:
+        return attribute in found or (self.shape is Shape.FLAT and attribute in RESERVED_PROPERTIES)
+
+    def _udm_object(
+        self, entry: Entry, rule: Rule, topic: str, classes: frozenset[str], problems: list[str]
+    ) -> dict[str, Any]:
+        name, position = _name_and_position(entry.dn)
+        identifier = _first_text(entry.attributes.get(_IDENTIFIER, ()))
+        policies = [each for each in entry.attributes.get(_POLICY_REFERENCE, ()) if isinstance(each, str)]
+        return {
+            "dn": entry.dn,
+            "objectType": topic,
+            "id": identifier or name,
+            "uuid": entry.uuid,
+            "position": position,
+            "properties": self._properties(entry, rule, problems),
+            "options": {option: kind in classes for option, kind in rule.options.items()},
+            "policies": {_POLICY_TYPE: policies} if policies else {},
+        }
 
 
 def object_classes(entry: Entry) -> frozenset[str]:
@@ -184,145 +204,46 @@ def object_classes(entry: Entry) -> frozenset[str]:
     return frozenset(value.lower() for value in entry.attributes.get(_OBJECT_CLASS, ()) if isinstance(value, str))
 
 
-def _set_property(found: dict[str, Any], prop: Property, values: Sequence[Value], problems: list[str]) -> None:
-    """Set the property from the values that fit; add a problem for each that does not."""
-    if not prop.multi and prop.kind is PropertyType.STRING and isinstance(values[0], str):
-        found[prop.name] = values[0]  # most are like this
-        return
-    fitting = []
-    for value in values:
-        try:
-            fitting.append(convert_value(prop.kind, value))
-        except (ValueError, OverflowError):
-            problems.append(f"a value of {prop.name} is no {prop.kind.value}")
-        if fitting and not prop.multi:
-            break
-    if fitting:
-        found[prop.name] = fitting if prop.multi else fitting[0]
+def _first_text(values: Sequence[Value]) -> str | None:
+    return values[0] if values and isinstance(values[0], str) else None
 
 
-def load_mapping(path: Path | None = None) -> Mapping:
-    """Read a mapping, or the default one; InvalidConfig names the file, the key and the fix."""
-    path = path or DEFAULT_MAPPING
+def _name_and_position(dn: str) -> tuple[str, str]:
+    r"""Return the values of the entry's own rdn, and the name of its parent.
+
+    >>> _name_and_position("cn=Ada\\2c L.+uid=ada,ou=people,dc=e")
+    ('Ada, L.+ada', 'ou=people,dc=e')
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidConfig(f"mapping {path}: {error.strerror}", fix="check the path") from error
-    except UnicodeDecodeError as error:
-        raise InvalidConfig(f"mapping {path}: not UTF-8 text", fix="save it as UTF-8") from error
-    return parse_mapping(text, str(path))
+        name = parse_dn(dn)
+    except InvalidRecord:
+        return dn, ""
+    text = "+".join(value for _, value in rdn_values(name))
+    readable = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return readable, ",".join(name.rdns[1:])
 
 
-def parse_mapping(text: str, source: str = "mapping") -> Mapping:
-    """Parse a mapping from a TOML text."""
-    try:
-        return _MappingReader(source).mapping(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidConfig(f"mapping {source}: not TOML: {error}", fix="correct the line it names") from error
+def _property_value(prop: Property, entry: Entry, problems: list[str]) -> Any:
+    """Return the value of a property from the values that fit; add a problem for each that does not."""
+    fitting: list[Any] = []
+    for attribute in prop.sources:
+        for value in entry.attributes.get(attribute, ()):
+            if not prop.multi and fitting:
+                return fitting[0]
+            if prop.members is not None and not _is_member(prop.members, value, entry):
+                continue
+            try:
+                converted = convert_value(prop.kind, value)
+            except (ValueError, OverflowError):
+                problems.append(f"a value of {prop.name} is no {prop.kind.value}")
+                continue
+            fitting.append(converted)
+    if prop.multi:
+        return list(dict.fromkeys(fitting)) if len(prop.sources) > 1 else fitting
+    return fitting[0] if fitting else None
 
 
-class _MappingReader:
-    """Checks a parsed file; every error names the file and the key."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-
-    def mapping(self, data: dict[str, Any]) -> Mapping:
-        self._check_keys(data, ("realm", "unmatched", "unmatched_classes", "secrets", "rule"), "the file")
-        realm = self._read_word(data, "realm", "realm", "udm")
-        rules = data.get("rule", [])
-        if not isinstance(rules, list) or not rules:
-            raise self._error("rule", "there is none", "add [[rule]] with any = [...] and topic = ...")
-        classes = self._read_table(data, "unmatched_classes", "unmatched_classes")
-        return Mapping(
-            rules=tuple(self._read_rule(rule, f"rule {number}", realm) for number, rule in enumerate(rules, 1)),
-            secrets=frozenset(map(attribute_key, self._read_words(data, "secrets", "secrets"))),
-            unmatched=self._read_choice(Unmatched, data, "unmatched", "unmatched", Unmatched.DEAD_LETTER),
-            unmatched_classes={
-                name.lower(): self._read_choice(Unmatched, classes, name, f"unmatched_classes.{name}", Unmatched.IGNORE)
-                for name in classes
-            },
-        )
-
-    def _read_rule(self, data: object, where: str, realm: str) -> Rule:
-        if not isinstance(data, dict):
-            raise self._error(where, "it is no table", "write [[rule]]")
-        self._check_keys(data, ("any", "all", "realm", "topic", "others", "secrets", "properties"), where)
-        some, every = (
-            frozenset(map(str.lower, self._read_words(data, key, f"{where}, {key}"))) for key in ("any", "all")
-        )
-        if not some and not every:
-            raise self._error(where, "it names no object class", "add any = [...] or all = [...]")
-        if "topic" not in data:
-            raise self._error(f"{where}, topic", "it is missing", 'add one, such as topic = "users/user"')
-        table = self._read_table(data, "properties", f"{where}, properties")
-        properties = {
-            attribute_key(name): self._read_property(name, value, f"{where}, properties.{name}")
-            for name, value in table.items()
-        }
-        names = [each.name for each in properties.values()]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if len(properties) < len(table) or twice:
-            raise self._error(f"{where}, properties", f"{twice or 'an attribute'} is there twice", "keep one of them")
-        return Rule(
-            realm=self._read_word(data, "realm", f"{where}, realm", realm),
-            topic=self._read_word(data, "topic", f"{where}, topic", ""),
-            any=some,
-            all=every,
-            properties=properties,
-            others=self._read_choice(AttributeHandling, data, "others", f"{where}, others", AttributeHandling.DROP),
-            secrets=self._read_choice(AttributeHandling, data, "secrets", f"{where}, secrets", AttributeHandling.DROP),
-        )
-
-    def _read_property(self, attribute: str, data: object, where: str) -> Property:
-        table = {"type": data} if isinstance(data, str) else data
-        if not isinstance(table, dict):
-            raise self._error(
-                where, "it is neither a type nor a table", '"string", or { type = "string", multi = true }'
-            )
-        self._check_keys(table, ("name", "type", "multi"), where)
-        multi = table.get("multi", False)
-        if not isinstance(multi, bool):
-            raise self._error(f"{where}.multi", f"{multi!r}", "true or false")
-        name = self._read_word(table, "name", f"{where}.name", attribute)
-        if name in RESERVED_PROPERTIES:
-            raise self._error(f"{where}.name", f"{name!r} is taken: every object has it", "choose another name")
-        return Property(
-            name, self._read_choice(PropertyType, table, "type", f"{where}.type", PropertyType.STRING), multi
-        )
-
-    def _read_word(self, data: dict[str, Any], key: str, where: str, default: str) -> str:
-        value = data.get(key, default)
-        if not isinstance(value, str):
-            raise self._error(where, f"{value!r} is no string", "put it in quotes")
-        try:
-            return check_realm_or_topic(value, key)
-        except InvalidInput as error:
-            raise self._error(where, error.message, error.fix or "") from None
-
-    def _read_words(self, data: dict[str, Any], key: str, where: str) -> Sequence[str]:
-        value = data.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-            raise self._error(where, "it is no list of strings", f'{key} = ["...", "..."]')
-        return value
-
-    def _read_table(self, data: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-        value = data.get(key, {})
-        if not isinstance(value, dict):
-            raise self._error(where, "it is no table", f"write [{key}], and one line for each")
-        return value
-
-    def _read_choice(self, kinds: type[K], data: dict[str, Any], key: str, where: str, default: K) -> K:
-        value = data.get(key, default.value)
-        try:
-            return kinds(value)
-        except ValueError:
-            raise self._error(where, f"{value!r}", f"one of {', '.join(each.value for each in kinds)}") from None
-
-    def _check_keys(self, data: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-        unknown = next((key for key in data if key not in known), None)
-        if unknown is not None:
-            raise self._error(where, f"unknown key {unknown!r}", f"known are {', '.join(known)}")
-
-    def _error(self, where: str, what: str, fix: str) -> InvalidConfig:
-        return InvalidConfig(f"mapping {self._source}: {where}: {what}", fix=fix)
+def _is_member(kind: MemberKind, value: Value, entry: Entry) -> bool:
+    if not isinstance(value, str):
+        return kind is MemberKind.USERS  # which reports it as no text, once
+    return member_kind(value, entry.dn, entry.attributes.get(_MEMBER_UID, ())) is kind

@@ -15,15 +15,15 @@ from typing import Any, Final, TypeAlias
 from purveyor.jetstream.headers import Headers
 from purveyor.model.errors import InvalidInput, PurveyorError, describe
 from purveyor.model.event import Event, encode_checked
+from purveyor.model.message_headers import PREFILL_PUBLISHER
 from purveyor.pipeline.transform.directory_records import InvalidRecord, parse_record
 from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, Store, apply_record, undo_changes
 from purveyor.pipeline.transform.mapping import MappedObject, Mapping, Unmatched, object_classes
 from purveyor.queues.dead_letters.letter import DeadLetter, fit_letter
 
 ORIGIN: Final = "transform"
-PUBLISHER: Final = "ldif"
 POSITION_BITS: Final = 20
-HEADER_RESERVE_BYTES: Final = 512
+HEADER_RESERVE_BYTES: Final = 1024
 """Bytes left for the headers of an event."""
 Object: TypeAlias = MappingOf[str, Any]
 _NO_OBJECT: Final[Object] = {}
@@ -96,11 +96,13 @@ def _outputs(
 ) -> Iterator[Output]:
     problems = list(unfit)
     number = message.sequence << POSITION_BITS
+    prefilled_by = rules.mapping.prefill_publisher
+    headers: Headers = {} if prefilled_by is None else {PREFILL_PUBLISHER: (prefilled_by,)}
     for nth, change in enumerate(changes):
         old, new = (_view(rules.mapping, entry) for entry in (change.before, change.after))
         if nth == 0 and change.after is not None:  # the first change is that of the message's own entry
             problems += _problems_of(new, change.after)
-        for event in events(_seen(old), _seen(new), message.stored):
+        for event in events(_seen(old), _seen(new), message.stored, rules.mapping.publisher):
             try:
                 data = encode_checked(event)
             except InvalidInput as error:
@@ -109,31 +111,41 @@ def _outputs(
             if len(data) + HEADER_RESERVE_BYTES > rules.max_payload:
                 problems.append(f"an event of {len(data)} bytes is more than a message can hold")
                 continue
-            yield Output(number, False, data, {}, f"{message.origin}:{number - (message.sequence << POSITION_BITS)}")
+            identity = f"{message.origin}:{number - (message.sequence << POSITION_BITS)}"
+            yield Output(number, False, data, headers, identity)
             number += 1
     if problems:
         yield _parked(message, "; ".join(dict.fromkeys(problems)), number, rules.max_payload)
 
 
-def events(old: MappedObject | None, new: MappedObject | None, moment: datetime) -> Iterator[Event]:
+def events(old: MappedObject | None, new: MappedObject | None, moment: datetime, publisher: str) -> Iterator[Event]:
     """Yield the events of a change: none if subscribers see no difference."""
     if old is not None and new is not None and _object_identity(old) == _object_identity(new):
         if old.object != new.object:
-            yield _event(moment, new, old=old.object, new=new.object)
+            yield _event(new, moment, publisher, old=old.object, new=new.object)
         return
     if old is not None:
-        yield _event(moment, old, old=old.object)
+        yield _event(old, moment, publisher, old=old.object)
     if new is not None:
-        yield _event(moment, new, new=new.object)
+        yield _event(new, moment, publisher, new=new.object)
 
 
 def _object_identity(mapped: MappedObject) -> tuple[str, str, object]:
     return mapped.realm, mapped.topic, mapped.object["uuid"]
 
 
-def _event(moment: datetime, about: MappedObject, *, old: Object = _NO_OBJECT, new: Object = _NO_OBJECT) -> Event:
-    key = str(about.object["uuid"])
-    return Event(publisher_name=PUBLISHER, ts=moment, realm=about.realm, topic=about.topic, old=old, new=new, key=key)
+def _event(
+    about: MappedObject, moment: datetime, publisher: str, *, old: Object = _NO_OBJECT, new: Object = _NO_OBJECT
+) -> Event:
+    return Event(
+        publisher_name=publisher,
+        ts=moment,
+        realm=about.realm,
+        topic=about.topic,
+        old=old,
+        new=new,
+        key=str(about.object["uuid"]),
+    )
 
 
 def _view(mapping: Mapping, entry: Entry | None) -> MappedObject | Unmatched:

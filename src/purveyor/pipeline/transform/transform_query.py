@@ -18,7 +18,7 @@ from purveyor.jetstream.bulk.options import AppendOptions
 from purveyor.model import metrics
 from purveyor.model.errors import InvalidConfig
 from purveyor.pipeline.checkpoints import recover, transform_rule
-from purveyor.pipeline.transform.mapping import load_mapping
+from purveyor.pipeline.transform.mapping_file import DEFAULT_MAPPING, load_mapping
 from purveyor.pipeline.transform.output_writer import (
     RESULT,
     OutputWriter,
@@ -50,8 +50,8 @@ class TransformSettings:
     address: Address
     checkpoint: str
     """A directory that the driver and all executors reach: offsets, and the state of the directories."""
-    mapping: Path | None = None
-    """A TOML file; None is the default mapping."""
+    mapping: str | Path = DEFAULT_MAPPING
+    """The name of a built-in mapping, or a TOML file."""
     max_offsets_per_trigger: int = 20_000
     """The most messages in one batch: their outputs are in the memory of one task."""
     partitions: int = 1

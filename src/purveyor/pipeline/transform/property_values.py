@@ -1,0 +1,125 @@
+"""From the values of an LDAP attribute to the JSON value of a property. Pure."""
+
+import base64
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum
+from typing import Any, Final
+
+from purveyor.pipeline.transform.directory_records import InvalidRecord, Value, fold_value, parse_dn, rdn_values
+
+_TIME: Final = re.compile(r"(\d{4})(\d\d)(\d\d)(\d\d)(?:(\d\d)(\d\d)?)?(?:[.,](\d+))?(?:(Z)|([+-])(\d\d)(\d\d)?)")
+_GROUP_CONTAINERS: Final = frozenset({"groups", "builtin"})
+"""The names of containers whose entries are groups."""
+
+
+class PropertyType(Enum):
+    """How the values of a property are written in JSON."""
+
+    STRING = "string"
+    INT = "int"
+    BOOL = "bool"
+    BINARY = "binary"
+    """As base64."""
+    TIME = "time"
+    """ISO 8601, in UTC."""
+    RID = "rid"
+    """The last number of a security identifier (SID)."""
+
+
+def convert_value(kind: PropertyType, value: Value) -> Any:
+    """Convert a value to its type; raise ValueError or OverflowError if it is not of that type."""
+    return _CONVERT[kind](value)
+
+
+def _string(value: Value) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not text")  # noqa: TRY004 - the same for every value that does not fit
+    return value
+
+
+def _int(value: Value) -> int:
+    return int(_string(value))
+
+
+def _bool(value: Value) -> bool:
+    word = _string(value).lower()
+    if word not in ("true", "false"):
+        raise ValueError("not a boolean")
+    return word == "true"
+
+
+def _binary(value: Value) -> str:
+    return base64.b64encode(value.encode()).decode() if isinstance(value, str) else value["base64"]
+
+
+def _rid(value: Value) -> int:
+    return int(_string(value).rpartition("-")[2])
+
+
+def _time(value: Value) -> str:
+    """Convert LDAP's generalized time.
+
+    >>> _time("20260131120000Z"), _time("202601311200+0130")
+    ('2026-01-31T12:00:00+00:00', '2026-01-31T10:30:00+00:00')
+    """
+    found = _TIME.fullmatch(_string(value))
+    if found is None:
+        raise ValueError("not a generalized time")
+    year, month, day, hour, minute, second, fraction, utc, sign, off_hours, off_minutes = found.groups()
+    offset = timedelta(0) if utc else timedelta(hours=int(off_hours), minutes=int(off_minutes or 0))
+    zone = timezone(-offset if sign == "-" else offset)
+    seconds = min(int(second or 0), 59)  # 60 is a leap second
+    moment = datetime(int(year), int(month), int(day), int(hour), int(minute or 0), seconds, tzinfo=zone)
+    unit = timedelta(seconds=1) if second else timedelta(minutes=1) if minute else timedelta(hours=1)
+    if fraction:
+        moment += unit * float(f"0.{fraction}")
+    return moment.astimezone(UTC).isoformat()
+
+
+_CONVERT: Final = {
+    PropertyType.STRING: _string,
+    PropertyType.INT: _int,
+    PropertyType.BOOL: _bool,
+    PropertyType.BINARY: _binary,
+    PropertyType.TIME: _time,
+    PropertyType.RID: _rid,
+}
+
+
+class MemberKind(Enum):
+    """What a member of a group is."""
+
+    USERS = "users"
+    GROUPS = "groups"
+    HOSTS = "hosts"
+
+
+def member_kind(member: str, group: str, member_uids: Sequence[Value]) -> MemberKind:
+    """Return what a member of a group is, by the two names and the group's memberUid alone.
+
+    The entry of the member is not read: it may be unknown, or change later, and the object of a group depends on the
+    group's own entry only. So the `old` of an event is the `new` of the event before.
+
+    >>> people, groups = "ou=people,dc=e", "cn=groups,dc=e"
+    >>> [member_kind(name, f"cn=all,{groups}", ["pc1$"]).value for name in (
+    ...     f"uid=ada,{people}", f"cn=Ada,{people}", f"cn=admins,{groups}", "cn=pc1,cn=computers,dc=e")]
+    ['users', 'users', 'groups', 'hosts']
+    """
+    if member[:4].lower() == "uid=":  # most are like this
+        return MemberKind.USERS
+    try:
+        name = parse_dn(member)
+        own = dict(rdn_values(name))
+        above = parse_dn(",".join(name.rdns[1:])) if len(name.rdns) > 1 else None
+        if "uid" in own or "cn" not in own or above is None:
+            return MemberKind.USERS
+        if f"{own['cn']}$" in member_uids:
+            return MemberKind.HOSTS
+        position = ",".join(parse_dn(group).rdns[1:])
+        beside = bool(position) and above.key == parse_dn(position).key
+        containers = {fold_value(text) for rdn in above.rdns for _, text in rdn_values(parse_dn(rdn))}
+    except InvalidRecord:
+        return MemberKind.USERS
+    return MemberKind.GROUPS if beside or containers & _GROUP_CONTAINERS else MemberKind.USERS
