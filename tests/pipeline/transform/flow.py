@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.jetstream.address import Address
-from purveyor.pipeline.transform import TransformSettings, start_transform
+from purveyor.pipeline.transform.transform_query import TransformSettings, start_transform
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, incoming
 from purveyor.queues.client import connect
 from tests.support.broker import Broker

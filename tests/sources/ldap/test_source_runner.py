@@ -186,7 +186,7 @@ async def test_a_process_that_was_suspended_writes_nothing_more(queues: Queues, 
 async def test_secrets_are_never_in_the_queue(queues: Queues, slapd: Slapd, unique: str) -> None:
     add_person(slapd, "anna", userPassword="very secret", description="public")
     harness = SourceHarness.of(queues, slapd, unique)
-    async with harness.running(secrets=frozenset({"USERPASSWORD"})):
+    async with harness.running(secrets=frozenset({"userpassword"})):
         await harness.until_copy(has("anna"))
         slapd.replace(person("anna"), userPassword="also secret", description="changed")
         copy = await harness.until_copy(lambda copy: copy.find(person("anna"))["description"] == ["changed"])

@@ -3,7 +3,7 @@
 The cookie of a change is marked behind its record, so it is stored only after the queue has the record.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, assert_never
@@ -37,6 +37,7 @@ from purveyor.sources.ldif.live_records import (
 )
 
 _UUIDS_PER_RECORD: Final = 2000
+_MOST_KNOWN_NAMES: Final = 10_000
 
 
 class RefreshDue(PurveyorError):
@@ -56,17 +57,20 @@ class Place:
 
 
 class SecretFilter:
-    """Drops the attributes that may not be stored. Their names have no options and are compared without case."""
+    """Drops the attributes that may not be stored. `secrets` has their names in lower case, with or without options."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = frozenset(name.lower() for name in names)
+    def __init__(self, secrets: Container[str]) -> None:
+        self._secrets = secrets
         self._known: dict[str, bool] = {}
 
     def is_secret(self, attribute: str) -> bool:
         """Return whether an attribute, with its options, is a secret."""
         known = self._known.get(attribute)
         if known is None:
-            known = self._known[attribute] = attribute.partition(";")[0].lower() in self._names
+            name = attribute.lower()
+            known = name in self._secrets or name.partition(";")[0] in self._secrets
+            if len(self._known) < _MOST_KNOWN_NAMES:
+                self._known[attribute] = known
         return known
 
     def clean(self, attributes: Mapping[str, Iterable[bytes]]) -> dict[str, tuple[bytes, ...]]:
