@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from purveyor.queues.catalogue import DEAD_LETTERS
-from purveyor.queues.client import Queues
+from purveyor.queues.client import Queues, connect
 from purveyor.sources.ldap.source_status import SourceActivity
 from purveyor.sources.ldap.source_store import SourceStore
+from tests.support.nats_servers import OwnServer
 from tests.support.slapd import SUFFIX, Slapd, SlapdOptions, require_slapd
 from tests.support.source_harness import SourceHarness
 from tests.support.waiting import until
@@ -186,7 +187,7 @@ async def test_a_process_that_was_suspended_writes_nothing_more(queues: Queues, 
 async def test_secrets_are_never_in_the_queue(queues: Queues, slapd: Slapd, unique: str) -> None:
     add_person(slapd, "anna", userPassword="very secret", description="public")
     harness = SourceHarness.of(queues, slapd, unique)
-    async with harness.running(secrets=frozenset({"userpassword"})):
+    async with harness.running(is_secret=frozenset({"userpassword"}).__contains__):
         await harness.until_copy(has("anna"))
         slapd.replace(person("anna"), userPassword="also secret", description="changed")
         copy = await harness.until_copy(lambda copy: copy.find(person("anna"))["description"] == ["changed"])
@@ -247,3 +248,21 @@ async def test_a_state_of_a_newer_version_stops_this_source_and_is_not_changed(
         assert "version 7" in str(runner.status.error)
     assert (await bucket.get(unique)).revision == revision
     assert await harness.records() == []
+
+
+async def test_changes_during_an_outage_of_the_nats_server_arrive_after_it(
+    own_server: OwnServer, slapd: Slapd, unique: str, tmp_path: Path
+) -> None:
+    server = own_server(directory=tmp_path / "store")
+    async with connect(server.address) as queues:
+        harness = SourceHarness.of(queues, slapd, unique)
+        async with harness.running() as runner:
+            await harness.until_copy(has())
+            server.stop()
+            for number in range(20):
+                add_person(slapd, f"p{number}")
+            await asyncio.sleep(10)  # the outage
+            server = own_server(directory=tmp_path / "store")
+            harness.address = server.address
+            await harness.until_copy(has(*(f"p{number}" for number in range(20))))
+            await until(lambda: runner.status.activity is SourceActivity.FOLLOWING)

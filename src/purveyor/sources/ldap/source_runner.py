@@ -13,7 +13,7 @@ An operator who deletes the stored cookie asks for a full refresh: the run ends,
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -54,8 +54,8 @@ class RunnerOptions:
 
     find_address: Callable[[], Address]
     replicas: int = 1
-    secrets: Container[str] = frozenset()
-    """The attributes that are dropped, in lower case."""
+    is_secret: Callable[[str], bool] = lambda _: False
+    """Whether an attribute, in lower case, is dropped."""
     on_event: OnEvent = lambda _source, _event, _detail, _fields: None
     lease_seconds: float = LEASE_SECONDS
 
@@ -69,7 +69,7 @@ class SourceRunner:
         self.ready = asyncio.Event()
         """Set when the queue was reached once."""
         self._options = options
-        self._secrets = SecretFilter(options.secrets)
+        self._secrets = SecretFilter(options.is_secret)
         self._seen: SeenRevisions = {}
         self._reported_error = ""
 

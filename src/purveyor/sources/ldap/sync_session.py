@@ -3,7 +3,7 @@
 The cookie of a change is marked behind its record, so it is stored only after the queue has the record.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, assert_never
@@ -57,10 +57,10 @@ class Place:
 
 
 class SecretFilter:
-    """Drops the attributes that may not be stored. `secrets` has their names in lower case, with or without options."""
+    """Drops the attributes that may not be stored. `is_secret` gets their names in lower case, with options."""
 
-    def __init__(self, secrets: Container[str]) -> None:
-        self._secrets = secrets
+    def __init__(self, is_secret: Callable[[str], bool]) -> None:
+        self._is_secret = is_secret
         self._known: dict[str, bool] = {}
 
     def is_secret(self, attribute: str) -> bool:
@@ -68,7 +68,7 @@ class SecretFilter:
         known = self._known.get(attribute)
         if known is None:
             name = attribute.lower()
-            known = name in self._secrets or name.partition(";")[0] in self._secrets
+            known = self._is_secret(name) or self._is_secret(name.partition(";")[0])
             if len(self._known) < _MOST_KNOWN_NAMES:
                 self._known[attribute] = known
         return known
