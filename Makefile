@@ -35,6 +35,7 @@ compiled: $(READY)
 
 test: setup ## all tests, in parallel, against real servers
 	@$(BIN)/python -m scripts.browser
+	@$(BIN)/python -m scripts.slapd
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25
 
 check: lint ## everything that must hold before a change lands

@@ -9,9 +9,10 @@ lists the tests that are left out.
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+from scripts.apt import install_packages
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 TESTS = Path(__file__).parent.parent / "tests" / "app" / "console"
@@ -25,22 +26,7 @@ def find_browser() -> str | None:
 
 def install() -> bool:
     """Install Chromium with the package manager, if allowed; return whether a browser is there now."""
-    if os.name != "posix" or os.geteuid() != 0 or not shutil.which("apt-get"):
-        return False
-    print("== browser: installing chromium with apt-get", flush=True)
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", NAMES[0]],
-    ):
-        try:
-            subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=300, check=True)
-        except subprocess.CalledProcessError as error:
-            print(f"== browser: {' '.join(command)} failed: {error.stderr.strip().splitlines()[-1:]}", flush=True)
-        except subprocess.TimeoutExpired:
-            print(f"== browser: {' '.join(command)} takes too long", flush=True)
-            break
-    return find_browser() is not None
+    return install_packages("browser", NAMES[:1]) and find_browser() is not None
 
 
 def find_browser_tests() -> list[str]:

@@ -155,29 +155,27 @@ class _LogEntry:
 
 
 def _read_steps(entry: _LogEntry) -> Iterator[AttributeChange]:
-    """Group the lines of `reqMod` into the steps of the operation."""
+    """Group the lines of `reqMod` into the steps of the operation. A line without a value is a step of its own."""
     current: tuple[Step, str] | None = None
     values: list[bytes] = []
     for line in entry.values("reqMod"):
-        parsed = None if line == b":" else _read_line(entry, line)
-        step = None if parsed is None else parsed[:2]
-        # A deletion without a value is a step of its own; a line for another attribute or step begins a new one.
-        if current is not None and step != current:
+        step, value = (None, None) if line == b":" else _read_line(entry, line)
+        if current is not None and (step != current or value is None or not values):
             yield AttributeChange(*current, tuple(values))
             values = []
         current = step
-        if parsed is not None and parsed[2] is not None:
-            values.append(parsed[2])
+        if value is not None:
+            values.append(value)
     if current is not None:
         yield AttributeChange(*current, tuple(values))
 
 
-def _read_line(entry: _LogEntry, line: bytes) -> tuple[Step, str, bytes | None]:
+def _read_line(entry: _LogEntry, line: bytes) -> tuple[tuple[Step, str], bytes | None]:
     name, colon, rest = line.partition(b":")
     step = _STEPS.get(rest[:1])
     if not name or not colon or step is None or rest[1:2] not in {b"", b" "}:
         raise entry.error(f"unknown form of reqMod: {name[:100].decode(errors='replace')!r}{'' if colon else ' only'}")
-    return step, _attribute(entry, name), rest[2:] if len(rest) > 1 else None
+    return (step, _attribute(entry, name)), rest[2:] if len(rest) > 1 else None
 
 
 def _read_old(entry: _LogEntry) -> dict[str, tuple[bytes, ...]]:

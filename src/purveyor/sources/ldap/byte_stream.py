@@ -6,10 +6,11 @@ import ssl
 import sys
 from typing import Final
 
-from purveyor.sources.ldap.ber import BerError, measure_element
+from purveyor.sources.ldap.ber import measure_element
 
 _PAUSE_AT_BYTES: Final = 1 << 20
 """How much is received ahead of the reader."""
+_CLOSE_SECONDS: Final = 2.0
 _KEEPALIVE_IDLE_SECONDS: Final = 30
 _KEEPALIVE_INTERVAL_SECONDS: Final = 10
 _KEEPALIVE_PROBES: Final = 3
@@ -23,6 +24,7 @@ class ByteStream(asyncio.Protocol):
         self._at = 0
         self._transport: asyncio.Transport | None = None
         self._received = asyncio.Event()
+        self._lost = asyncio.Event()
         self._paused = False
         self._wanted = 0
         self._end: Exception | None = None
@@ -34,12 +36,15 @@ class ByteStream(asyncio.Protocol):
         _, stream = await loop.create_connection(cls, host, port, ssl=tls, server_hostname=host if tls else None)
         return stream
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes are there that no call has taken."""
+        return self._at < len(self._buffer)
+
     async def start_tls(self, tls: ssl.SSLContext, host: str) -> None:
         """Encrypt an open connection."""
         if self._end is not None:
             raise self._end
-        if self._at < len(self._buffer):
-            raise BerError("the server sent bytes between its consent to TLS and the handshake")
         assert self._transport is not None
         upgraded = await asyncio.get_running_loop().start_tls(self._transport, self, tls, server_hostname=host)
         if upgraded is None:
@@ -73,12 +78,18 @@ class ByteStream(asyncio.Protocol):
             raise self._end or ConnectionError("not connected")
         self._transport.write(data)
 
-    def close(self, last: bytes = b"") -> None:
+    async def close(self, last: bytes = b"") -> None:
         """Send the last bytes if that is possible, and close the connection."""
-        if self._transport is not None and not self._transport.is_closing():
-            if last:
-                self._transport.write(last)
+        if self._transport is None:
+            return
+        if not self._transport.is_closing():
+            self._transport.write(last)
             self._transport.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._lost.wait()
+        except TimeoutError:
+            self._transport.abort()
 
     def abort(self) -> None:
         """Close the connection without waiting for what is not sent yet."""
@@ -108,6 +119,7 @@ class ByteStream(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end of the connection."""
+        self._lost.set()
         self._finish(error or EOFError("the connection was closed"))
 
     def _finish(self, error: Exception) -> None:

@@ -38,6 +38,7 @@ from typing import TypeAlias
 
 from purveyor.sources.ldap.ldap_errors import (
     SYNCPROV_FIX,
+    DirectoryRefused,
     DirectoryUnavailable,
     NotUnderstood,
     SyncNotSupported,
@@ -69,7 +70,7 @@ from purveyor.sources.ldap.sync_controls import (
     decode_sync_state,
     encode_sync_request,
 )
-from purveyor.sources.ldap.sync_cookie import merge_cookie, replace_cookie
+from purveyor.sources.ldap.sync_cookie import drop_empty_cookie, merge_cookie, replace_cookie
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,7 @@ class SyncConsumer:
     ) -> None:
         self._mode = mode
         self._name = name
-        self._requested_with = cookie
-        self._cookie = cookie
+        self._requested_with = self._cookie = drop_empty_cookie(cookie)
         self._stage = SyncStage.REQUESTED
         self._present_phase = False
 
@@ -211,6 +211,11 @@ class SyncConsumer:
         if control is None or control.value is None:
             raise SyncNotSupported(f"{self._name}: the server ignores the request to synchronise", fix=SYNCPROV_FIX)
         sync = decode_sync_state(control.value)
+        if not sync.uuid:
+            raise DirectoryRefused(
+                f"{self._name}: the entry {entry.dn} has no entryUUID, so its changes cannot be told apart",
+                fix="leave it out with a filter: (&(entryUUID=*)(objectClass=*))",
+            )
         change: SyncChange
         match sync.state:
             case EntryState.DELETE:

@@ -53,6 +53,7 @@ class SyncState:
 
     state: EntryState
     uuid: str
+    """Empty if the entry has none: slapd creates the root of an access log without one."""
     cookie: bytes | None = None
 
 
@@ -106,7 +107,8 @@ def encode_sync_request(mode: SyncMode, cookie: bytes | None = None) -> Control:
 def decode_sync_state(value: bytes) -> SyncState:
     """Decode the value of the control Sync State."""
     parts = _enter(value)
-    code, uuid = parts.read_integer(ENUMERATED), format_uuid(parts.read_octets())
+    code, raw = parts.read_integer(ENUMERATED), parts.read_octets()
+    uuid = format_uuid(raw) if raw else ""
     cookie = _optional_cookie(parts)
     parts.expect_end()
     try:

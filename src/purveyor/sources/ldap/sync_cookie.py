@@ -88,6 +88,16 @@ def server_of(csn: str) -> int:
     return int(match[1], 16)
 
 
+def drop_empty_cookie(cookie: str | None) -> str | None:
+    """Return None for a cookie without a CSN: slapd answers it with the whole content, as if there were none."""
+    if cookie is None:
+        return None
+    try:
+        return cookie if SyncCookie.parse(cookie).csns else None
+    except CookieError:
+        return cookie
+
+
 def replace_cookie(known: str | None, received: bytes | None) -> str | None:
     """Return the cookie to keep after a refresh: the received one, or the known one if the server sent none."""
     if received is None:
