@@ -41,7 +41,7 @@ class ServeLdap:
             assert len(printed) >= times or self.process.poll() is None, (self.events, self.err())
             return printed[times - 1] if len(printed) >= times else None
 
-        result: dict[str, Any] = wait_until(found)
+        result: dict[str, Any] = wait_until(found, what=f"the event {event!r} of serve ldap")
         return result
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
@@ -51,6 +51,10 @@ class ServeLdap:
         code = self.process.wait(120)
         self._reader.join(120)
         return code
+
+    def command_line(self) -> str:
+        """Return the command line as every user of the machine sees it."""
+        return Path(f"/proc/{self.process.pid}/cmdline").read_text()
 
     def err(self) -> str:
         """Return what an ended process has written to standard error."""

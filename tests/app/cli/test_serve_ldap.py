@@ -55,8 +55,7 @@ async def test_it_follows_the_directory_until_a_signal(start: Start, slapd: Slap
     following = process.wait_for("following")
     assert (following["source"], following["entries"]) == (unique, 3)
     assert (await harness.until_copy(lambda copy: len(copy.entries) == 3)).dns >= {SUFFIX, READER_DN}
-    command = Path(f"/proc/{process.process.pid}/cmdline").read_text()
-    assert READER_PASSWORD not in command
+    assert READER_PASSWORD not in process.command_line()
     assert process.stop(signal.SIGINT) == 0
     assert process.events[-1]["event"] == "stopped"
     assert process.err() == ""
@@ -79,7 +78,7 @@ async def test_a_process_killed_after_the_queue_had_records_and_before_the_cooki
     start: Start, slapd: Slapd, queues: Queues, unique: str
 ) -> None:
     base = f"ou={unique},{SUFFIX}"
-    people = [
+    people: list[tuple[str, dict[str, object]]] = [
         (f"cn=p{number},{base}", {"objectClass": "organizationalRole", "cn": f"p{number}"}) for number in range(3000)
     ]
     slapd.add_many([(base, {"objectClass": "organizationalUnit", "ou": unique}), *people])
@@ -94,7 +93,7 @@ async def test_a_process_killed_after_the_queue_had_records_and_before_the_cooki
     process.wait_for("following")
     copy = await harness.until_copy(lambda copy: len(copy.entries) == 3000)
     assert people[0][0] not in copy.dns
-    assert await until(lambda: store.state(unique))
+    await until(lambda: store.state(unique))
     assert process.stop() == 0
 
 

@@ -14,7 +14,7 @@ from purveyor.app import running_parts
 from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.output import StatusPrinter
 from purveyor.app.ldap_settings import find_directories
-from purveyor.app.process_setup import event_loop_factory, freeze_imports
+from purveyor.app.process_setup import freeze_imports
 from purveyor.app.running_parts import announce
 from purveyor.model.errors import InvalidConfig
 from purveyor.queues.permissions import SOURCES
@@ -111,9 +111,8 @@ def ldap(
     with (
         telemetry(settings, "ldap", lambda: read_source_metrics(statuses)) as metrics_url,
         announce(settings.data_dir, running_parts.LDAP, metrics_url=metrics_url),
-        asyncio.Runner(loop_factory=event_loop_factory()) as runner,
     ):
-        runner.run(_serve(runners, stop, printer, is_json=cli.json))
+        asyncio.run(_serve(runners, stop, printer, is_json=cli.json))
     printer.print("stopped", "LDAP")
 
 

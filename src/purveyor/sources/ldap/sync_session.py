@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 from purveyor.model.errors import PurveyorError
 from purveyor.sources.ldap.directory import Directory
-from purveyor.sources.ldap.ldap_client import LdapClient
+from purveyor.sources.ldap.ldap_client import FollowOptions, LdapClient
 from purveyor.sources.ldap.record_writer import RecordWriter
 from purveyor.sources.ldap.source_status import SourceStatus, csn_time
 from purveyor.sources.ldap.sync_consumer import (
@@ -109,8 +109,9 @@ class SyncSession:
         self._known_at = newest_change(cookie)
         self._is_persistent = mode is SyncMode.REFRESH_AND_PERSIST
         directory = self._directory
+        options = FollowOptions(mode=mode)
         ended: str | None = None
-        async for changes in client.follow_batches(directory.base, directory.filter, cookie, mode=mode):
+        async for changes in client.follow_batches(directory.base, directory.filter, cookie, options=options):
             for change in changes:
                 if isinstance(change, RefreshEnded):
                     ended = change.cookie
