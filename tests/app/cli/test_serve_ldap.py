@@ -1,3 +1,4 @@
+import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 from purveyor.jetstream.address import Address
 from purveyor.queues.client import Queues
 from purveyor.sources.ldap.source_store import SourceStore
-from tests.support.command_line import invoke, url_of
+from tests.support.command_line import Outcome, invoke, url_of
 from tests.support.serve_ldap import ServeLdap
 from tests.support.slapd import READER_DN, READER_PASSWORD, SUFFIX, Slapd, require_slapd
 from tests.support.source_harness import SourceHarness
@@ -61,6 +62,36 @@ async def test_it_follows_the_directory_until_a_signal(start: Start, slapd: Slap
     assert process.err() == ""
     assert READER_PASSWORD not in str(process.events) + str(await harness.records())
     assert "userPassword" not in str(await harness.records())
+
+
+async def test_the_sources_are_listed_shown_and_refreshed(
+    start: Start, queues: Queues, unique: str, address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(address))
+    monkeypatch.setenv("PURVEYOR_NATS_INBOX", address.inbox)
+    store = await SourceStore.open(queues)
+    process = start(unique)
+    process.wait_for("following")
+    await until(lambda: store.state(unique))
+
+    def listed() -> dict[str, object]:
+        reports = invoke("source", "list", "--json").ok().json
+        return next((each for each in reports if each["source"] == unique), {})
+
+    def command(*words: str) -> Outcome:
+        return invoke("source", *words)
+
+    await until(lambda: asyncio.to_thread(lambda: listed().get("state") == "following"))
+    found = await asyncio.to_thread(command, "show", unique)
+    assert "dc=example,dc=org" in found.ok().out
+    assert unique in (await asyncio.to_thread(command, "list")).ok().out
+    (await asyncio.to_thread(command, "refresh", unique, "--yes")).ok()
+    process.wait_for("following", times=2)
+    await until(lambda: store.state(unique))
+    process.stop()
+    assert (await asyncio.to_thread(listed))["state"] == "not running"
+    (await asyncio.to_thread(command, "show", f"{unique}-other")).refused("no process follows")
+    (await asyncio.to_thread(command, "refresh", f"{unique}-other", "--yes")).refused("has no stored cookie")
 
 
 async def test_options_override_the_environment(
