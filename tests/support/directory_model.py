@@ -5,8 +5,9 @@ The server chooses at random among the forms of a refresh that RFC 4533 allows. 
 """
 
 import random
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from purveyor.sources.ldap.ldap_messages import LdapMessage
 from purveyor.sources.ldap.result_codes import ResultCode
@@ -157,33 +158,67 @@ class DirectoryModel:
 class Copy:
     """What a client stores: its entries and its cookie."""
 
-    entries: dict[str, str] = field(default_factory=dict)
+    entries: dict[str, EntryReported] = field(default_factory=dict)
     cookie: str | None = None
+    _reported: set[str] = field(default_factory=set)
+    """The entries that were reported since the names were last brought up to date."""
     _seen: set[str] = field(default_factory=set)
+    _parents: dict[str, str] = field(default_factory=dict)
+    _refreshing: bool = False
 
     def apply(self, change: SyncChange, *, store_cookie: bool = True) -> None:
         """Follow the documented rules. A client that crashed before it stored a cookie has an older one."""
         match change:
             case RefreshBegan():
-                self._seen = set()
-            case EntryReported(uuid=uuid, dn=dn):
-                self.entries[uuid] = dn
+                self._seen, self._refreshing = set(), True
+            case EntryReported(uuid=uuid):
+                self.entries[uuid] = change
                 self._seen.add(uuid)
+                self._reported.add(uuid)
             case EntriesPresent(uuids=uuids):
                 self._seen.update(uuids)
             case EntriesDeleted(uuids=uuids):
                 for each in uuids:
                     self.entries.pop(each, None)
-            case RefreshEnded(remove_unseen=remove_unseen, cookie=cookie):
+            case RefreshEnded(remove_unseen=remove_unseen):
                 if remove_unseen:
-                    self.entries = {uuid: dn for uuid, dn in self.entries.items() if uuid in self._seen}
-                if store_cookie:
-                    self.cookie = cookie
-            case CookieAdvanced(cookie=cookie):
-                if store_cookie:
-                    self.cookie = cookie
+                    self.entries = {uuid: each for uuid, each in self.entries.items() if uuid in self._seen}
+                self._refreshing = False
             case RefreshRequired():
                 self.cookie = None
+            case CookieAdvanced():
+                pass
+        if isinstance(change, RefreshEnded | CookieAdvanced) and store_cookie:
+            self.cookie = change.cookie
+        if not self._refreshing:
+            self._move_subtrees()
+
+    def _move_subtrees(self) -> None:
+        """Give entries below a renamed one their new names: the server does not report them."""
+        names: dict[str, str] = {}
+
+        def name(uuid: str) -> str:
+            if uuid not in names:
+                dn, parent = self.entries[uuid].dn, self._parents.get(uuid)
+                if uuid not in self._reported and parent in self.entries:
+                    dn = f"{_split(dn)[0]},{name(parent)}"
+                names[uuid] = dn
+            return names[uuid]
+
+        for uuid, each in self.entries.items():
+            if each.dn != name(uuid):
+                self.entries[uuid] = replace(each, dn=name(uuid))
+        by_name = {dn.lower(): uuid for uuid, dn in names.items()}
+        self._parents = {
+            uuid: by_name[above] for uuid, dn in names.items() if (above := _split(dn)[1].lower()) in by_name
+        }
+        self._reported.clear()
+
+
+def _split(dn: str) -> tuple[str, str]:
+    """Return the first part of a DN and the rest."""
+    first, *rest = re.split(r"(?<!\\),", dn, maxsplit=1)
+    return first, "".join(rest)
 
 
 def _by_server(cookie: str | None) -> dict[int, str]:

@@ -95,7 +95,7 @@ class Slapd:
         for path in self._databases():
             path.mkdir(exist_ok=True)
         if self.options.tls and not self.tls_ca.exists():
-            Authority(self.directory).issue("slapd")
+            Authority(self.directory).issue("slapd", "IP:127.0.0.1")
         (self.directory / "slapd.conf").write_text("\n".join(self._configuration()) + "\n")
 
     def start(self) -> None:

@@ -107,6 +107,10 @@ _KINDS: dict[int, tuple[type[DirectoryRefused], str | None]] = {
     ResultCode.STRONGER_AUTH_REQUIRED: (EncryptionRequired, "use ldaps:// or StartTLS"),
     ResultCode.CONFIDENTIALITY_REQUIRED: (EncryptionRequired, "use ldaps:// or StartTLS"),
     ResultCode.NO_SUCH_OBJECT: (NoSuchBase, "check the base, and that the account may read it"),
+    ResultCode.INSUFFICIENT_ACCESS_RIGHTS: (
+        DirectoryRefused,
+        "give the account the right to read there, or set a bind DN if there is none",
+    ),
     ResultCode.SIZE_LIMIT_EXCEEDED: (LimitExceeded, _LIMITS_FIX),
     ResultCode.TIME_LIMIT_EXCEEDED: (LimitExceeded, _LIMITS_FIX),
     ResultCode.ADMIN_LIMIT_EXCEEDED: (LimitExceeded, _LIMITS_FIX),

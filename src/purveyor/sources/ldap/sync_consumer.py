@@ -11,6 +11,10 @@ each change as it happens. The changes of one synchronisation come in this order
 or they end anywhere before with `RefreshRequired` or an error. A copy is kept by these rules:
 
 - Entries are known by UUID. A rename is an `EntryReported` with another DN.
+- slapd reports a renamed or moved entry, and none of those below it, in either stage. The copy gives them their new
+  names: an entry that was not reported is still below the same parent, so it keeps its first name and takes the name of
+  that parent (by UUID, not by DN: two subtrees can have changed places). In a refresh this is done once, at its end.
+  A filter that leaves containers out hides their renames.
 - `EntriesDeleted` may name entries that the copy does not have, and an entry may be reported again unchanged.
 - An entry is seen if it was in `EntryReported` or `EntriesPresent` since `RefreshBegan`. With `remove_unseen` every
   entry of the copy that was not seen is gone; without it, only those in `EntriesDeleted` are.
