@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from purveyor.sources.ldap.accesslog_session import AccesslogSession, find_mode
 from purveyor.sources.ldap.directory import Directory, Mode
 from purveyor.sources.ldap.ldap_client import LdapClient
 from purveyor.sources.ldap.record_writer import RecordWriter
@@ -27,7 +28,7 @@ class DirectoryReader:
 
     async def choose_mode(self, client: LdapClient) -> Mode:
         """Return how to read the changes of this server."""
-        return Mode.SYNCREPL
+        return await find_mode(client, self._directory)
 
     async def run(
         self, client: LdapClient, mode: Mode, writer: RecordWriter[Place], state: SourceState | None, epoch: int
@@ -38,7 +39,11 @@ class DirectoryReader:
         while True:
             session = SyncSession(self._directory, writer, self._status, self._secrets, epoch=epoch)
             try:
-                await session.follow(client, cookie)
+                if mode is Mode.ACCESSLOG:
+                    by_log = AccesslogSession(self._directory, session, self._status, self._secrets)
+                    await by_log.follow(client, cookie)
+                else:
+                    await session.follow(client, cookie)
             except RefreshDue as due:
                 self._on_notice(f"the directory cannot continue from the cookie: {due.message}; a full refresh begins")
                 cookie = None

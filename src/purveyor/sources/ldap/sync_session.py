@@ -116,8 +116,12 @@ class SyncSession:
                 if isinstance(change, RefreshEnded):
                     ended = change.cookie
                 await self._receive(change)
-            self._status.waiting = self._writer.added - self._writer.stored
+            self.show_waiting()
         return ended
+
+    def show_waiting(self) -> None:
+        """Show in the status how many records are not stored yet."""
+        self._status.waiting = self._writer.added - self._writer.stored
 
     async def write(self, record: LiveRecord, uuid: str | None = None) -> None:
         """Write a record; one that is too large is replaced by one that says that its entry is present."""
@@ -146,7 +150,7 @@ class SyncSession:
                 await self._end_refresh(change)
             case CookieAdvanced(cookie=cookie):
                 self._add_up()
-                self._mark(cookie, is_live=True)
+                self.mark(cookie, is_live=True)
             case RefreshRequired(reason=reason):
                 raise RefreshDue(reason)
             case _:
@@ -161,7 +165,7 @@ class SyncSession:
             self._add_up()
         if self._is_persistent:
             self._status.end_refresh()
-            self._mark(end.cookie)
+            self.mark(end.cookie)
 
     def _count(self, entry: EntryReported) -> None:
         status = self._status
@@ -179,7 +183,8 @@ class SyncSession:
             self._status.entries = max(self._status.entries + self._new - self._gone, 0)
         self._new = self._gone = 0
 
-    def _mark(self, cookie: str | None, *, is_live: bool = False) -> None:
+    def mark(self, cookie: str | None, *, is_live: bool = False) -> None:
+        """Store a cookie when all records before it are stored. `is_live`: the change came as it happened."""
         changed_at = newest_change(cookie)
         self._status.last_change = changed_at or self._status.last_change
         self._writer.mark(Place(cookie, self._status.entries, changed_at, is_live))
