@@ -183,6 +183,14 @@ class SourceReport:
         """What the process does; `silent` if it does not report."""
         return "silent" if self.is_silent else str(self.values.get("state") or "unknown")
 
+    @property
+    def last_change(self) -> datetime | None:
+        """When the last change that was read happened in the directory."""
+        try:
+            return datetime.fromisoformat(str(self.values.get("last_change")))
+        except ValueError:
+            return None
+
     def to_json(self) -> Json:
         """Return the form of listings."""
         return {

@@ -1,4 +1,4 @@
-"""What is stored about a source, in the bucket `sources`: its place in the directory, and who writes its records.
+"""What is stored about a source, in the bucket `sources`: its place in the directory, and which process owns it.
 
 | key | content | written |
 |---|---|---|
