@@ -14,8 +14,8 @@ from tests.support.directory_model import Copy
 from tests.support.slapd import READER_DN, READER_PASSWORD, SUFFIX, Slapd
 from tests.support.waiting import until
 
-_COMPUTED = {"contextCSN", "entryDN", "hasSubordinates"}
-"""Operational attributes that change without a change of the entry."""
+_COMPUTED = {"auditContext", "contextCSN", "entryDN", "hasSubordinates"}
+"""Operational attributes that slapd computes: they change without a change of the entry, or a refresh lacks them."""
 Content = dict[str, tuple[str, dict[str, list[bytes]]]]
 
 

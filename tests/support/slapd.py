@@ -252,8 +252,10 @@ class Slapd:
         data += ["access to * by users read by anonymous auth", *options.lines]
         if options.syncprov:
             data += ["overlay syncprov"]
-            data += [f"syncprov-sessionlog {options.session_log}"] if options.session_log else []
-            data += [f"syncprov-sessionlog-source {LOG_SUFFIX}"] if options.session_log_source else []
+            if options.session_log_source:
+                data += [f"syncprov-sessionlog-source {LOG_SUFFIX}"]
+            elif options.session_log:
+                data += [f"syncprov-sessionlog {options.session_log}"]
         if options.accesslog:
             data += ["overlay accesslog", f"logdb {LOG_SUFFIX}", "logops writes", "logold (objectClass=*)"]
             data += ["logoldattr description", "logsuccess TRUE"]
