@@ -13,7 +13,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def event(uuid: str = "u", *, gone: bool = False, at: datetime = NOW) -> dict[str, object]:
-    here = {"uuid": uuid, "dn": f"uid={uuid}", "uid": uuid}
+    here = {"uuid": uuid, "dn": f"uid={uuid}", "properties": {"username": uuid}}
     return {"ts": at.isoformat(), "body": {"old": here, "new": {}} if gone else {"old": {}, "new": here}}
 
 

@@ -8,8 +8,15 @@ from uuid import UUID
 PERSON, GROUP = "users/user", "groups/group"
 PEOPLE = "ou=people,dc=example"
 DEPARTMENTS = ("sales", "research", "support")
-LOOKED_AT = ("dn", "uid", "cn", "description", "departmentNumber", "member")
-"""What is compared of an object."""
+SHOWN = {
+    "username": "uid",
+    "name": "cn",
+    "displayName": "displayName",
+    "description": "description",
+    "departmentNumber": "departmentNumber",
+    "users": "member",
+}
+"""What is compared of an object: properties of the mapping `udm`, and their attributes."""
 
 Object = dict[str, Any]
 
@@ -52,16 +59,16 @@ class Directory:
         new: Object = {
             "dn": f"uid=u{number},{PEOPLE}",
             "uid": f"u{number}",
-            "cn": f"Person {number}",
-            "description": ["new"],
+            "displayName": f"Person {number}",
+            "description": "new",
             "departmentNumber": [self.random.choice(DEPARTMENTS)],
         }
-        lines = ["objectClass: inetOrgPerson", "sn: Person"]
+        lines = ["objectClass: inetOrgPerson", "sn: Person", "cn: Person"]
         return self._add(PERSON, key, new, lines)
 
     def _add_group(self, member: str) -> str:
         number, key = self._next()
-        new: Object = {"dn": f"cn=g{number},{PEOPLE}", "cn": f"g{number}", "description": ["new"]}
+        new: Object = {"dn": f"cn=g{number},{PEOPLE}", "cn": f"g{number}", "description": "new"}
         new["member"] = [self.objects[member][1]["dn"]]
         return self._add(GROUP, key, new, ["objectClass: groupOfNames"])
 
@@ -76,8 +83,8 @@ class Directory:
 
     def _modify(self, key: str) -> str:
         topic, old = self.objects[key]
-        new = {**old, "description": [f"change {len(self.expected)}"]}
-        lines = ["replace: description", f"description: {new['description'][0]}", "-"]
+        new = {**old, "description": f"change {len(self.expected)}"}
+        lines = ["replace: description", f"description: {new['description']}", "-"]
         if topic == PERSON:
             new["departmentNumber"] = [self.random.choice(DEPARTMENTS)]
             lines += ["replace: departmentNumber", f"departmentNumber: {new['departmentNumber'][0]}", "-"]
@@ -112,7 +119,10 @@ class Directory:
 
 def looked_at(obj: Object) -> Object:
     """The part of an object that is compared."""
-    return {name: obj[name] for name in LOOKED_AT if name in obj}
+    if not obj:
+        return {}
+    shown = {attribute: obj["properties"].get(name) for name, attribute in SHOWN.items()}
+    return {"dn": obj["dn"], **{attribute: value for attribute, value in shown.items() if value not in (None, [])}}
 
 
 def _record(dn: str, change: str, *lines: str) -> str:

@@ -79,9 +79,13 @@ def check_prefill(broker: Broker, log: Sequence[Stored], subscription: Subscript
     for position, event in latest.values():
         sent = dataclasses.replace(event, old={}) if event.new else None
         if sent is not None and matches(subscription, sent):
-            wanted.append((_rank(subscription, sent), position, sent.new))
-    found = [(position, json.loads(data)["body"]) for position, data in _queue(broker, f"{subscription.name}.prefill")]
-    expected = [(position, {"old": {}, "new": new}) for _, position, new in sorted(wanted, key=lambda each: each[:2])]
+            publisher = sent.publisher_name.replace("udm-listener", "udm-pre-fill")
+            wanted.append((_rank(subscription, sent), position, sent.new, publisher))
+    sent_events = [(at, json.loads(data)) for at, data in _queue(broker, f"{subscription.name}.prefill")]
+    found = [(at, each["body"], each["publisher_name"]) for at, each in sent_events]
+    expected = [
+        (at, {"old": {}, "new": new}, publisher) for _, at, new, publisher in sorted(wanted, key=lambda each: each[:2])
+    ]
     assert found == expected, subscription.name
     return len(found)
 

@@ -48,13 +48,14 @@ SAFE = ServerOptions(
 )
 
 USERS = RealmTopic("udm", "users/user")
+DEPARTMENT = "properties.departmentNumber"
 WIDE = Subscription(name="wide", realms_topics=(RealmTopic("udm", ".*"), RealmTopic("shop", "orders/.*")))
 EXACT = Subscription(name="users", realms_topics=(USERS,))
 SALES = Subscription(
     name="sales",
     realms_topics=(RealmTopic("udm", "groups/group"), USERS),
     request_prefill=True,
-    filter=Filter(fields={"departmentNumber": ("sales",)}),
+    filter=Filter(fields={DEPARTMENT: ("sales",)}),
 )
 EARLY_PREFILL = Subscription(name="mirror", realms_topics=(USERS, RealmTopic("udm", "groups/.*")), request_prefill=True)
 EUROPE = Subscription(
@@ -64,7 +65,7 @@ MORE = (
     Subscription(name="groups", realms_topics=(RealmTopic("udm", "groups/group"),)),
     Subscription(name="refunds", realms_topics=(RealmTopic("shop", "orders/refund"),)),
     Subscription(name="both", realms_topics=(RealmTopic("shop", "orders/order"), USERS), request_prefill=True),
-    Subscription(name="research", realms_topics=(USERS,), filter=Filter(fields={"departmentNumber": ("research",)})),
+    Subscription(name="research", realms_topics=(USERS,), filter=Filter(fields={DEPARTMENT: ("research",)})),
     Subscription(name="regex", realms_topics=(RealmTopic("udm", "(users|groups)/(user|group)"),)),
 )
 AT_THE_START = (WIDE, EXACT, *pick((), MORE[:2]))

@@ -228,6 +228,17 @@ def test_a_spark_master_has_a_form(master: str, weight: Weight) -> None:
     assert machine_checks.check_spark_master(master).weight is weight
 
 
+def test_a_mapping_is_read(tmp_path: Path) -> None:
+    assert machine_checks.check_mapping("udm").text == "udm, built in"
+    file = tmp_path / "school.toml"
+    file.write_text("[[rule]]\nany = ['a']\ntopik = 'b'")
+    found = machine_checks.check_mapping(str(file))
+    assert found.weight is Weight.WRONG
+    assert "school.toml, line 3: rule 1: unknown key 'topik'" in found.text
+    file.write_text("[[rule]]\nany = ['a']\ntopic = 'b'")
+    assert machine_checks.check_mapping(str(file)).text == f"{file}, a file"
+
+
 def test_a_data_directory_of_others_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     assert next(machine_checks.check_data_directory(tmp_path)).weight is Weight.WRONG

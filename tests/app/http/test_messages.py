@@ -164,9 +164,11 @@ def test_the_messages_are_the_owners(api: RunningApi, admin: httpx.Client, consu
     other = subscribe(api, admin, f"{name}-b")
     for client in (admin, other.client):
         base = f"/v1/subscriptions/{name}/messages"
-        problem(client.get(f"{base}/next", params=NOW), 403)
+        problem(client.get(f"{base}/next", params=NOW), 401)
+        problem(client.get(f"{base}/next?timeout=0.00001&pop=0"), 401)
         problem(client.post(f"{base}/lease", json={}), 403)
-        problem(client.patch(f"{base}/1/status", json={"status": "ok"}), 403)
+        for status in ("ok", "reject", "extend"):
+            problem(client.patch(f"{base}/1/status", json={"status": status}), 401)
         problem(client.patch(f"{base}/status", json={"status": "ok", "up_to": 1}), 403)
 
 

@@ -123,7 +123,8 @@ def test_a_subscription_sees_itself_and_no_other(
     subscribe(api, admin, f"{name}-b")
     there = mine.get(f"/v1/subscriptions/{name}-b")
     nowhere = mine.get(f"/v1/subscriptions/{name}-c")
-    assert problem(there, 403) == {**problem(nowhere, 403), "fix": there.json()["fix"]}
+    assert problem(there, 401) == {**problem(nowhere, 401), "fix": there.json()["fix"]}
+    problem(mine.delete(f"/v1/subscriptions/{name}-b"), 401)
     problem(admin.get(f"/v1/subscriptions/{name}-c"), 404)
 
 
@@ -178,7 +179,7 @@ def test_the_details_hold_the_options_and_the_status(
     assert listed["backlog"] == 3
     assert {field: details[field] for field in listed} == listed
     problem(consumer.client.get("/v1/subscriptions?details=true"), 403)
-    problem(events.get(f"{path}?details=true"), 403)
+    problem(events.get(f"{path}?details=true"), 401)
     problem(admin.get("/v1/subscriptions/nobody?details=true"), 404)
     problem(admin.get(f"{path}?details=maybe"), 422)
 

@@ -22,7 +22,11 @@ def flow(own_server: OwnServer, spark: SparkSession, tmp_path: Path) -> Flow:
 
 def titles(flow: Flow) -> list[tuple[str | None, str]]:
     """The old and the new title of each event."""
-    return [(each["body"]["old"].get("title"), each["body"]["new"]["title"]) for each in flow.events()]
+    bodies = [each["body"] for each in flow.events()]
+    return [
+        (each["old"]["properties"]["title"] if each["old"] else None, each["new"]["properties"]["title"])
+        for each in bodies
+    ]
 
 
 def change(flow: Flow, *titles: str) -> None:

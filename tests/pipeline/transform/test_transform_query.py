@@ -48,11 +48,12 @@ def test_records_become_events_with_old_and_new_over_restarts(flow: Flow) -> Non
     ]
     first, changed = events[1], events[2]
     assert first["realm"] == "udm"
-    assert first["publisher_name"] == "ldif"
+    assert first["publisher_name"] == "udm-listener"
     assert first["key"] == first["body"]["new"]["uuid"] == changed["key"] == events[5]["key"] != events[3]["key"]
     assert first["ts"].endswith("+00:00")
     assert changed["body"]["old"] == first["body"]["new"]
-    assert changed["body"]["new"] == {**first["body"]["new"], "mail": ["a@e", "b@e"]}
+    properties = {**first["body"]["new"]["properties"], "e-mail": ["a@e", "b@e"]}
+    assert changed["body"]["new"] == {**first["body"]["new"], "properties": properties}
     assert "s3cret" not in str(events)
     letters = flow.letters()
     assert [letter["data"] for letter in letters] == [b"no record", body("uid=eve,dc=e", "delete")]
@@ -83,8 +84,9 @@ def test_a_batch_that_was_half_written_is_finished_without_duplicate_loss_or_fal
     kept = {row["sequence"] for row in written}
     written += [row for row in flow.rows() if row["sequence"] not in kept]
     events = [json.loads(row["data"]) for row in written]
-    assert [(each["body"]["old"]["dn"], each["body"]["old"]["title"]) for each in events] == [(dn, "old") for dn in dns]
-    assert {each["body"]["new"]["title"] for each in events} == {"new"}
+    old = [each["body"]["old"] for each in events]
+    assert [(each["dn"], each["properties"]["title"]) for each in old] == [(dn, "old") for dn in dns]
+    assert {each["body"]["new"]["properties"]["title"] for each in events} == {"new"}
 
 
 def test_a_crash_between_writing_and_committing_writes_nothing_twice(

@@ -107,9 +107,14 @@ class DeliveryCheck:
             yield f"{self.name} got {self.got:,} messages instead of {self.expected:,}"
         if self.duplicates or self.out_of_order:
             yield f"{self.name}: {self.duplicates:,} messages twice, {self.out_of_order:,} out of order"
-        known = {key: (value.get("uid"), value["dn"]) for key, value in self.objects.items() if "uid=" in value["dn"]}
+        known = {key: (_username(each), each["dn"]) for key, each in self.objects.items() if "uid=" in each["dn"]}
         if known != {person.uuid: (person.uid, person.dn) for person in final.people}:
             yield f"{self.name} knows other people than the directory has"
+
+
+def _username(found: Mapping[str, Any]) -> object:
+    """Return the name of a user, as the mapping `udm` shows it."""
+    return found.get("properties", {}).get("username")
 
 
 _FAIL_EVERY_REQUESTS: Final = 10
@@ -182,7 +187,7 @@ async def fill_table(address: Address, database: Path, check: DeliveryCheck) -> 
             position = int(ctx.message_id.rsplit(":", 1)[1])
             key = str(event.object_key)
             if event.new:
-                row = {"key": key, "uid": event.new.get("uid"), "dn": event.new["dn"]}
+                row = {"key": key, "uid": _username(event.new), "dn": event.new["dn"]}
                 await db.execute(text("INSERT OR REPLACE INTO people VALUES (:key, :uid, :dn)"), row)
             else:
                 await db.execute(text("DELETE FROM people WHERE key = :key"), {"key": key})
@@ -205,7 +210,7 @@ async def find_table_difference(database: Path, check: DeliveryCheck) -> str | N
         people = (await connection.execute(text("SELECT key, uid, dn FROM people"))).all()
         noted = (await connection.execute(text("SELECT count(*), count(DISTINCT position) FROM changes"))).one()
     await store.engine.dispose()
-    expected = {(key, value.get("uid"), value["dn"]) for key, value in check.objects.items()}
+    expected = {(key, _username(each), each["dn"]) for key, each in check.objects.items()}
     if {tuple(row) for row in people} != expected:
         return f"{check.name}: the table has other people than the events of the stage"
     if tuple(noted) != (check.got, check.got):

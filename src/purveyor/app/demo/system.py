@@ -131,7 +131,8 @@ def environment() -> dict[str, str]:
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PURVEYOR_")}
     java = f"{inherited.get('SPARK_SUBMIT_OPTS', '')} -XX:TieredStopAtLevel=1".strip()
-    return inherited | {"PURVEYOR_PUSH_ALLOW": "127.0.0.0/8", "SPARK_SUBMIT_OPTS": java}
+    ours = {"PURVEYOR_PUSH_ALLOW": "127.0.0.0/8", "PURVEYOR_MAPPING": "udm"}
+    return inherited | ours | {"SPARK_SUBMIT_OPTS": java}
 
 
 _BASE = "dc=example,dc=org"

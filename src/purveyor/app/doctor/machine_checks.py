@@ -25,7 +25,8 @@ from purveyor.app.settings import Settings
 from purveyor.jetstream.server.config import local_address
 from purveyor.jetstream.server.process import find_server
 from purveyor.jetstream.server.server_checks import is_port_free
-from purveyor.model.errors import PurveyorError, SetupError
+from purveyor.model.errors import InvalidConfig, PurveyorError, SetupError
+from purveyor.pipeline.transform.mapping_file import BUILT_IN, load_mapping
 
 
 class Weight(Enum):
@@ -95,6 +96,16 @@ def check_machine(settings: Settings) -> Iterator[Finding]:
     yield from check_disk(settings.data_dir)
     yield from check_ports(settings)
     yield check_spark_master(settings.spark_master)
+    yield check_mapping(settings.mapping)
+
+
+def check_mapping(mapping: str) -> Finding:
+    """Read the mapping of directory entries; the pipeline does not start with an invalid one."""
+    try:
+        load_mapping(mapping)
+    except InvalidConfig as error:
+        return wrong("mapping", error.message, error.fix or "correct the file")
+    return ok("mapping", f"{mapping}, {'built in' if mapping in BUILT_IN else 'a file'}")
 
 
 def check_versions() -> Iterator[Finding]:

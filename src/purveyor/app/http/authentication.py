@@ -38,7 +38,7 @@ _MAX_WAITING_LOGINS: Final = 1_000
 """Logins that may wait for the outcome of others from the same address."""
 _STALE: Final = float("-inf")
 _MAX_HEADER_LENGTH: Final = 4096
-_CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="purveyor", charset="UTF-8"'}
+CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="purveyor", charset="UTF-8"'}
 
 
 class Role(Enum):
@@ -207,7 +207,7 @@ class Authenticator:
                 HTTPStatus.UNAUTHORIZED,
                 "the request has no login",
                 "send a user and password, or a token",
-                _CHALLENGE,
+                CHALLENGE,
             )
         if len(header) > _MAX_HEADER_LENGTH:
             raise _login_refused()
@@ -359,5 +359,5 @@ def _login_refused() -> Problem:
         HTTPStatus.UNAUTHORIZED,
         "the login is not accepted",
         "check the user and password, or the token; a subscription logs in with its name",
-        _CHALLENGE,
+        CHALLENGE,
     )

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from purveyor.app.doctor.readiness import Readiness
-from purveyor.app.http.authentication import Authenticator, Backend, Principal, Role
+from purveyor.app.http.authentication import CHALLENGE, Authenticator, Backend, Principal, Role
 from purveyor.app.http.problems import Problem, answer_to
 from purveyor.app.push_input import PushInput
 from purveyor.app.telemetry.queue_metrics import QueueMetrics, RegistrySnapshots
@@ -231,26 +231,33 @@ def require_one_of(request: Request, roles: Sequence[Role]) -> Principal:
     return who
 
 
-def require_owner(request: Request, name: str) -> Principal:
-    """Return the client; refuse it with 403 if it is not the subscription, whether or not that exists."""
+def require_owner(request: Request, name: str, *, challenge: bool = False) -> Principal:
+    """Return the client; refuse it with 403 if it is not the subscription, whether or not that exists.
+
+    `challenge`: refuse it with 401, as the older system does; its clients tell the two apart.
+    """
     who = principal(request)
     if not who.owns(name):
-        raise forbidden(who, f"subscription {name!r} itself")
+        raise forbidden(who, f"subscription {name!r} itself", challenge=challenge)
     return who
 
 
-def require_owner_or_admin(request: Request, name: str) -> Principal:
-    """Return the client; refuse it with 403 if it is neither the subscription nor an administrator."""
+def require_owner_or_admin(request: Request, name: str, *, challenge: bool = False) -> Principal:
+    """Return the client; refuse it with 403 if it is neither the subscription nor an administrator.
+
+    `challenge`: refuse it with 401, as the older system does; its clients tell the two apart.
+    """
     who = principal(request)
     if not who.is_admin and not who.owns(name):
-        raise forbidden(who, f"subscription {name!r} itself, or an administrator")
+        raise forbidden(who, f"subscription {name!r} itself, or an administrator", challenge=challenge)
     return who
 
 
-def forbidden(who: Principal, wanted: str) -> Problem:
+def forbidden(who: Principal, wanted: str, *, challenge: bool = False) -> Problem:
     """Return the problem for a client whose login is accepted but not allowed to do this."""
     return Problem(
-        HTTPStatus.FORBIDDEN,
+        HTTPStatus.UNAUTHORIZED if challenge else HTTPStatus.FORBIDDEN,
         f"{who.login!r} ({who.role.value}) may not do this",
         f"this needs {wanted}",
+        CHALLENGE if challenge else None,
     )

@@ -132,7 +132,7 @@ async def next_message(
     acknowledges it when it sends it. 409: the prefill failed; the subscription gets no message until an administrator
     requests the prefill again. 429: the limit of messages that are leased or wait for a retry is reached.
     """
-    context.require_owner(request, name)
+    context.require_owner(request, name, challenge=True)
     pull = context.services(request).pull
     instance = _instance(request)
     while True:
@@ -209,9 +209,9 @@ async def settle_message(
     no such message, or it is already acknowledged. 409: another instance has leased it.
     """
     if given.status == "retry":
-        context.require_owner_or_admin(request, name)
+        context.require_owner_or_admin(request, name, challenge=True)
     else:
-        context.require_owner(request, name)
+        context.require_owner(request, name, challenge=True)
     if not tracing.is_enabled():
         return await _settle(request, name, sequence, given)
     trace = tracing.read_carrier(request.headers.get)

@@ -107,7 +107,7 @@ async def add(api: ApiObjects, given: NewSubscription, trace: Carrier = tracing.
 )
 async def get_subscription(request: Request, name: str, details: Details = False) -> Response:
     """Get a subscription with the status of its prefill. For: the subscription, admin."""
-    context.require_owner_or_admin(request, name)
+    context.require_owner_or_admin(request, name, challenge=True)
     if details:
         services = context.services(request)
         return context.json_response(await read_details(services.subscriptions, services.queues, name))
@@ -172,7 +172,7 @@ async def change(api: ApiObjects, name: str, given: SubscriptionChange, trace: C
 @router.delete("/{name}", responses=document_errors(HTTPStatus.NOT_FOUND))
 async def delete_subscription(request: Request, name: str, force: Force = False) -> None:
     """Delete a subscription with all messages in its queue. For: the subscription, admin."""
-    context.require_owner_or_admin(request, name)
+    context.require_owner_or_admin(request, name, challenge=True)
     services = context.services(request)
     incarnation = await services.subscriptions.delete(name, force=force)
     services.registrations.invalidate(name)

@@ -1,6 +1,6 @@
 """The transform: LDAP records of the queue `ldif` become events with old and new objects in the queue `incoming`.
 
-The package exports what needs no Spark: a source reads the mapping too. `transform_query` starts the transform.
+A mapping can be read without Spark; the query is in `transform_query`.
 """
 
 from purveyor.pipeline.transform.mapping import Mapping

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from purveyor.pipeline.transform.directory_records import InvalidRecord, Value, parse_dn, rdn_values
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.property_values import MemberKind, PropertyType, convert_value, member_kind
+from purveyor.pipeline.transform.property_values import GroupMembers, MemberKind, PropertyType, convert_value
 
 RESERVED_PROPERTIES: Final = ("dn", "uuid")
 """Properties that every flat object has; no rule can redefine them."""
@@ -171,8 +171,11 @@ class Mapping:
 
     def _properties(self, entry: Entry, rule: Rule, problems: list[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        members = None
         for prop in rule.properties:
-            value = _property_value(prop, entry, problems)
+            if prop.members is not None and members is None:
+                members = GroupMembers(entry.dn, entry.attributes.get(_MEMBER_UID, ()))
+            value = _property_value(prop, entry, members, problems)
             if self.shape is Shape.UDM or value not in (None, []):
                 found[prop.name] = value
         if rule.others is AttributeHandling.KEEP:
@@ -229,14 +232,14 @@ def _name_and_position(dn: str) -> tuple[str, str]:
     return readable, ",".join(name.rdns[1:])
 
 
-def _property_value(prop: Property, entry: Entry, problems: list[str]) -> Any:
+def _property_value(prop: Property, entry: Entry, members: GroupMembers | None, problems: list[str]) -> Any:
     """Return the value of a property from the values that fit; add a problem for each that does not."""
     fitting: list[Any] = []
     for attribute in prop.sources:
         for value in entry.attributes.get(attribute, ()):
             if not prop.multi and fitting:
                 return fitting[0]
-            if prop.members is not None and not _is_member(prop.members, value, entry):
+            if prop.members is not None and not _is_member(prop.members, value, members):
                 continue
             try:
                 converted = convert_value(prop.kind, value)
@@ -249,7 +252,7 @@ def _property_value(prop: Property, entry: Entry, problems: list[str]) -> Any:
     return fitting[0] if fitting else None
 
 
-def _is_member(kind: MemberKind, value: Value, entry: Entry) -> bool:
-    if not isinstance(value, str):
+def _is_member(kind: MemberKind, value: Value, members: GroupMembers | None) -> bool:
+    if not isinstance(value, str) or members is None:
         return kind is MemberKind.USERS  # which reports it as no text, once
-    return member_kind(value, entry.dn, entry.attributes.get(_MEMBER_UID, ())) is kind
+    return members.kind(value) is kind

@@ -5,7 +5,8 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from purveyor.pipeline.transform.directory_records import InvalidRecord, Value, fold_value, parse_dn, rdn_values
 
@@ -96,30 +97,59 @@ class MemberKind(Enum):
     HOSTS = "hosts"
 
 
-def member_kind(member: str, group: str, member_uids: Sequence[Value]) -> MemberKind:
-    """Return what a member of a group is, by the two names and the group's memberUid alone.
+class GroupMembers:
+    """Tells what the members of a group are: by their names, and by the name and the memberUid of the group alone.
 
-    The entry of the member is not read: it may be unknown, or change later, and the object of a group depends on the
+    The entry of a member is not read: it may be unknown, or change later, and the object of a group depends on the
     group's own entry only. So the `old` of an event is the `new` of the event before.
 
     >>> people, groups = "ou=people,dc=e", "cn=groups,dc=e"
-    >>> [member_kind(name, f"cn=all,{groups}", ["pc1$"]).value for name in (
+    >>> members = GroupMembers(f"cn=all,{groups}", ["pc1$"])
+    >>> [members.kind(name).value for name in (
     ...     f"uid=ada,{people}", f"cn=Ada,{people}", f"cn=admins,{groups}", "cn=pc1,cn=computers,dc=e")]
     ['users', 'users', 'groups', 'hosts']
     """
-    if member[:4].lower() == "uid=":  # most are like this
-        return MemberKind.USERS
+
+    def __init__(self, group: str, member_uids: Sequence[Value]) -> None:
+        self._hosts = frozenset(each for each in member_uids if isinstance(each, str) and each.endswith("$"))
+        try:
+            position = ",".join(parse_dn(group).rdns[1:])
+            self._position = parse_dn(position).key if position else ""
+        except InvalidRecord:
+            self._position = ""
+
+    def kind(self, member: str) -> MemberKind:
+        """Return what a member is."""
+        if member[:4].lower() == "uid=":  # most are like this
+            return MemberKind.USERS
+        name = _parse_member(member)
+        if name is None:
+            return MemberKind.USERS
+        if f"{name.common_name}$" in self._hosts:
+            return MemberKind.HOSTS
+        is_group = name.is_below_groups or name.position == self._position
+        return MemberKind.GROUPS if is_group else MemberKind.USERS
+
+
+class _MemberName(NamedTuple):
+    """The name of a member that is named by `cn`."""
+
+    common_name: str
+    position: str
+    """The key of its parent."""
+    is_below_groups: bool
+
+
+@lru_cache(1 << 16)
+def _parse_member(member: str) -> _MemberName | None:
+    """Parse the name of a member; None if it is not an entry that is named by `cn` alone, and below another one."""
     try:
         name = parse_dn(member)
         own = dict(rdn_values(name))
-        above = parse_dn(",".join(name.rdns[1:])) if len(name.rdns) > 1 else None
-        if "uid" in own or "cn" not in own or above is None:
-            return MemberKind.USERS
-        if f"{own['cn']}$" in member_uids:
-            return MemberKind.HOSTS
-        position = ",".join(parse_dn(group).rdns[1:])
-        beside = bool(position) and above.key == parse_dn(position).key
-        containers = {fold_value(text) for rdn in above.rdns for _, text in rdn_values(parse_dn(rdn))}
+        if "cn" not in own or "uid" in own or len(name.rdns) == 1:
+            return None
+        containers = {fold_value(text) for rdn in name.rdns[1:] for _, text in rdn_values(parse_dn(rdn))}
+        position = parse_dn(",".join(name.rdns[1:])).key
     except InvalidRecord:
-        return MemberKind.USERS
-    return MemberKind.GROUPS if beside or containers & _GROUP_CONTAINERS else MemberKind.USERS
+        return None
+    return _MemberName(own["cn"], position, bool(containers & _GROUP_CONTAINERS))
