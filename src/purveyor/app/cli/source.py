@@ -7,7 +7,7 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.output import escape, write, write_json
-from purveyor.app.cli.render import format_block, format_table
+from purveyor.app.cli.render import format_block, format_table, read_time
 from purveyor.model.errors import NotFound, UnreadableRecord
 from purveyor.queues.client import Queues
 from purveyor.queues.permissions import SOURCES_BUCKET
@@ -35,7 +35,7 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
             report.state,
             report.values.get("mode"),
             report.values.get("entries"),
-            report.values.get("last_change"),
+            report.last_change,
             _lag(report),
             report.values.get("uri"),
             report.values.get("error"),
@@ -67,21 +67,21 @@ def show(ctx: typer.Context, name: SourceName, as_json: JsonFlag = False) -> Non
                 ("base", values.get("base")),
                 ("filter", values.get("filter")),
                 ("state", report.state),
-                ("since", values.get("since")),
+                ("since", read_time(values.get("since"))),
                 ("mode", values.get("mode")),
                 ("process", process),
                 ("standby", report.standby or None),
                 ("epoch", values.get("epoch")),
                 ("entries", values.get("entries")),
                 ("last refresh", None if refreshed is None else f"{refreshed:,} entries, {rate:,} per second"),
-                ("last change", values.get("last_change")),
+                ("last change", report.last_change),
                 ("lag", _lag(report)),
                 ("records", values.get("records")),
                 ("not stored yet", values.get("waiting")),
                 ("dead letters", values.get("dead_letters")),
                 ("last error", values.get("error")),
                 ("fix", values.get("fix")),
-                ("error at", values.get("error_at")),
+                ("error at", read_time(values.get("error_at"))),
             ),
         )
     )

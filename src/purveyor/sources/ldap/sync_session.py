@@ -171,10 +171,7 @@ class SyncSession:
         status = self._status
         if status.is_refreshing:
             status.read += 1
-            created = entry.attributes.get("createTimestamp")
-            created_at = csn_time(created[0].decode(errors="replace")) if created else None
-            # slapd reports a changed entry like a new one.
-            self._new += self._known_at is None or created_at is None or created_at > self._known_at
+            self._new += self._known_at is None or _was_created_after(entry, self._known_at)
         elif entry.state is EntryState.ADD:
             self._new += 1
 
@@ -202,3 +199,10 @@ def newest_change(cookie: str | None) -> datetime | None:
     """Return the time of the newest change that a cookie covers; None if it does not say so."""
     times = [at for csn in csns_of(cookie) if (at := csn_time(csn)) is not None]
     return max(times, default=None)
+
+
+def _was_created_after(entry: EntryReported, at: datetime) -> bool:
+    """Return whether an entry is newer than a time. In a refresh slapd reports a changed entry like a new one."""
+    created = entry.attributes.get("createTimestamp")
+    created_at = csn_time(created[0].decode(errors="replace")) if created else None
+    return created_at is None or created_at > at
