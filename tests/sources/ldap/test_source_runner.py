@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from purveyor.jetstream.server.server_checks import free_port
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues, connect
 from purveyor.sources.ldap.source_status import SourceActivity
 from purveyor.sources.ldap.source_store import SourceStore
-from tests.support.nats_servers import OwnServer
+from tests.support.nats_servers import FAST, OwnServer
 from tests.support.slapd import SUFFIX, Slapd, SlapdOptions, require_slapd
 from tests.support.source_harness import SourceHarness
 from tests.support.waiting import until
@@ -266,3 +268,21 @@ async def test_changes_during_an_outage_of_the_nats_server_arrive_after_it(
             harness.address = server.address
             await harness.until_copy(has(*(f"p{number}" for number in range(20))))
             await until(lambda: runner.status.activity is SourceActivity.FOLLOWING)
+
+
+async def test_a_nats_server_that_is_back_at_another_port_is_found(
+    own_server: OwnServer, slapd: Slapd, unique: str, tmp_path: Path
+) -> None:
+    server = own_server(directory=tmp_path / "store")
+    async with connect(server.address) as queues:
+        harness = SourceHarness.of(queues, slapd, unique)
+        async with harness.running():
+            await harness.until_copy(has())
+            server.stop()
+            moved = own_server(replace(FAST, port=free_port("127.0.0.1")), directory=tmp_path / "store")
+            assert moved.address != server.address
+            harness.address = moved.address
+            async with connect(moved.address) as other:
+                again = SourceHarness.of(other, slapd, unique)
+                add_person(slapd, "anna")
+                await again.until_copy(has("anna"))

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from purveyor.jetstream.address import Address
-from purveyor.model.errors import LeaseLost, PurveyorError, describe
+from purveyor.model.errors import LeaseLost, PurveyorError, ServerUnavailable, describe
 from purveyor.model.retries import Backoff, RetryDelays, random_jitter
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF
 from purveyor.queues.client import Queues, connect
@@ -93,7 +93,8 @@ class SourceRunner:
 
     async def _run_once(self, stop: asyncio.Event) -> None:
         options, name = self._options, f"purveyor-{self.directory.source}"
-        async with connect(options.find_address(), name=name, patience_seconds=_CONNECT_SECONDS) as queues:
+        address = options.find_address()
+        async with connect(address, name=name, patience_seconds=_CONNECT_SECONDS) as queues:
             for queue in (LDIF, DEAD_LETTERS):
                 (await queues.ensure(queue, replicas=options.replicas)).require_usable()
             store = await SourceStore.open(
@@ -101,16 +102,35 @@ class SourceRunner:
             )
             self.ready.set()
             posting = asyncio.create_task(self._post_status(queues))
+            working = asyncio.create_task(self._work(queues, store, stop))
             try:
-                taken = await self._take(store, stop)
-                if taken is not None:
-                    await self._run_taken(queues, store, taken, stop)
+                await _first_to_end(working, asyncio.create_task(self._watch_server(queues, address)))
             finally:
                 await _cancel(posting)
                 if stop.is_set():
                     with contextlib.suppress(PurveyorError, TimeoutError):
                         async with asyncio.timeout(_RELEASE_SECONDS):
                             await delete_notice(queues, self.status.key, replicas=options.replicas)
+
+    async def _work(self, queues: Queues, store: SourceStore, stop: asyncio.Event) -> None:
+        taken = await self._take(store, stop)
+        if taken is not None:
+            await self._run_taken(queues, store, taken, stop)
+
+    async def _watch_server(self, queues: Queues, address: Address) -> None:
+        """Report that the NATS server is away, or back; raise ServerUnavailable if it is back at another address."""
+        states: asyncio.Queue[str] = asyncio.Queue()
+        queues.connection.on_state = states.put_nowait
+        while True:
+            state = await states.get()
+            while state == "disconnected":
+                self._event("waiting", "the NATS server is away")
+                while states.empty():
+                    await asyncio.sleep(_STATUS_SECONDS)
+                    if self._options.find_address() != address:
+                        raise ServerUnavailable("the NATS server has another address")
+                state = states.get_nowait()
+            self._event("connected", "the NATS server is back")
 
     async def _take(self, store: SourceStore, stop: asyncio.Event) -> Taken | None:
         """Take the source over; None if this process is stopped before another one gives it up."""
