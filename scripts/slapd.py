@@ -17,7 +17,7 @@ from scripts.apt import install_packages
 PACKAGES = ("slapd", "ldap-utils")
 TESTS = Path(__file__).parent.parent / "tests"
 _PLACES = os.pathsep.join(("/usr/sbin", "/usr/local/sbin", "/usr/libexec", "/usr/local/libexec"))
-_MARK = "require_slapd"
+_MARK = "tests.support.slapd"
 
 
 def find_slapd() -> str | None:
@@ -32,11 +32,11 @@ def is_ready() -> bool:
 
 
 def find_slapd_tests() -> list[str]:
-    """Return the tests that are left out without slapd: those of modules that require it."""
+    """Return the tests that are left out without slapd: those of modules that start it."""
     found = []
     for path in sorted(TESTS.rglob("test_*.py")):
         text = path.read_text()
-        if re.search(rf"\b{_MARK}\b", text):
+        if _MARK in text:
             names = re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)
             found += [f"{path.relative_to(TESTS)}::{name}" for name in names]
     return found

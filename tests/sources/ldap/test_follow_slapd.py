@@ -2,9 +2,11 @@
 
 import asyncio
 import ssl
+from functools import partial
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from purveyor.sources.ldap.directory_address import DirectoryAddress
 from purveyor.sources.ldap.ldap_client import FollowOptions, connect
@@ -280,6 +282,14 @@ async def test_tls_with_the_authority_of_the_server(slapd: Slapd, start_tls: boo
         assert not caught.value.retryable
     with pytest.raises(CertificateRefused, match="localhost"):
         await follow_once(address(slapd.tls_ca, "localhost"))
+
+
+def test_each_connection_works_on_uvloop(slapd: Slapd) -> None:
+    """The loop of the API and of `serve` programs."""
+    bound = partial(DirectoryAddress, bind_dn=READER_DN, password=READER_PASSWORD, tls_ca=slapd.tls_ca)
+    for address in (bound(slapd.uri), bound(slapd.uri, start_tls=True), bound(slapd.tls_uri)):
+        changes = uvloop.run(follow_once(address))
+        assert isinstance(changes[-1], RefreshEnded)
 
 
 async def test_a_large_value_passes_tls(slapd: Slapd, unit: str) -> None:

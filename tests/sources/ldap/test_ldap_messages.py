@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from purveyor.sources.ldap.ber import BerError, encode_integer, encode_octets, encode_sequence
+from purveyor.sources.ldap.ber import BerError, encode_element, encode_integer, encode_octets, encode_sequence
 from purveyor.sources.ldap.ldap_messages import (
     NOTICE_OF_DISCONNECTION,
     START_TLS,
@@ -92,6 +92,19 @@ def test_an_attribute_that_comes_twice_keeps_all_its_values() -> None:
     part = encode_sequence(encode_octets("cn"), encode_sequence(encode_octets("a"), tag=0x31))
     message = decode_message(envelope(0x64, encode_octets("cn=a"), encode_sequence(part, part)))
     assert message.response == SearchResultEntry("cn=a", {"cn": [b"a", b"a"]})
+
+
+def test_lengths_of_several_bytes_are_accepted_everywhere() -> None:
+    """Other servers write short lengths with four bytes."""
+
+    def long(tag: int, content: bytes) -> bytes:
+        return bytes((tag, 0x84)) + len(content).to_bytes(4, "big") + content
+
+    for outer, inner in ((long, encode_element), (encode_element, long), (long, long)):
+        values = inner(0x31, inner(0x04, b"a") + inner(0x04, b""))
+        attributes = outer(0x30, outer(0x30, inner(0x04, b"cn") + values))
+        message = decode_message(outer(0x30, inner(0x02, b"\x02") + outer(0x64, inner(0x04, b"cn=a") + attributes)))
+        assert message.response == SearchResultEntry("cn=a", {"cn": [b"a", b""]})
 
 
 def test_a_value_of_many_megabytes_is_one_value() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 import sys
-from typing import Final
+from typing import Final, cast
 
 from purveyor.sources.ldap.ber import measure_element
 
@@ -100,8 +100,7 @@ class ByteStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # those of uvloop are no subclass
         _detect_dead_peer(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:

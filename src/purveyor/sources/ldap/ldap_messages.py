@@ -239,29 +239,29 @@ def decode_message(data: bytes) -> LdapMessage:
 
 def _decode_entry(data: bytes, at: int, end: int) -> SearchResultEntry:
     """Decode an entry. Headers of attributes and values are read in place where their length has one byte."""
-    tag, start, at = read_header(data, at, end)
-    if tag != OCTET_STRING:
-        raise BerError(f"BER tag 0x{tag:02x} where the DN of an entry is expected")
-    dn = decode_text(data, start, at)
-    tag, at, stop = read_header(data, at, end)
-    if tag != SEQUENCE or stop != end:
-        raise BerError("the attributes of an entry are not the last part of it")
+    dn, at = _decode_name(data, at, end)
     attributes: _Attributes = {}
     names = _names
+    attribute_end = 0
     while at < end:
-        tag, at, attribute_end = read_header(data, at, end)
-        name_tag, start, at = read_header(data, at, attribute_end)
-        values_tag, start_of_values, stop = read_header(data, at, attribute_end)
-        if tag != SEQUENCE or name_tag != OCTET_STRING or values_tag != SET or stop != attribute_end:
-            raise BerError(f"no attribute of an entry at byte {start}")
-        raw, at = data[start:at], start_of_values
+        # The usual attribute: all its lengths have one byte. Each step checks that the next bytes are inside of it.
+        name_end = stop = -1
+        if at + 4 <= end and data[at + 1] < 0x80 and data[at + 3] < 0x80:
+            attribute_end = at + 2 + data[at + 1]
+            name_end = at + 4 + data[at + 3]
+            if name_end + 2 <= attribute_end <= end:
+                stop = name_end + 2 + data[name_end + 1]
+        if stop == attribute_end and data[at] == SEQUENCE and data[at + 2] == OCTET_STRING and data[name_end] == SET:
+            raw = data[at + 4 : name_end]
+            at = name_end + 2
+        else:
+            raw, at, stop = _decode_attribute_header(data, at, end)
         name = names.get(raw) or _remember_name(raw)
         values: list[bytes] = []
         while at < stop:
-            # A value with a length of one byte: tag, length, content, all inside of the set.
-            if at + 2 <= stop and data[at] == OCTET_STRING and data[at + 1] < 0x80:
+            if at + 2 <= stop and data[at] == OCTET_STRING and (length := data[at + 1]) < 0x80:
                 start = at + 2
-                at = start + data[at + 1]
+                at = start + length
                 if at > stop:
                     raise BerError(f"BER element at byte {start - 2} is longer than the values of its attribute")
             else:
@@ -274,6 +274,28 @@ def _decode_entry(data: bytes, at: int, end: int) -> SearchResultEntry:
         else:
             attributes[name] = values
     return SearchResultEntry(dn, attributes)
+
+
+def _decode_name(data: bytes, at: int, end: int) -> tuple[str, int]:
+    """Return the DN of an entry, and where its first attribute begins."""
+    tag, start, at = read_header(data, at, end)
+    if tag != OCTET_STRING:
+        raise BerError(f"BER tag 0x{tag:02x} where the DN of an entry is expected")
+    dn = decode_text(data, start, at)
+    tag, at, stop = read_header(data, at, end)
+    if tag != SEQUENCE or stop != end:
+        raise BerError("the attributes of an entry are not the last part of it")
+    return dn, at
+
+
+def _decode_attribute_header(data: bytes, at: int, end: int) -> tuple[bytes, int, int]:
+    """Return the name of an attribute, and where its values begin and end."""
+    tag, start, attribute_end = read_header(data, at, end)
+    name_tag, name_start, name_end = read_header(data, start, attribute_end)
+    values_tag, values_start, stop = read_header(data, name_end, attribute_end)
+    if tag != SEQUENCE or name_tag != OCTET_STRING or values_tag != SET or stop != attribute_end:
+        raise BerError(f"no attribute of an entry at byte {at}")
+    return data[name_start:name_end], values_start, stop
 
 
 _names: dict[bytes, str] = {}
