@@ -132,6 +132,23 @@ async def test_another_base_or_filter_begins_with_a_full_refresh(queues: Queues,
         copy = await filtered.until_copy(lambda copy: len(copy.refreshes) == 3 and len(copy.entries) == 1)
 
 
+async def test_the_cookie_is_gone_before_a_full_refresh_begins(queues: Queues, slapd: Slapd, unique: str) -> None:
+    """A crash in the refresh must not continue from a cookie before it."""
+    add_person(slapd, "anna")
+    harness = SourceHarness.of(queues, slapd, unique)
+    store = await SourceStore.open(queues)
+    async with harness.running():
+        await until(lambda: store.state(unique))
+    async with SourceHarness.of(queues, slapd, unique, base=f"ou=none,{SUFFIX}").running() as runner:
+        await until(lambda: runner.status.error)  # the refresh fails
+    stored = await store.state(unique)
+    assert stored is not None
+    assert stored.cookie is None
+    async with harness.running():
+        copy = await harness.until_copy(lambda copy: len(copy.refreshes) == 2)
+        assert copy.refreshes == [True, True]
+
+
 async def test_an_older_database_of_the_directory_begins_with_a_full_refresh(
     queues: Queues, slapd: Slapd, unique: str, tmp_path: Path
 ) -> None:

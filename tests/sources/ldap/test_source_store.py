@@ -51,6 +51,13 @@ async def test_a_source_that_another_process_holds_is_not_taken(queues: Queues, 
     assert owner.pid is not None
 
 
+async def test_a_lease_that_this_process_left_behind_is_taken_at_once(queues: Queues, unique: str) -> None:
+    first = await take(queues, unique, await SourceStore.open(queues, instance="this"))
+    assert await (await SourceStore.open(queues, instance="other")).take(unique) is None
+    again = await take(queues, unique, await SourceStore.open(queues, instance="this"))
+    assert again.epoch == first.epoch + 1
+
+
 async def test_a_writer_that_paused_finds_its_source_taken_and_stores_no_cookie(queues: Queues, unique: str) -> None:
     paused = await take(queues, unique)
     await paused.save(state(paused.epoch))

@@ -27,6 +27,7 @@ class CookieSaver:
         self._mode = mode
         self._place: Place | None = None
         self._changed = asyncio.Event()
+        self._busy = asyncio.Lock()
 
     def put(self, place: Place) -> None:
         """Store a place soon."""
@@ -46,9 +47,23 @@ class CookieSaver:
 
     async def save(self) -> None:
         """Store the place that was put last, unless it is stored."""
-        place, directory = self._place, self._directory
-        if place is None:
-            return
+        async with self._busy:
+            place = self._place
+            if place is None:
+                return
+            await self._store(place)
+            if self._place is place:
+                self._place = None
+
+    async def forget(self) -> None:
+        """Remove the stored cookie, before a full refresh begins: a crash in it must not continue from the cookie."""
+        async with self._busy:
+            self._place = None
+            if self._taken.state is not None and self._taken.state.cookie is not None:
+                await self._store(Place(None, None))
+
+    async def _store(self, place: Place) -> None:
+        directory = self._directory
         state = SourceState(
             uri=directory.uri,
             base=directory.base,
@@ -62,5 +77,3 @@ class CookieSaver:
             await self._taken.save(state)
         except UnknownKey:
             raise RefreshRequested from None
-        if self._place is place:
-            self._place = None

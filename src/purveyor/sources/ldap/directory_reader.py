@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 from purveyor.sources.ldap.accesslog_session import AccesslogSession, find_mode
+from purveyor.sources.ldap.cookie_saver import CookieSaver
 from purveyor.sources.ldap.directory import Directory, Mode
 from purveyor.sources.ldap.ldap_client import LdapClient
 from purveyor.sources.ldap.record_writer import RecordWriter
 from purveyor.sources.ldap.source_status import SourceStatus
-from purveyor.sources.ldap.source_store import SourceState
+from purveyor.sources.ldap.source_store import SourceState, Taken
 from purveyor.sources.ldap.sync_session import Place, RefreshDue, SecretFilter, SyncSession
 
 
@@ -31,13 +32,17 @@ class DirectoryReader:
         return await find_mode(client, self._directory)
 
     async def run(
-        self, client: LdapClient, mode: Mode, writer: RecordWriter[Place], state: SourceState | None, epoch: int
+        self, client: LdapClient, mode: Mode, writer: RecordWriter[Place], taken: Taken, saver: CookieSaver
     ) -> None:
-        """Read until the connection ends, which is an error."""
+        """Read until the connection ends, which is an error. Before a full refresh the stored cookie is removed."""
+        state = taken.state
         cookie = self._valid_cookie(mode, state)
         self._status.entries = state.entries if state is not None and cookie is not None else None
         while True:
-            session = SyncSession(self._directory, writer, self._status, self._secrets, epoch=epoch)
+            if cookie is None:
+                await writer.flush()  # a place before it must not be stored later
+                await saver.forget()
+            session = SyncSession(self._directory, writer, self._status, self._secrets, epoch=taken.epoch)
             try:
                 if mode is Mode.ACCESSLOG:
                     by_log = AccesslogSession(self._directory, session, self._status, self._secrets)

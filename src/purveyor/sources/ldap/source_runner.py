@@ -98,7 +98,11 @@ class SourceRunner:
             for queue in (LDIF, DEAD_LETTERS):
                 (await queues.ensure(queue, replicas=options.replicas)).require_usable()
             store = await SourceStore.open(
-                queues, replicas=options.replicas, lease_seconds=options.lease_seconds, seen=self._seen
+                queues,
+                replicas=options.replicas,
+                lease_seconds=options.lease_seconds,
+                seen=self._seen,
+                instance=self.status.instance,
             )
             self.ready.set()
             posting = asyncio.create_task(self._post_status(queues))
@@ -107,7 +111,7 @@ class SourceRunner:
                 await _first_to_end(working, asyncio.create_task(self._watch_server(queues, address)))
             finally:
                 await _cancel(posting)
-                if stop.is_set():
+                if stop.is_set() and queues.connection.connected:
                     with contextlib.suppress(PurveyorError, TimeoutError):
                         async with asyncio.timeout(_RELEASE_SECONDS):
                             await delete_notice(queues, self.status.key, replicas=options.replicas)
@@ -153,9 +157,10 @@ class SourceRunner:
         try:
             await _first_to_end(following, keeping, watching)
         finally:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_RELEASE_SECONDS):
-                    await taken.release()
+            if queues.connection.connected:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RELEASE_SECONDS):
+                        await taken.release()
 
     async def _keep_lease(self, taken: Taken) -> None:
         await taken.lease.keep_renewed(self._options.lease_seconds / RENEWALS)
@@ -186,13 +191,13 @@ class SourceRunner:
                 on_stored=on_stored,
             )
             background = [asyncio.create_task(each) for each in (writer.run(), saver.run(), self._count(writer))]
-            reading = asyncio.create_task(reader.run(client, mode, writer, taken.state, taken.epoch))
+            reading = asyncio.create_task(reader.run(client, mode, writer, taken, saver))
             stopping = asyncio.create_task(stop.wait())
             try:
                 await asyncio.wait((*background, reading, stopping), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 await _cancel(reading, stopping)
-                if not any(task.done() for task in background):
+                if queues.connection.connected and not any(task.done() for task in background):
                     with contextlib.suppress(TimeoutError, PurveyorError):
                         async with asyncio.timeout(_FLUSH_SECONDS):
                             await writer.flush()

@@ -71,7 +71,7 @@ class SourceStatus:
     error: str | None = None
     fix: str | None = None
     error_at: datetime | None = None
-    instance: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    instance: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
 
     @property
     def key(self) -> str:

@@ -162,12 +162,19 @@ class Taken:
 
 
 class SourceStore:
-    """The stored states and leases of all sources."""
+    """The stored states and leases of all sources. A lease that the same `instance` left behind is taken at once."""
 
-    def __init__(self, bucket: Bucket, lease_seconds: float = LEASE_SECONDS, seen: SeenRevisions | None = None) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        lease_seconds: float = LEASE_SECONDS,
+        seen: SeenRevisions | None = None,
+        instance: str | None = None,
+    ) -> None:
         self._bucket = bucket
         self._lease_seconds = lease_seconds
         self._seen: SeenRevisions = {} if seen is None else seen
+        self._instance = instance or uuid.uuid4().hex
 
     @classmethod
     async def open(
@@ -177,49 +184,53 @@ class SourceStore:
         replicas: int = 1,
         lease_seconds: float = LEASE_SECONDS,
         seen: SeenRevisions | None = None,
+        instance: str | None = None,
     ) -> "SourceStore":
         """Open the bucket; create it if it is missing."""
-        return cls(await queues.bucket(BucketConfig(name=SOURCES_BUCKET, replicas=replicas)), lease_seconds, seen)
+        bucket = await queues.bucket(BucketConfig(name=SOURCES_BUCKET, replicas=replicas))
+        return cls(bucket, lease_seconds, seen, instance)
 
     async def take(self, source: str) -> Taken | None:
         """Take a source over; None while another process holds it. UnreadableRecord if its records are newer."""
         key = f"{source}{_LEASE_SUFFIX}"
         newest = await self._bucket.newest(key)
         held = None if newest is None or newest.deleted else _decode_ownership(newest.value, source)
-        is_held = newest is not None and held is not None and held.instance is not None
-        if is_held and newest and not is_abandoned(self._seen, key, newest.revision, self._lease_seconds):
+        is_taken = held is not None and held.instance not in (None, self._instance)
+        if newest and is_taken and not is_abandoned(self._seen, key, newest.revision, self._lease_seconds):
             return None
-        stored = await self._bucket.newest(source)
-        state = None if stored is None or stored.deleted else decode_state(stored.value, source)
+        _, state = await self._read(source)
         last = max(held.epoch if held else 0, state.epoch if state else 0)
         epoch = last + 1 if last else int(time.time())
-        mine = Ownership(epoch=epoch, pid=os.getpid(), host=socket.gethostname(), instance=uuid.uuid4().hex)
+        mine = Ownership(epoch=epoch, pid=os.getpid(), host=socket.gethostname(), instance=self._instance)
         value = _OWNERSHIP.dump(write_fields(_OWNERSHIP_FIELDS, mine))
         try:
-            if held is None:
+            if newest is None or held is None:
                 revision = await self._bucket.create(key, value)
             else:
-                assert newest is not None
                 revision = await self._bucket.update(key, value, newest.revision)
         except (AlreadyExists, WrongRevision):
             return None  # another process was quicker
-        taken = Taken(
-            source,
-            epoch,
-            HeldLease(self._bucket, key, revision, lambda: value),
-            state,
-            stored.revision if stored else 0,
-            self._bucket,
-            _OWNERSHIP.dump(write_fields(_OWNERSHIP_FIELDS, Ownership(epoch=epoch))),
-        )
-        if state is not None:
-            try:
-                await taken.save(replace(state, epoch=epoch))
-            except UnknownKey:
-                pass  # an operator has just deleted it: a full refresh
-            except LeaseLost:
-                return None
-        return taken
+        lease = HeldLease(self._bucket, key, revision, lambda: value)
+        revision, state = await self._write_epoch(source, epoch)
+        free = _OWNERSHIP.dump(write_fields(_OWNERSHIP_FIELDS, Ownership(epoch=epoch)))
+        return Taken(source, epoch, lease, state, revision, self._bucket, free)
+
+    async def _read(self, source: str) -> tuple[int, SourceState | None]:
+        """Return the revision of a state, 0 if it was never written, and the state; None if there is none."""
+        stored = await self._bucket.newest(source)
+        if stored is None or stored.deleted:
+            return (0 if stored is None else stored.revision), None
+        return stored.revision, decode_state(stored.value, source)
+
+    async def _write_epoch(self, source: str, epoch: int) -> tuple[int, SourceState | None]:
+        """Write the state again with a new epoch: then the process before cannot write it any more."""
+        while True:
+            revision, state = await self._read(source)
+            if state is None:
+                return revision, None
+            state = replace(state, epoch=epoch)
+            with contextlib.suppress(WrongRevision):  # the process before wrote it at this moment
+                return await self._bucket.update(source, encode_state(state), revision), state
 
     async def owner(self, source: str) -> Ownership | None:
         """Return who holds a source; None if it was never taken."""
