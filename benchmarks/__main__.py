@@ -12,7 +12,7 @@ from purveyor.jetstream.server import EmbeddedServer, ServerOptions
 
 BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "bulk": bulk.run,
-    "intake": ldif_import.run,
+    "import": ldif_import.run,
     "spark": spark.run,
     "spark-latency": spark.latency,
     "spark-start": spark.start_up,

@@ -202,7 +202,7 @@ async def _pull_round(base: str, names: Sequence[str]) -> PullResult:
             if time.perf_counter() >= end:
                 return
 
-    # Once around unmeasured: the first login of each is checked with argon2, the first message opens its desk.
+    # Once unmeasured: the first login of each is checked with argon2, its first message creates the state writer.
     await asyncio.gather(*map(consume, lines, names))
     times, done = RequestTimes(), 0
     began = time.perf_counter()
@@ -229,8 +229,8 @@ async def _lease(session: aiohttp.ClientSession, bench: BenchSetup, name: str) -
         async with session.post(f"{url}/lease", json={"max": _LEASE_SIZE, "timeout": 5}, headers=headers) as answer:
             messages = (await answer.json())["messages"]
         body = {"status": "ok", "up_to": messages[-1]["sequence_number"]}
-        async with session.patch(f"{url}/status", json=body, headers=headers) as told:
-            done += (await told.json())["acknowledged"]
+        async with session.patch(f"{url}/status", json=body, headers=headers) as reported:
+            done += (await reported.json())["acknowledged"]
     return done / (time.perf_counter() - began)
 
 
@@ -254,8 +254,8 @@ async def _measure_long_polls(bench: BenchSetup, name: str) -> MemoryUse:
             if not messages:
                 break
             body = {"status": "ok", "up_to": messages[-1]["sequence_number"]}
-            async with session.patch(f"{url}/status", json=body, headers=headers) as told:
-                told.raise_for_status()
+            async with session.patch(f"{url}/status", json=body, headers=headers) as reported:
+                reported.raise_for_status()
 
         async def poll(number: int) -> None:
             mine = headers | {"X-Consumer-Instance": f"idle-{number}"}
@@ -347,9 +347,9 @@ def _login(name: str) -> dict[str, str]:
 def _event(number: int) -> dict[str, Any]:
     new = {"uuid": f"{number:032x}", "username": f"user{number}", "description": ""}
     event = {"publisher_name": "bench", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "bench"}
-    told: dict[str, Any] = {**event, "body": {"old": {}, "new": new}}
-    new["description"] = "x" * (MESSAGE_BYTES - len(json.dumps(told)))
-    return told
+    reported: dict[str, Any] = {**event, "body": {"old": {}, "new": new}}
+    new["description"] = "x" * (MESSAGE_BYTES - len(json.dumps(reported)))
+    return reported
 
 
 def _subject(name: str) -> str:

@@ -96,8 +96,8 @@ async def next_message(name: str, timeout: float = 5.0) -> Message | None:  # no
         except NothingThere:
             return None
         about = found.metadata
-        told = {"sequence_number": about.sequence.stream, "num_delivered": about.num_delivered}
-        return Message.model_validate(json.loads(found.data) | told)
+        reported = {"sequence_number": about.sequence.stream, "num_delivered": about.num_delivered}
+        return Message.model_validate(json.loads(found.data) | reported)
 
 
 @app.patch("/v1/subscriptions/{name}/messages/{sequence}/status")

@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Ours beside a peer. `at_least` or `at_most` is the ratio to reach; neither means that it is only told."""
+    """Ours beside a peer. `at_least` or `at_most` is the ratio to reach; without either, the row is only reported."""
 
     name: str
     ours: float
@@ -63,8 +63,8 @@ def table(section: Section) -> str:
         "|---|---:|---:|---|---:|---|---|",
     ]
     for row in section.rows:
-        told = f"{row.verdict}{'; ' if row.verdict and row.note else ''}{row.note}"
-        cells = (row.name, number(row.ours), number(row.peer), row.unit, f"{row.ratio:.2f}", row.aim, told)
+        reported = f"{row.verdict}{'; ' if row.verdict and row.note else ''}{row.note}"
+        cells = (row.name, number(row.ours), number(row.peer), row.unit, f"{row.ratio:.2f}", row.aim, reported)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

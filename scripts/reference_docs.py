@@ -140,7 +140,7 @@ def http_page() -> str:
 
 
 def _has_description(status: str, answer: dict[str, Any]) -> bool:
-    """Return whether a response has a description of its own."""
+    """Return whether a response has another description than the default."""
     return status.startswith("2") and answer["description"] != "Successful Response"
 
 

@@ -54,7 +54,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of `make chaos` in `make test`, and begin with the longest tests, on both workers."""
+    """Leave out the tests of `make chaos` in `make test`, and let each worker begin with the longest tests."""
     if not LONG:
         left_out = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
@@ -62,10 +62,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (seed := config.getoption("shuffle")) is not None:
         random.Random(seed).shuffle(items)
         return
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = [item for share in shares(items, workers) for item in share]
+
+
+def shares(items: list[pytest.Item], workers: int) -> list[list[pytest.Item]]:
+    """Divide the tests into one share per worker, of equal length; each begins with its part of the longest tests."""
     first = [item for item in items if item.get_closest_marker("first")]
     others = [item for item in items if not item.get_closest_marker("first")]
-    half = len(items) // 2 - len(first[::2])  # each of two workers begins with one half of the tests
-    items[:] = [*first[::2], *others[:half], *first[1::2], *others[half:]] if half > 0 else [*first, *others]
+    found, begin = [], 0
+    for worker in range(workers):
+        longest = first[worker::workers]
+        size = len(items) * (worker + 1) // workers - len(items) * worker // workers - len(longest)
+        found.append(longest + others[begin : begin + max(size, 0)])
+        begin += max(size, 0)
+    found[-1] += others[begin:]
+    return found
 
 
 @pytest.hookimpl(wrapper=True)

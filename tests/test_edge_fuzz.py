@@ -342,7 +342,7 @@ async def check_push(run: Run, queues: Queues, tmp_path: Path) -> None:
             seen = await asyncio.to_thread(
                 wait_until, partial(seen_all, run, f"push-{form.value}"), seconds=PATIENCE_SECONDS
             )
-            read = (told(form, request["headers"], request["body"].encode("latin-1")) for request in seen)
+            read = (decode_request(form, request["headers"], request["body"].encode("latin-1")) for request in seen)
             assert {identity: (event, key) for identity, event, key in read} == expected
     finally:
         stop.set()
@@ -355,7 +355,7 @@ def seen_all(run: Run, name: str) -> list[Fields]:
     return seen if len(seen) >= len(run.sent) else []
 
 
-def told(form: PushFormat, headers: dict[str, str], body: bytes) -> tuple[str, Any, str | None]:
+def decode_request(form: PushFormat, headers: dict[str, str], body: bytes) -> tuple[str, Any, str | None]:
     """What an endpoint reads out of a request: id, event and key."""
     if form is PushFormat.PUBSUB:
         message = json.loads(body)["message"]

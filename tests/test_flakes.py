@@ -51,7 +51,7 @@ def test_what_failed_is_reported_with_its_seeds(tmp_path: Path) -> None:
     assert f"{name}\n    {len(seeds)} of 2 runs, seeds {seeds}" in done.stdout
 
 
-def test_ctrl_c_ends_the_run_and_the_load_and_tells_what_was_found(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_run_and_the_load_and_reports_what_was_found(tmp_path: Path) -> None:
     path, pid = tmp_path / "test_long.py", tmp_path / "pid"
     path.write_text(f"""
 import os, pathlib, time

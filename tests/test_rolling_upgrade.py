@@ -38,12 +38,14 @@ from purveyor.model.json_fields import Kind
 from purveyor.model.registration import PrefillState, PrefillStatus
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, Queue, Reader
-from purveyor.queues.client import Action, Queues, QueueStatus, connect
+from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters import letter as dead_letters
 from purveyor.queues.dead_letters.letter import DeadLetter, park
 from purveyor.queues.dead_letters.store import RESOLUTION_HEADER, DeadLetterStore, receipt_subject
+from purveyor.queues.ensure import Action
 from purveyor.queues.migration import snapshot_files as stream_archive
 from purveyor.queues.migration.plan import Strategy
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.migration.record import Record as MigrationRecord
 from purveyor.queues.permissions import TOPICS
 from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS, Registry
@@ -320,7 +322,7 @@ async def test_a_record_from_before_there_were_versions_is_understood(queues: Qu
 
 @UNKNOWN
 @pytest.mark.parametrize("part", ["definition", "dispatch", "prefill"])
-async def test_what_is_not_understood_of_a_subscription_is_listed_and_changed_by_nobody(
+async def test_what_is_not_understood_of_a_subscription_is_listed_and_never_changed(
     queues: Queues, unique: str, part: str, unknown: dict[str, Any]
 ) -> None:
     subscriptions = Subscriptions(queues)

@@ -29,7 +29,7 @@ async def test_a_condition_is_a_function_or_a_coroutine_function() -> None:
     assert await until(later) == 2
 
 
-def test_a_wait_in_vain_says_for_what_and_what_it_saw_last() -> None:
+def test_a_wait_that_fails_names_its_condition_and_the_last_value() -> None:
     with pytest.raises(AssertionError, match=r"waited 0\.05 s for the second message; last seen: \[\]"):
         wait_until(list, what="the second message", seconds=SHORT)
     with pytest.raises(AssertionError, match=r"the condition <lambda> in .*test_waiting\.py:\d+; last seen: 0"):

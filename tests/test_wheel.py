@@ -65,8 +65,10 @@ def test_the_base_install_is_the_queue_client(base: Installation) -> None:
         last = done.stderr.splitlines()[-1:]
         assert (done.returncode == 0) == (needs is None), done.stderr
         assert not last or last[0].endswith(f"which is not installed ({install_line(needs or '')})")
-    done = base.run("python", "-c", "from purveyor import Consumer")
-    assert done.stderr.endswith(f"purveyor.Consumer needs aiohttp, which is not installed ({install_line('client')})\n")
+    for name in ("Consumer", "Publisher"):
+        done = base.run("python", "-c", f"from purveyor import {name}")
+        what = "purveyor.client (Consumer, Publisher) needs aiohttp"
+        assert done.stderr.endswith(f"{what}, which is not installed ({install_line('client')})\n")
 
 
 def test_the_command_line_names_what_a_command_lacks(command_line: Installation) -> None:

@@ -2,7 +2,7 @@
 
     python cluster.py job.py --servers nats://127.0.0.1:4222 --checkpoint /tmp/bills
 
-Whatever follows goes to spark-submit as it is. Needs `pip install 'purveyor[spark]'`.
+All further arguments go to spark-submit unchanged. Needs `pip install 'purveyor[spark]'`.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def wait_for_workers(ui: int, count: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

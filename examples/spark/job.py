@@ -9,7 +9,7 @@ and writes stream BILLS (subjects `bills.<country>`). It ends when it has billed
 import argparse
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual alias
 
 from purveyor.spark import register
 

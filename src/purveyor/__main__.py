@@ -21,7 +21,7 @@ Purveyor on it. {{missing}}.
   {install_line("app"):<40}  the command line, the HTTP API, the console, the NATS server
   {install_line("spark"):<40}  Spark: the `jetstream` data source
   {install_line("stages"):<40}  transactional stages on PostgreSQL or SQLite
-  {install_line("client"):<40}  purveyor.Consumer: a consumer of the HTTP API
+  {install_line("client"):<40}  purveyor.Consumer and Publisher: clients of the HTTP API
 """
 
 

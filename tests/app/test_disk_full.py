@@ -17,7 +17,7 @@ import pytest
 from tests.support.command_line import invoke
 from tests.support.small_disk import SmallDisk, small_file_system
 from tests.support.up_program import Up
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 SIZE = "400m"
 
@@ -171,7 +171,7 @@ def test_a_full_disk_refuses_events_loses_none_and_all_parts_go_on_when_there_is
         first = client.get("/v1/subscriptions/late/messages/next?timeout=60", auth=("late", "oxpw")).json()
         assert first["body"]["new"]["uuid"] == "u-0"
         consumer.stopped.set()
-        consumer.join(60)
+        consumer.join(PATIENCE_SECONDS)
     assert consumer.acknowledged == publisher.accepted
     assert {each.status_code for each in publisher.refused} == {503}
     assert all(each.headers["Retry-After"] and "disk" in each.json()["fix"] for each in publisher.refused)

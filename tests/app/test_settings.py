@@ -7,7 +7,7 @@ from purveyor.jetstream.server import default_data_dir
 from purveyor.model.errors import InvalidConfig, InvalidInput
 
 
-def told(error: pytest.ExceptionInfo[InvalidConfig]) -> str:
+def error_text(error: pytest.ExceptionInfo[InvalidConfig]) -> str:
     return str(error.value)
 
 
@@ -79,7 +79,7 @@ def test_an_error_names_key_value_and_origin(
     with pytest.raises(InvalidConfig) as error:
         load(flags)
     for word in words:
-        assert word in told(error)
+        assert word in error_text(error)
 
 
 @pytest.mark.parametrize("name", ["PURVEYOR_NATS_URL", "PURVEYOR_DATABASE_URL"])
@@ -87,7 +87,7 @@ def test_an_invalid_address_is_reported_without_its_password(name: str, monkeypa
     monkeypatch.setenv(name, "http://ada:s3cret@host")
     with pytest.raises(InvalidConfig) as error:
         load({})
-    assert "s3cret" not in told(error)
+    assert "s3cret" not in error_text(error)
 
 
 def test_an_address_with_a_password_does_not_show_in_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

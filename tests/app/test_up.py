@@ -125,9 +125,9 @@ async def test_a_part_of_the_pipeline_that_runs_without_an_error_again_is_report
 
     supervisor = Supervisor([program(READY + "".join(lines) + 'print(\'{"event": "end"}\')\n' + STAYS)], on_event)
     await supervisor.run()
-    told = [(each.event, each.detail) for each in events if each.event in ("trouble", "recovered")]
-    assert told == [
-        ("trouble", "dispatch waiting: no server"),
+    reported = [(each.event, each.detail) for each in events if each.event in ("problem", "recovered")]
+    assert reported == [
+        ("problem", "dispatch waiting: no server"),
         ("recovered", "dispatch runs without an error again"),
     ]
 
@@ -140,9 +140,9 @@ def test_every_line_says_when(capsys: pytest.CaptureFixture[str]) -> None:
     at, _, rest = text.partition(" ")
     assert rest == "ready: push delivers"
     assert began <= datetime.fromisoformat(at) <= datetime.now(UTC)
-    told = json.loads(line)
-    assert began <= datetime.fromisoformat(told.pop("at")) <= datetime.now(UTC)
-    assert told == {"event": "ready", "detail": "push delivers", "part": "push"}
+    received = json.loads(line)
+    assert began <= datetime.fromisoformat(received.pop("at")) <= datetime.now(UTC)
+    assert received == {"event": "ready", "detail": "push delivers", "part": "push"}
 
 
 async def test_a_part_that_cannot_start_ends_all_with_its_error() -> None:
@@ -157,18 +157,18 @@ async def test_a_part_that_cannot_start_ends_all_with_its_error() -> None:
 
 async def test_unknown_output_is_passed_on_and_a_part_that_ignores_signals_is_killed() -> None:
     events: list[PartEvent] = []
-    deaf = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('no JSON'); print('x' * 3_000_000); print('[1]')\n"
-    part = Part("deaf", program(deaf + STAYS).command, grace_seconds=0.2)
+    stub = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('no JSON'); print('x' * 3_000_000); print('[1]')\n"
+    part = Part("silent", program(stub + STAYS).command, grace_seconds=0.2)
     async with Supervisor([part], events.append).running():
         pass
-    assert next(each.detail for each in events if each.event == "said") == "no JSON"
+    assert next(each.detail for each in events if each.event == "output") == "no JSON"
     assert events[-1].event == "killed"
     assert not alive(int(next(each.detail for each in events if each.event == "ready")))
 
 
 async def test_a_second_stop_kills_what_does_not_end() -> None:
     events: list[PartEvent] = []
-    part = Part("deaf", program("import signal\nsignal.signal(15, signal.SIG_IGN)\n" + STAYS).command, 600)
+    part = Part("silent", program("import signal\nsignal.signal(15, signal.SIG_IGN)\n" + STAYS).command, 600)
 
     def on_event(event: PartEvent) -> None:
         events.append(event)

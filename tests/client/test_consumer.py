@@ -20,7 +20,7 @@ from purveyor.model.errors import AuthenticationFailed, InvalidInput, LeaseLost,
 from tests.support.nats_servers import OwnServer
 from tests.support.proxy import TcpProxy
 from tests.support.running_api import PASSWORD, RunningApi, event, fill, subscribe
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "consumer.py"
 
@@ -360,7 +360,7 @@ def test_the_example_keeps_a_copy_and_stops_on_a_signal(ordered: Subscribed, tmp
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [f"users/user u-{each}: changed\n" for each in (1, 2)]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

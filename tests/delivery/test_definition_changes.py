@@ -244,6 +244,7 @@ async def test_a_prefill_needs_new_topics_whose_older_messages_are_delivered(
         await subscriptions.redefine(
             "ox", lambda now: replace(now, filter=Filter(fields={"a": (1,)})), prefill_new_topics=True
         )
+    await subscriptions.redefine("ox", topics("users/.*", "groups/.*"))
     removed = await subscriptions.redefine("ox", topics("groups/.*"))
     with pytest.raises(Refused, match=rf"udm:users/\.\* was removed at position {removed.position}") as refused:
         await subscriptions.redefine("ox", topics("groups/.*", "users/user"), prefill_new_topics=True)

@@ -124,7 +124,7 @@ def test_failed_deliveries_are_recorded_until_the_message_is_acknowledged() -> N
     assert [each["error"] for each in as_attempt_log(state.failures[1])] == [
         "instance 'a' asked for the next message without an answer to this one",
         "the lease of instance 'a' expired",
-        "instance 'b' gave it back for another delivery",
+        "instance 'b' asked for a retry",
     ]
     assert as_attempt_log(state.failures[2])[0] | {"error": ""} == {
         "time": "1970-01-01T00:00:00.007000+00:00",

@@ -193,7 +193,7 @@ async def test_after_the_last_attempt_a_message_becomes_a_dead_letter_and_the_ne
     assert "after 2 deliveries" in letter.reason
     attempts = [(attempt.time, attempt.error) for attempt in attempts_of(ParkedMessage.from_message(parked))]
     assert attempts == [
-        (datetime(2027, 1, 15, 8, 0, 0, 0, UTC), "instance 'default' gave it back for another delivery"),
+        (datetime(2027, 1, 15, 8, 0, 0, 0, UTC), "instance 'default' asked for a retry"),
         (datetime(2027, 1, 15, 8, 1, 1, 0, UTC), "the lease of instance 'default' expired"),
     ]
     entry = await (await subscriptions.registry())._acknowledged.get("ox")

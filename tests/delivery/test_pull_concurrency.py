@@ -22,7 +22,7 @@ from purveyor.queues.client import Queues, connect
 from tests.support.delivery import OX, Clock, definition, is_empty, parallel, texts, write
 from tests.support.killing import kill_server
 from tests.support.nats_servers import OwnServer
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 async def test_a_standby_takes_over_when_the_lease_has_expired(
@@ -83,7 +83,7 @@ async def test_five_hundred_waiting_consumers_send_no_requests_and_are_woken_by_
         await until(is_quiet)  # when each waiter has polled
         monkeypatch.undo()
         await asyncio.gather(*(queues.publish("ox.main", str(number).encode()) for number in range(500)))
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             got = [message for message in await asyncio.gather(*waiting) if message is not None]
         assert sorted(texts(got), key=int) == [str(number) for number in range(500)]
         assert not listeners
@@ -129,7 +129,12 @@ async def test_many_consumers_of_several_processes_get_each_message_once(
                 got.append(int(message.data))
                 await pull.acknowledge("ox", message.sequence)
 
-    async with connect(address) as other, open_pull(queues) as one, open_pull(other) as two, asyncio.timeout(120):
+    async with (
+        connect(address) as other,
+        open_pull(queues) as one,
+        open_pull(other) as two,
+        asyncio.timeout(PATIENCE_SECONDS),
+    ):
         await asyncio.gather(*(consume(pull, f"i{number}") for number, pull in enumerate([one, two] * 3)))
     assert sorted(got) == list(range(count))
     if order_by is OrderBy.POSITION:
@@ -238,7 +243,7 @@ async def test_a_server_restart_loses_nothing_and_duplicates_no_lease(
                 except (Unavailable, UnknownMessage):  # repeat the request, as a client would
                     continue
 
-        async with open_pull(queues) as pull, asyncio.timeout(120):
+        async with open_pull(queues) as pull, asyncio.timeout(PATIENCE_SECONDS):
             consuming = asyncio.create_task(consume(pull))
             try:
                 for begun in (10, 30):

@@ -464,6 +464,18 @@ async def test_a_replay_from_beyond_the_end_is_refused(queues: Queues, subscript
     await subscriptions.replay("ox", record.begin, 10_000)
 
 
+async def test_a_replay_of_topics_that_the_subscription_does_not_have_is_refused(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    await subscriptions.add(definition(topic="users/.*"))
+    for realm, topic in (("udm", "groups/group"), ("shop", "users/user"), ("shop", ".*")):
+        with pytest.raises(InvalidInput, match=f"selects no event of {realm}:.*the replay would be empty") as refused:
+            await subscriptions.replay("ox", 1, topics=[RealmTopic("udm", "users/user"), RealmTopic(realm, topic)])
+        assert refused.value.fix == "give some of its topics, or none for all: it has udm:users/.*"
+    assert await bodies(queues, PREFILL) == []
+    await subscriptions.replay("ox", 1, topics=[RealmTopic("udm", "users/user"), RealmTopic("udm", ".*/user")])
+
+
 async def test_the_limits_apply_to_new_definitions_and_not_to_existing_ones(
     queues: Queues, subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,6 +186,10 @@ def _both(word: str, left: Vector | float, right: Vector | float) -> Vector | fl
         assert isinstance(left, dict)
         assert isinstance(right, dict)
         return {**right, **left}
+    if word == "unless":
+        assert isinstance(left, dict)
+        assert isinstance(right, dict)
+        return {labels: value for labels, value in left.items() if labels not in right}
     if isinstance(left, float | int) and isinstance(right, float | int):
         return _COMPUTE[word](left, right)
     if isinstance(left, float | int):

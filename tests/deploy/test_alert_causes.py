@@ -1,9 +1,11 @@
 """Alerts on the metrics of a real API: each comes for its cause, and none before. No pipeline runs."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,7 +14,7 @@ from purveyor.jetstream.server import EmbeddedServer
 from purveyor.model.registration import PrefillState, PrefillStatus, Suspension
 from purveyor.queues.client import connect
 from purveyor.queues.registry import SUBSCRIPTIONS, DispatchState, Registry
-from tests.deploy.alerting import fired
+from tests.deploy.alerting import fired, shipped_rules
 from tests.support.metrics_page import MetricsPage
 from tests.support.migrations import drain_incoming, seal_incoming
 from tests.support.nats_servers import OwnServer
@@ -46,6 +48,11 @@ def events(api: RunningApi) -> httpx.Client:
 @pytest.fixture
 def consumer(api: RunningApi, admin: httpx.Client) -> Consumer:
     return subscribe(api, admin, "ox")
+
+
+def test_each_shipped_alert_is_fired_by_its_cause_in_a_test() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*alert*.py"))
+    assert {rule["alert"] for rule in shipped_rules()} <= set(re.findall(r'"(Purveyor\w+)"', tests))
 
 
 def page(api: RunningApi) -> str:

@@ -31,7 +31,7 @@ _PROGRAM = (sys.executable, "-m", "purveyor")
 _PORT = re.compile(r"\b(?:7777|1[78][0-9]{3})\b")
 """The ports that guides use; such a number has no other meaning there."""
 API_PORT = "7777"
-ONE_PROGRAM = ("publisher", "spark", "stages", "transform")
+ONE_PROGRAM = ("spark", "transform")
 """The guides that say that their Python blocks are one program."""
 _RUN = ("console", "python")
 _SPARK = re.compile(r"purveyor\.spark|serve pipeline|purveyor (up|demo|archive)\b")
@@ -216,7 +216,7 @@ class GuideRunner:
         elif step.in_background:
             self._jobs.append(Background(step.command.rstrip(" &"), self._directory, dict(os.environ)))
             output = self._jobs[-1].expect(step.expected)
-        elif step.command == "wait":
+        elif step.command == "wait $!":
             output = self._jobs[-1].finish(step.expected)
         elif step.command.startswith(("export ", "eval ")):
             code, output = self._run(f"{step.command}; env -0 > environment")
@@ -237,7 +237,7 @@ class GuideRunner:
         if (
             words[0] == "purveyor"
             and not any(word and set(word) <= _SHELL_CHARACTERS for word in words)
-            and "\n" not in command
+            and not {"\n", "$"} & set(command)
         ):
             return in_process(shlex.split(command)[1:])
         done = subprocess.run(

@@ -1,5 +1,6 @@
 """Every guide runs with the output that it shows."""
 
+import codeop
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.slapd import is_ready
+from tests.docs.markdown import blocks
 from tests.docs.runner import (
     ONE_PROGRAM,
     GuideRunner,
@@ -68,6 +70,30 @@ def test_the_guide_does_what_it_says(
 def test_a_guide_says_that_its_python_is_one_program() -> None:
     said = {guide.stem for guide in GUIDES if "one program" in " ".join(guide.read_text(encoding="utf-8").split())}
     assert said == set(ONE_PROGRAM)
+
+
+@pytest.mark.parametrize("name", ONE_PROGRAM)
+def test_one_program_can_be_typed_into_python_line_by_line(name: str) -> None:
+    """The prompt of Python takes a line that is not indented as an error inside a block that no empty line ended."""
+    (guide,) = (each for each in GUIDES if each.stem == name)
+    compile_typed = codeop.CommandCompiler()
+    for block in blocks(guide.read_text(encoding="utf-8")):
+        typed: list[str] = []
+        for number, line in enumerate((*block.lines, ""), block.line + 1) if block.language == "python" else ():
+            typed.append(line)
+            try:
+                is_complete = compile_typed("\n".join(typed), symbol="single") is not None
+            except SyntaxError as error:
+                pytest.fail(f"{guide.name}:{number}: {line!r}: {error}")
+            if is_complete:
+                typed = []
+        assert not typed, f"{guide.name}:{block.line}: the block ends inside a statement"
+
+
+def test_a_reader_waits_for_one_command_and_not_for_a_server() -> None:
+    """A plain `wait` waits for all background commands of the shell, also for `purveyor serve nats &`."""
+    waits = [step.command for guide in GUIDES for step in commands(guide) if step.command.split()[0] == "wait"]
+    assert {*waits} == {"wait $!"}
 
 
 def test_no_guide_puts_messages_into_the_queue_of_a_subscription() -> None:

@@ -90,7 +90,7 @@ def test_the_readme_from_an_empty_directory_with_the_wheel(tmp_path: Path) -> No
     directory.mkdir()
     shutil.copytree(ROOT / "examples", directory / "examples")
     printed = follow(directory, installed.environment | ports(), "purveyor up")
-    assert "Ada Lovelace" in printed[-1]
+    assert '"lastname": "Lovelace"' in printed[-1]
     where = installed.run("python", "-c", "import purveyor; print(purveyor.__file__)", cwd=directory).stdout
     assert where.startswith(str(installed.path))  # and not the tree of the tests
 
@@ -105,7 +105,7 @@ def test_the_readme_in_a_clone_with_make(tmp_path: Path) -> None:
     home = Installation(clone / ".venv", tmp_path)
     environment = home.environment | {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     subprocess.run(["make", "demo"], cwd=clone, env=environment, check=True)
-    assert "Ada Lovelace" in follow(clone, environment | ports(), "make up")[-1]
+    assert '"lastname": "Lovelace"' in follow(clone, environment | ports(), "make up")[-1]
 
 
 @pytest.mark.chaos

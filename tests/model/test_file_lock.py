@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from purveyor.model.file_lock import FileLock, LockOwner, is_locked, read_owner
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_lock_blocks_until_the_lock_is_free(path: Path) -> None:
     assert not taken.wait(0.05)
     first.release()
     wait_until(taken.is_set)
-    thread.join(60)
+    thread.join(PATIENCE_SECONDS)
 
 
 def test_the_note_names_the_holder_and_goes_with_it(path: Path) -> None:

@@ -89,6 +89,8 @@ FAULTS = {
     "a**": "a repetition of a repetition, '**', at character 2",
     "a*+": "a possessive repetition, '*+', at character 2",
     "a{2,1}": "a repetition whose minimum is greater than its maximum at character 3",
+    "a{1000}": "a repetition of more than 999 times, '{1000}', at character 2",
+    "a{2,1000}": "a repetition of more than 999 times, '{2,1000}', at character 2",
     "a{b}": "a '{' that begins no repetition at character 2",
     "[z-a]": "a set with a range in the wrong order at character 2",
     "[a&&b]": "a set that engines read differently, '[a&&b]', at character 1",

@@ -240,7 +240,7 @@ class World:
         for pipeline in self.pipelines:
             pipeline.close()
         self.importing.terminate()
-        self.importing.wait(120)
+        self.importing.wait(PATIENCE_SECONDS)
 
     def check(self, spark: SparkSession, subscriptions: tuple[Subscription, ...]) -> None:
         archive = self.data / "archive"

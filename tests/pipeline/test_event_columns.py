@@ -163,5 +163,5 @@ def test_a_control_event_is_not_an_event_and_affects_no_other_row() -> None:
     assert [type(each) for each in times.to_pylist()] == [type(None), datetime, type(None)]
 
 
-def test_no_rows_are_no_trouble() -> None:
+def test_a_batch_without_rows_has_no_events() -> None:
     assert [len(column) for column in parse_columns(batch([]), tuple(COLUMN_TYPES))] == [0] * len(COLUMN_TYPES)

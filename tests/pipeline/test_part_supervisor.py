@@ -17,7 +17,7 @@ from purveyor.pipeline.job_failures import explain
 from purveyor.pipeline.part_status import PartProgress, PartStatus, State, status_path, write_status
 from purveyor.pipeline.part_supervisor import RESTART_POLICY, Part, PartSupervisor, QueryRun, ThreadRun
 from tests.support.broker import Broker
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 QUICK = RestartPolicy(max_deaths=None, first_pause_seconds=0.01, max_pause_seconds=0.02)
 
@@ -55,7 +55,7 @@ def in_state(supervisor: PartSupervisor, state: State) -> Callable[[], bool]:
 
 def end(supervisor: PartSupervisor) -> None:
     supervisor.stop(1)
-    assert supervisor.join(120)
+    assert supervisor.join(PATIENCE_SECONDS)
 
 
 def test_pauses_double_and_begin_again_after_a_minute_of_health() -> None:
@@ -133,7 +133,7 @@ def test_a_start_that_raises_is_an_error_like_any_other() -> None:
 def test_an_error_that_no_attempt_can_mend_is_the_end(error: InvalidConfig | DataLost) -> None:
     script = Script(error)
     supervisor, _ = kept(Part("transform", script.start))
-    assert supervisor.join(120)
+    assert supervisor.join(PATIENCE_SECONDS)
     assert (supervisor.status.state, script.starts) == (State.FAILED, 1)
     assert supervisor.status.error is not None
     assert (supervisor.status.error.message, supervisor.status.error.fix) == (error.message, error.fix)
@@ -217,15 +217,15 @@ def test_a_query_that_is_stopped_finishes_its_batch(queries: Queries) -> None:
 
     def batch(_: DataFrame, number: int) -> None:
         inside.set()
-        assert go_on.wait(120)
+        assert go_on.wait(PATIENCE_SECONDS)
         finished.append(number)
 
     run = queries.start(batch)
-    assert inside.wait(120)
+    assert inside.wait(PATIENCE_SECONDS)
     stopping = threading.Thread(target=run.stop, args=(60,))
     stopping.start()
     go_on.set()
-    stopping.join(120)
+    stopping.join(PATIENCE_SECONDS)
     assert finished
     assert not run.is_alive()
     assert run.failure() is None
@@ -263,7 +263,7 @@ def test_an_error_of_a_source_is_reported_as_a_purveyor_error(
         frame = queries.spark.readStream.format("jetstream").options(**{"servers": broker.url, **options}).load()
         checkpoint = str(queries.checkpoint)
         query = frame.writeStream.foreachBatch(lambda *_: None).option("checkpointLocation", checkpoint).start()
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
 
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever Spark wraps it in
         start()

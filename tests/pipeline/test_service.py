@@ -21,7 +21,7 @@ from purveyor.pipeline.part_supervisor import Part, ThreadRun
 from purveyor.pipeline.service import PartFailed, PartName, PipelineService, PipelineSettings
 from tests.support.broker import Broker
 from tests.support.nats_servers import OwnServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 Work = Callable[[threading.Event], None]
 NOWHERE = Address.parse("nats://127.0.0.1:1")
@@ -40,7 +40,7 @@ class Heard:
     def report_parts(self, parts: Sequence[PartStatus]) -> None:
         self.parts = parts
 
-    def heard(self, event: str) -> bool:
+    def received(self, event: str) -> bool:
         return any(step == event for step, _ in self.steps)
 
 
@@ -80,11 +80,11 @@ class RunningPart:
             self.error = error
 
     def hears(self, event: str) -> None:
-        wait_until(lambda: self.reporter.heard(event) or not self.thread.is_alive())
-        assert self.reporter.heard(event), (self.error, self.reporter.steps)
+        wait_until(lambda: self.reporter.received(event) or not self.thread.is_alive())
+        assert self.reporter.received(event), (self.error, self.reporter.steps)
 
     def ends(self) -> PurveyorError | None:
-        self.thread.join(120)
+        self.thread.join(PATIENCE_SECONDS)
         assert not self.thread.is_alive()
         return self.error
 
@@ -105,9 +105,9 @@ def test_it_is_ready_when_all_parts_run_and_ends_when_stopped(
     running = RunningPart(settings, spark, dispatch=idle, archive=idle)
     running.hears("ready")
     path = status_path(settings.data_dir, settings.label)
-    told = json.loads(wait_until(lambda: path.exists() and path.read_text()))
-    assert told["pid"] == os.getpid()
-    assert [(part["part"], part["state"]) for part in told["parts"]] == [
+    reported = json.loads(wait_until(lambda: path.exists() and path.read_text()))
+    assert reported["pid"] == os.getpid()
+    assert [(part["part"], part["state"]) for part in reported["parts"]] == [
         ("dispatch", "running"),
         ("archive", "running"),
     ]
@@ -134,7 +134,7 @@ def test_a_server_that_is_away_at_the_start_is_waited_for(
     waiting = PipelineSettings(data_dir=tmp_path, find_address=lambda: where[0], parts=(PartName.PREFILL,))
     running = RunningPart(waiting, spark, prefill=idle)
     running.hears("waiting")
-    assert not running.reporter.heard("starting")
+    assert not running.reporter.received("starting")
     where[0] = own_server().address
     running.hears("ready")
     running.stop.set()
@@ -172,7 +172,7 @@ def test_a_part_that_fails_for_now_ends_nothing(settings: PipelineSettings, spar
     running = RunningPart(settings, spark, archive=idle, dispatch=failing)
     wait_until(lambda: [part.state for part in running.reporter.parts] == [State.RUNNING, State.WAITING])
     assert str(running.reporter.parts[1].error) == "today not"
-    assert not running.reporter.heard("ready")
+    assert not running.reporter.received("ready")
     running.stop.set()
     assert running.ends() is None
 
@@ -203,7 +203,7 @@ def owner(directory: Path, names: str) -> "subprocess.Popen[str]":
 
 def end(process: "subprocess.Popen[str]") -> None:
     process.kill()
-    process.communicate(timeout=120)
+    process.communicate(timeout=PATIENCE_SECONDS)
 
 
 def test_a_second_process_names_the_owner_of_the_part(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_standby_takes_over_when_the_owner_is_killed(tmp_path: Path) -> None:
         assert str(first.pid) in waits[0].message
     finally:
         end(first)
-    standby.join(120)
+    standby.join(PATIENCE_SECONDS)
     assert taken == [True]
     assert len(waits) == 1
     locks.release()

@@ -12,8 +12,10 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import AckPolicy, ConsumerConfig, Retention, Storage, StreamConfig
 from purveyor.model.errors import InvalidName, MigrationNeeded
 from purveyor.queues.catalogue import PREFILL, Queue, Reader, incoming, internal_queues, stage_queue, subscription_queue
-from purveyor.queues.client import Action, Queues, QueueStatus, connect
+from purveyor.queues.client import Queues, connect
+from purveyor.queues.ensure import Action
 from purveyor.queues.migration.plan import stream_differences
+from purveyor.queues.migration.record import QueueStatus
 
 
 def queue(name: str, retention: Retention = Retention.INTEREST, *readers: Reader) -> Queue:

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 
 from tests.support.broker import Broker
 from tests.support.spark_session import Collector, Read, failure
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 def test_an_interest_stream_keeps_what_the_query_has_not_done(
@@ -27,7 +27,7 @@ def test_an_interest_stream_keeps_what_the_query_has_not_done(
     frame = follow(unique, durable="spark", maxOffsetsPerTrigger=10)
     checkpoint = str(collector.directory / "cp")
     writing = frame.writeStream.foreachBatch(look).option("checkpointLocation", checkpoint)
-    assert writing.trigger(availableNow=True).start().awaitTermination(120)
+    assert writing.trigger(availableNow=True).start().awaitTermination(PATIENCE_SECONDS)
     assert [first for first, _ in held] == [1, 11, 21]
     assert all(floor < first for first, floor in held), "moved past a batch that was not done"
     assert broker.floor(unique, "spark") == 30, "current when idle"
@@ -152,9 +152,9 @@ def test_unread_messages_of_a_work_queue_are_never_removed(
 ) -> None:
     broker.make(unique, retention="workqueue")
     broker.numbers(unique, 1, 10)
-    said = failure(collector.start(follow(unique, durable="spark", startingOffsets=starting)))
-    assert "would be removed unread" in said
-    assert "leave startingOffsets at earliest" in said
+    reported = failure(collector.start(follow(unique, durable="spark", startingOffsets=starting)))
+    assert "would be removed unread" in reported
+    assert "leave startingOffsets at earliest" in reported
     assert broker.state(unique)["messages"] == 10
 
 
@@ -163,8 +163,8 @@ def test_a_durable_for_other_subjects_is_refused(
 ) -> None:
     broker.make(unique, retention="interest")
     broker.durable(unique, "spark", filter_subjects=[f"{unique}.a"])
-    said = failure(collector.start(follow(unique, durable="spark")))
-    assert f"durable 'spark' of stream '{unique}' is for {unique}.a, and the query reads all subjects" in said
+    reported = failure(collector.start(follow(unique, durable="spark")))
+    assert f"durable 'spark' of stream '{unique}' is for {unique}.a, and the query reads all subjects" in reported
 
 
 def test_a_start_far_ahead_waits_there(broker: Broker, follow: Read, collector: Collector, unique: str) -> None:

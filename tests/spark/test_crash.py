@@ -21,7 +21,7 @@ from tests.support.broker import Broker
 from tests.support.processes import descendants, environment, kill, python_workers
 from tests.support.scale import chance, pick
 from tests.support.spark_session import Read
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 BATCHES, BATCH = pick(8, 50), pick(100, 500)
 ALL = [str(number) for number in range(1, BATCHES * BATCH + 1)]
@@ -83,7 +83,7 @@ def end(process: subprocess.Popen[str]) -> None:
     """kill -9 of the driver: the program, its JVM, and what else is in its group."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(120)
+    process.wait(PATIENCE_SECONDS)
 
 
 def watch(process: subprocess.Popen[str], condition: Callable[[], Any]) -> bool:
@@ -108,7 +108,7 @@ def test_python_workers_are_killed(
         wait_until(partial(has, broker, target, threshold))
         workers = python_workers(root)
         killed += bool(workers) and kill(random.choice(workers))
-    assert query.awaitTermination(240)
+    assert query.awaitTermination(PATIENCE_SECONDS)
     assert killed
     assert broker.texts(target) == ALL
 
@@ -122,13 +122,13 @@ def test_executors_are_killed_and_the_package_is_sent_to_new_ones(
     random, kills, killed = chance("kill -9 of executors"), pick(1, 8), 0
     with running(broker, streams, tmp_path, "local-cluster[2,1,1024]") as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        assert all(".zip" in home for home in json.loads(said)["homes"]), said
+        reported = process.stdout.readline()
+        assert all(".zip" in home for home in json.loads(reported)["homes"]), reported
         for threshold in thresholds(random, kills):
             watch(process, partial(has, broker, streams[1], threshold))
             executors = descendants(process.pid, "CoarseGrainedExecutorBackend")
             killed += bool(executors) and kill(random.choice(executors))
-        assert process.wait(240) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert process.wait(PATIENCE_SECONDS) == 0, (tmp_path / "log").read_text()[-3000:]
     assert killed
     assert broker.texts(streams[1]) == ALL
 
@@ -143,6 +143,6 @@ def test_the_driver_is_killed_and_started_again(broker: Broker, streams: tuple[s
                 end(process)
                 interrupted += process.returncode == -signal.SIGKILL
     with running(broker, streams, tmp_path, "local[2]") as process:
-        assert process.wait(240) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert process.wait(PATIENCE_SECONDS) == 0, (tmp_path / "log").read_text()[-3000:]
     assert interrupted
     assert broker.texts(streams[1]) == ALL

@@ -16,6 +16,7 @@ from purveyor.spark.stream_control import LONG_MOVE_MESSAGES, DurableMover, Stre
 from tests.support.broker import Broker
 from tests.support.killing import kill_server
 from tests.support.spark_session import Collector, Read, failure
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def settings(broker: Broker, stream: str) -> Any:
@@ -42,7 +43,7 @@ def test_long_moves_free_what_is_done_and_no_more(
 
     frame = follow(queue, durable="spark", maxOffsetsPerTrigger=LONG_MOVE_MESSAGES)
     writing = frame.writeStream.foreachBatch(look).option("checkpointLocation", str(collector.directory / "cp"))
-    assert writing.trigger(availableNow=True).start().awaitTermination(120)
+    assert writing.trigger(availableNow=True).start().awaitTermination(PATIENCE_SECONDS)
     assert [first for first, _ in held] == [1, LONG_MOVE_MESSAGES + 1, 2 * LONG_MOVE_MESSAGES + 1]
     assert all(floor < first for first, floor in held), "moved past a batch that was not done"
     assert broker.floor(queue, "spark") == 2 * LONG_MOVE_MESSAGES + 5, "a query that ends has moved it all the way"

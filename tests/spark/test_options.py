@@ -148,18 +148,18 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "said", "fix"), WRONG, ids=[next(iter(each[0])) for each in WRONG])
-def test_a_wrong_option_is_named_with_what_to_do(options: dict[str, str], said: str, fix: str | None) -> None:
+@pytest.mark.parametrize(("options", "reported", "fix"), WRONG, ids=[next(iter(each[0])) for each in WRONG])
+def test_a_wrong_option_is_named_with_what_to_do(options: dict[str, str], reported: str, fix: str | None) -> None:
     with pytest.raises(InvalidInput) as caught:
         reading(**options)
-    assert said in caught.value.message
+    assert reported in caught.value.message
     assert caught.value.fix
     if fix is not None:
         assert fix in caught.value.fix
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "fix"),
+    ("options", "reported", "fix"),
     [
         ({"delivery": "atomic"}, "atomic batches go to one stream", "option stream"),
         ({"delivery": "fast"}, "delivery: 'fast'", "auto, atomic, pipelined"),
@@ -169,10 +169,10 @@ def test_a_wrong_option_is_named_with_what_to_do(options: dict[str, str], said: 
         ({"orderby": "x", "orderBye": "y"}, "no option 'orderBye'", "orderBy"),
     ],
 )
-def test_a_wrong_option_to_write(options: dict[str, str], said: str, fix: str | None) -> None:
+def test_a_wrong_option_to_write(options: dict[str, str], reported: str, fix: str | None) -> None:
     with pytest.raises(InvalidInput) as caught:
         writing(**options)
-    assert said in caught.value.message
+    assert reported in caught.value.message
     if fix is not None:
         assert caught.value.fix is not None
         assert fix in caught.value.fix

@@ -12,6 +12,7 @@ from tests.support.broker import Broker, offset
 from tests.support.killing import restart_server
 from tests.support.nats_servers import OwnServer
 from tests.support.spark_session import Collector, Read, failure
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def reports(query: StreamingQuery) -> list[dict[str, Any]]:
@@ -56,7 +57,7 @@ def test_available_now_ends_though_messages_keep_coming(
     frame = follow(unique, maxOffsetsPerTrigger=2)
     writing = frame.writeStream.foreachBatch(grow).option("checkpointLocation", str(collector.directory / "cp"))
     query = writing.trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(PATIENCE_SECONDS)
     assert [collector.directory.joinpath(str(n)).read_text() for n in range(3)] == ["[1, 2]", "[3, 4]", "[5, 6]"]
     assert broker.state(unique)["last_seq"] == 15
 
@@ -97,9 +98,9 @@ def test_lost_messages_fail_the_query_by_name(broker: Broker, follow: Read, coll
     collector.finish(follow(unique))
     broker.numbers(unique, 6, 20)
     broker.purge(unique, seq=11)
-    said = failure(collector.start(follow(unique)))
-    assert f"sequences 6 to 10 of stream '{unique}' are gone" in said
-    assert "set failOnDataLoss to false" in said
+    reported = failure(collector.start(follow(unique)))
+    assert f"sequences 6 to 10 of stream '{unique}' are gone" in reported
+    assert "set failOnDataLoss to false" in reported
 
 
 def test_lost_messages_are_counted_and_left_behind_if_allowed(
@@ -144,14 +145,14 @@ def test_a_stream_created_again_under_a_running_query_is_an_error(
     broker.drop(unique)
     broker.make(unique)
     broker.numbers(unique, 1, 20)
-    said = failure(query)
+    reported = failure(query)
     # Between the two the stream may be missing; a restart reports the identity.
-    if "deleted and created again" not in said:
-        assert f"no stream '{unique}'" in said
-        said = failure(collector.start(follow(unique), available_now=False))
-    assert before in said
-    assert broker.created(unique) in said
-    assert "new checkpoint" in said
+    if "deleted and created again" not in reported:
+        assert f"no stream '{unique}'" in reported
+        reported = failure(collector.start(follow(unique), available_now=False))
+    assert before in reported
+    assert broker.created(unique) in reported
+    assert "new checkpoint" in reported
     assert collector.sequences() == list(range(1, 11))
 
 
@@ -173,9 +174,9 @@ def test_a_stream_created_again_is_not_read_in_place_of_the_old_one(
     broker.drop(unique)
     broker.make(unique)
     broker.numbers(unique, 1, 10)
-    said = failure(collector.start(frame))
-    assert before in said
-    assert broker.created(unique) in said
+    reported = failure(collector.start(frame))
+    assert before in reported
+    assert broker.created(unique) in reported
     assert collector.sequences() == []
 
 

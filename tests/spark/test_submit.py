@@ -58,8 +58,8 @@ def run(command: list[str | Path], directory: Path, **variables: str) -> str:
         timeout=280,
         check=False,
     )
-    said = [line for line in done.stderr.splitlines() if " INFO " not in line and not line.startswith("\tat ")]
-    assert done.returncode == 0, "\n".join(said[-40:])
+    reported = [line for line in done.stderr.splitlines() if " INFO " not in line and not line.startswith("\tat ")]
+    assert done.returncode == 0, "\n".join(reported[-40:])
     return done.stdout
 
 
@@ -75,7 +75,7 @@ def test_spark_submit_with_the_package_as_a_file(orders: Broker, tmp_path: Path)
     """The package is installed for the driver, and sent along for the workers."""
     arguments = ["--servers", orders.url, "--checkpoint", str(tmp_path / "cp")]
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    said = run(
+    reported = run(
         [submit, "--master", "local[2]", "--py-files", str(package_zip()), EXAMPLES / "job.py", *arguments],
         tmp_path,
         JAVA_HOME=str(find_java(tmp_path / "java").home),
@@ -83,7 +83,7 @@ def test_spark_submit_with_the_package_as_a_file(orders: Broker, tmp_path: Path)
         SPARK_LOCAL_IP="127.0.0.1",
         PYTHONPATH=str(ROOT / "src"),
     )
-    assert "|bills.de|" in said
+    assert "|bills.de|" in reported
     assert billed(orders) == EXPECTED
 
 
@@ -92,6 +92,6 @@ def test_spark_submit_with_the_package_as_a_file(orders: Broker, tmp_path: Path)
 def test_a_standalone_cluster_of_two_workers(orders: Broker, tmp_path: Path) -> None:
     arguments = ["--servers", orders.url, "--checkpoint", str(tmp_path / "cp")]
     command: list[str | Path] = [sys.executable, EXAMPLES / "cluster.py", EXAMPLES / "job.py", *arguments]
-    said = run(command, tmp_path, PYTHONPATH=str(ROOT / "src"))
-    assert "|bills.de|" in said
+    reported = run(command, tmp_path, PYTHONPATH=str(ROOT / "src"))
+    assert "|bills.de|" in reported
     assert billed(orders) == EXPECTED

@@ -11,6 +11,7 @@ from purveyor.spark.pyspark_internals import ArrowFunction, map_in_arrow
 from purveyor.spark.task_tuning import read_ahead
 from tests.support.broker import Broker
 from tests.support.spark_session import Read
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def test_items_come_in_their_order() -> None:
@@ -27,7 +28,7 @@ def test_the_next_item_is_prepared_during_the_current_one() -> None:
 
     taken = read_ahead(items())
     assert next(taken) == 1
-    assert second.wait(120), "the second item is prepared before the reader asks for it"
+    assert second.wait(PATIENCE_SECONDS), "the second item is prepared before the reader asks for it"
     assert list(taken) == [2]
 
 
@@ -56,7 +57,7 @@ def test_the_thread_ends_when_the_reader_stops() -> None:
     taken = read_ahead(items())
     assert next(taken) == 1
     taken.close()  # type: ignore[attr-defined]  # a generator
-    assert ended.wait(120)
+    assert ended.wait(PATIENCE_SECONDS)
 
 
 SPARED = "spared bigint, looked_at bigint, garbage bigint"

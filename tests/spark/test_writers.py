@@ -1,5 +1,6 @@
 """Writing rows: each one is stored or refused with a reason, in order, once for each id."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from purveyor.jetstream.address import Address
 from purveyor.spark.options import WriteSettings
 from purveyor.spark.writers import to_messages
 from tests.support.broker import Broker
-from tests.support.spark_session import Read, failure
-from tests.support.spark_session import said as telling
+from tests.support.spark_session import Read, error_text, failure
+from tests.support.waiting import PATIENCE_SECONDS
 
 NOWHERE = Address(("nats://127.0.0.1:1",))
 
@@ -26,7 +27,7 @@ def write(frame: DataFrame, broker: Broker, **options: Any) -> None:
 
 
 def refused(frame: DataFrame, broker: Broker, **options: Any) -> str:
-    return telling(lambda: write(frame, broker, **options))
+    return error_text(lambda: write(frame, broker, **options))
 
 
 def test_rows_become_messages_with_all_columns(broker: Broker, spark: SparkSession, unique: str) -> None:
@@ -118,12 +119,12 @@ WRONG_COLUMNS = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "options", "said", "fix"), WRONG_COLUMNS)
+@pytest.mark.parametrize(("schema", "options", "reported", "fix"), WRONG_COLUMNS)
 def test_wrong_columns_are_an_error_before_anything_is_sent(  # noqa: PLR0917 - fixtures
-    broker: Broker, spark: SparkSession, schema: str, options: dict[str, str], said: str, fix: str
+    broker: Broker, spark: SparkSession, schema: str, options: dict[str, str], reported: str, fix: str
 ) -> None:
     text = refused(spark.createDataFrame([], schema), broker, **options)
-    assert said in text
+    assert reported in text
     assert fix in text
 
 
@@ -139,10 +140,11 @@ def test_overwriting_is_refused(broker: Broker, spark: SparkSession, unique: str
 
 def test_a_full_stream_is_an_error_with_the_servers_reason(broker: Broker, spark: SparkSession, unique: str) -> None:
     broker.make(unique, max_msgs=5, discard="new")
-    said = refused(spark.range(10).select(F.col("id").cast("string").alias("data")).coalesce(1), broker, subject=unique)
-    assert "maximum messages exceeded" in said
-    assert "10077" in said
-    assert "PublishRefused" in said
+    frame = spark.range(10).select(F.col("id").cast("string").alias("data")).coalesce(1)
+    reported = refused(frame, broker, subject=unique)
+    assert "maximum messages exceeded" in reported
+    assert "10077" in reported
+    assert "PublishRefused" in reported
     assert broker.state(unique)["messages"] == 5
 
 
@@ -152,18 +154,18 @@ def test_a_sealed_stream_a_large_row_and_a_subject_without_a_stream(
     one = spark.createDataFrame([("x",)], "data string")
     broker.make(unique)
     assert "PublishRefused" in (
-        said := refused(one, broker, subject=unique, stream="SOMEWHERE-ELSE", delivery="pipelined")
+        reported := refused(one, broker, subject=unique, stream="SOMEWHERE-ELSE", delivery="pipelined")
     )
-    assert "10060" in said
+    assert "10060" in reported
     large = spark.createDataFrame([("x" * 9_000_000,)], "data string")
     assert "8388608" in refused(large, broker, subject=unique)
     assert "no stream takes" in refused(one, broker, subject=f"{unique}-nobody")
     assert "'a..b'" in refused(spark.createDataFrame([("a..b", "x")], "subject string, data string"), broker)
     assert broker.state(unique)["messages"] == 0
     broker.update(unique, sealed=True)
-    said = refused(one, broker, subject=unique)
-    assert "sealed" in said
-    assert "10109" in said
+    reported = refused(one, broker, subject=unique)
+    assert "sealed" in reported
+    assert "10109" in reported
 
 
 def test_a_null_subject_without_a_default_is_an_error(broker: Broker, spark: SparkSession, unique: str) -> None:
@@ -193,9 +195,9 @@ def test_atomic_on_a_stream_that_does_not_allow_it_is_an_error(
     broker: Broker, spark: SparkSession, unique: str
 ) -> None:
     broker.make(unique)
-    said = refused(spark.createDataFrame([("x",)], "data string"), broker, subject=unique, stream=unique,
+    reported = refused(spark.createDataFrame([("x",)], "data string"), broker, subject=unique, stream=unique,
                    delivery="atomic")  # fmt: skip
-    assert "atomic" in said
+    assert "atomic" in reported
     assert broker.state(unique)["messages"] == 0
 
 
@@ -223,11 +225,11 @@ def test_a_stream_from_source_to_sink(broker: Broker, follow: Read, tmp_path: Pa
         "sequence",
     )
     query = sink(frame.repartition(1), broker, tmp_path / "cp", orderBy="sequence")
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(PATIENCE_SECONDS)
     assert broker.texts(target) == [str(number) for number in range(1, 41)]
     # The whole query once more, as if the checkpoint had been lost: ids keep the target as it is.
     query = sink(frame.repartition(1), broker, tmp_path / "cp-2", orderBy="sequence")
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(PATIENCE_SECONDS)
     assert broker.texts(target) == [str(number) for number in range(1, 41)]
 
 
@@ -239,12 +241,12 @@ def test_a_refused_row_fails_the_query_and_a_restart_completes_the_batch(
     broker.numbers(source, 1, 10)
     frame = follow(source).select("data", F.col("sequence").cast("string").alias("msg_id"), "sequence").repartition(1)
     options = {"subject": target, "orderBy": "sequence"}
-    said = failure(sink(frame, broker, tmp_path / "cp", **options))
-    assert "maximum messages exceeded" in said
-    assert "10077" in said
+    reported = failure(sink(frame, broker, tmp_path / "cp", **options))
+    assert "maximum messages exceeded" in reported
+    assert "10077" in reported
     assert broker.texts(target) == ["1", "2", "3", "4", "5"]
     broker.update(target, max_msgs=-1)
-    assert sink(frame, broker, tmp_path / "cp", **options).awaitTermination(120)
+    assert sink(frame, broker, tmp_path / "cp", **options).awaitTermination(PATIENCE_SECONDS)
     assert broker.texts(target) == [str(number) for number in range(1, 11)]
 
 
@@ -252,5 +254,6 @@ def test_a_wrong_column_of_a_streaming_write_is_an_error(
     broker: Broker, follow: Read, tmp_path: Path, unique: str
 ) -> None:
     broker.make(unique)
-    text = telling(lambda: sink(follow(unique), broker, tmp_path / "cp", subject=f"{unique}.x").awaitTermination(60))
+    writing = partial(sink, follow(unique), broker, tmp_path / "cp", subject=f"{unique}.x")
+    text = error_text(lambda: writing().awaitTermination(PATIENCE_SECONDS))
     assert "cannot write column 'sequence'" in text

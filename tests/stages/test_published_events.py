@@ -168,6 +168,17 @@ async def test_events_of_many_writers_keep_the_order_of_commits_and_the_queue_ke
     assert (await queues.streams.subjects(STREAM, f"{OUTBOX_SUBJECT}.{outbox}.*")).keys() == {newest.subject}
 
 
+async def test_a_program_that_ends_has_sent_what_it_committed(
+    stages: Stages, queues: Queues, unique: str, database: str
+) -> None:
+    """A short program ends right after its commit; nothing else may ever run on its database."""
+    async with stages, stages.store.transaction() as transaction:
+        for number in range(3):
+            await stages.publish(shop_event(number, unique), db=transaction.connection)
+    assert [each.new["number"] for each in await published(queues) if each.topic == unique] == [0, 1, 2]
+    assert await rows(database, "SELECT count(*) FROM purveyor_outbox WHERE sent_ms IS NULL") == [(0,)]
+
+
 async def rows_of_outbox(stages: Stages) -> list[str]:
     async with stages.store.engine.connect() as connection:
         found = await connection.exec_driver_sql("SELECT owner FROM purveyor_owners WHERE stage = 'outbox'")

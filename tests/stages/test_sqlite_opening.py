@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from purveyor.stages import SqlStore
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 def test_a_cancelled_opening_leaves_no_connection_and_no_thread(
@@ -21,7 +21,7 @@ def test_a_cancelled_opening_leaves_no_connection_and_no_thread(
 
     def slow(*given: Any, **options: Any) -> sqlite3.Connection:
         begun.set()
-        assert may_end.wait(60)
+        assert may_end.wait(PATIENCE_SECONDS)
         opened.append(real(*given, **options))
         return opened[-1]
 
@@ -42,7 +42,7 @@ def test_a_cancelled_opening_leaves_no_connection_and_no_thread(
     finally:
         may_end.set()
     for thread in set(threading.enumerate()) - before:
-        thread.join(60)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
     assert len(opened) == 1
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):

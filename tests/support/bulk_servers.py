@@ -17,7 +17,7 @@ from purveyor.jetstream.bulk import outgoing, publish_many
 from purveyor.jetstream.bulk.net.connection import BulkConnection
 from purveyor.jetstream.bulk.net.pool import RetryDeadline, close_idle, connect
 from purveyor.jetstream.server.server_checks import free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 def binary() -> str:
@@ -66,7 +66,7 @@ class Server:
     def stop(self, *, kill: bool = False) -> None:
         if self.process is not None:
             (self.process.kill if kill else self.process.terminate)()
-            self.process.wait(120)
+            self.process.wait(PATIENCE_SECONDS)
             self.process = None
 
     @property
@@ -153,7 +153,7 @@ class Proxy:
         self._listener.close()
         self.cut()
         for thread in self._threads:
-            thread.join(120)
+            thread.join(PATIENCE_SECONDS)
 
     @property
     def address(self) -> Address:

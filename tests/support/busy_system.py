@@ -18,6 +18,7 @@ from tests.support.processes import environment
 from tests.support.push import Site as Endpoint
 from tests.support.running_api import PASSWORD, wanted
 from tests.support.up_program import Up
+from tests.support.waiting import PATIENCE_SECONDS
 
 ADMIN = ("admin", "admin-secret")
 _PEOPLE = 40
@@ -87,7 +88,7 @@ class BusySystem:
                 yield
             finally:
                 process.terminate()
-                process.wait(120)
+                process.wait(PATIENCE_SECONDS)
 
 
 class _Traffic:
@@ -105,7 +106,7 @@ class _Traffic:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(120)
+        self._thread.join(PATIENCE_SECONDS)
         assert not self._wrong, self._wrong
 
     async def _run(self) -> None:

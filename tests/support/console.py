@@ -19,6 +19,7 @@ from purveyor.queues.client import Queues
 from purveyor.queues.status_board import post_notice
 from tests.support.command_line import PROGRAM, SOURCE, url_of
 from tests.support.running_api import PASSWORD, on_server, wanted
+from tests.support.waiting import PATIENCE_SECONDS
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ class Site:
         self.fall_silent()
         self.admin.close()
         self.process.terminate()
-        assert self.process.wait(120) == 0
+        assert self.process.wait(PATIENCE_SECONDS) == 0
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._log.close()
@@ -126,11 +127,11 @@ class Chromium:
     def __exit__(self, *_: object) -> None:
         self._run(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(120)
+        self._thread.join(PATIENCE_SECONDS)
         self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(240)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_SECONDS)
 
     async def _start(self) -> None:
         expect.set_options(timeout=60_000)

@@ -139,7 +139,7 @@ class FaultCheck:
             return quote.is_in(last, name)
 
         try:
-            wait_until(is_seen, seconds=30 if place != LOG else 60)
+            wait_until(is_seen)
         except AssertionError:
             seen = "\n".join(last)
             raise AssertionError(f"{self.fault.title}: {place} does not show {quote}; it shows:\n{seen}") from None
@@ -172,7 +172,7 @@ class FaultCheck:
             )
 
         try:
-            wait_until(is_seen, seconds=30)
+            wait_until(is_seen)
         except AssertionError:
             lines = [line for line in last[0].splitlines() if line.startswith("purveyor_")]
             seen = "\n".join(lines) if text.startswith("purveyor_") else alerting.fired(last, growing=AGES)

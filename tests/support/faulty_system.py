@@ -36,7 +36,7 @@ from purveyor.queues.registry import Snapshot, read_snapshot
 from tests.support.command_line import PROGRAM, invoke
 from tests.support.processes import environment
 from tests.support.running_api import RunningApi
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 LEVELS = {Level.STUCK: "red", Level.WARNING: "warning", Level.NOTE: "note", Level.FINE: "fine"}
 NO_PIPELINE = re.compile(
@@ -79,8 +79,8 @@ class PushProcess:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(120)
-        self._reader.join(120)
+        self.process.wait(PATIENCE_SECONDS)
+        self._reader.join(PATIENCE_SECONDS)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -12,7 +12,7 @@ from purveyor.queues.catalogue import Queue, Reader, incoming
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.migration.migrator import Migrator
 from purveyor.queues.migration.record import QueueStatus
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 QUEUE = incoming()
 
@@ -28,7 +28,7 @@ async def seal_incoming(address: Address) -> QueueStatus:
 
 
 async def drain_incoming(address: Address) -> None:
-    async with connect(address) as queues, asyncio.timeout(120):
+    async with connect(address) as queues, asyncio.timeout(PATIENCE_SECONDS):
         for message in await queues.fetch(QUEUE.stream, "dispatcher"):
             await message.ack(confirm=True)
         await queues.migrations.wait_until_done(QUEUE.name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.command_line import PROGRAM
 from tests.support.processes import descendants, environment
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 class Pipeline:
@@ -58,9 +58,9 @@ class Pipeline:
         return {part["part"]: part for part in json.loads(path.read_text())["parts"]}
 
     def ends(self) -> int:
-        code = self.process.wait(120)
+        code = self.process.wait(PATIENCE_SECONDS)
         for reader in self._readers:
-            reader.join(120)
+            reader.join(PATIENCE_SECONDS)
         return code
 
     def engine(self) -> int:

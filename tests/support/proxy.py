@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from purveyor.jetstream.address import Address
+from tests.support.waiting import PATIENCE_SECONDS
 
 _CHUNK = 256 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close sends RST, as from a machine that went away
@@ -107,7 +108,7 @@ class TcpProxy:
 
         self._commands.put(command)
         self._bell.send(b"!")
-        if not done.wait(60):
+        if not done.wait(PATIENCE_SECONDS):
             raise RuntimeError("the proxy does not answer")
 
     # The methods below run in the thread of the proxy.

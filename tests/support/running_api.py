@@ -19,7 +19,7 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.registry import Registry
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 LOGINS = (
     Login(role=Role.ADMIN, username="admin", password="admin-secret"),
@@ -72,7 +72,7 @@ class RunningApi:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(120)
+        assert self._ready.wait(PATIENCE_SECONDS)
         self.anybody = self.client()
         return self
 
@@ -94,7 +94,7 @@ class RunningApi:
     def stop(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._server.stop)
-            self._thread.join(120)
+            self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
         self._listener.close()
 
@@ -109,11 +109,11 @@ class RunningApi:
         async def forget() -> None:
             self._api.authenticator.invalidate(None)
 
-        asyncio.run_coroutine_threadsafe(forget(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(forget(), self._loop).result(PATIENCE_SECONDS)
 
     def in_its_loop(self, work: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the event loop of the API."""
-        return asyncio.run_coroutine_threadsafe(work(self._api), self._loop).result(120)
+        return asyncio.run_coroutine_threadsafe(work(self._api), self._loop).result(PATIENCE_SECONDS)
 
     def client(self, user: str = "", password: str = "", **more: Any) -> httpx.Client:
         auth = (user, password) if user else None

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from purveyor.jetstream.address import Address
 from purveyor.spark import session
 from tests.support.broker import Broker
+from tests.support.waiting import PATIENCE_SECONDS
 
 QUIET = {
     "spark.ui.enabled": "false",
@@ -99,7 +100,7 @@ class Collector:
     def finish(self, frame: DataFrame, *, checkpoint: str = "checkpoint") -> StreamingQuery:
         """Run a query on all present messages to its end."""
         query = self.start(frame, checkpoint=checkpoint)
-        query.awaitTermination(120)
+        query.awaitTermination(PATIENCE_SECONDS)
         assert not query.isActive
         return query
 
@@ -125,7 +126,7 @@ def collector(tmp_path: Path, spark: SparkSession) -> Iterator[Collector]:
         query.stop()
 
 
-def said(action: Callable[[], object]) -> str:
+def error_text(action: Callable[[], object]) -> str:
     """Return the message with which a call fails."""
     with pytest.raises(PySparkException) as caught:
         action()
@@ -135,5 +136,5 @@ def said(action: Callable[[], object]) -> str:
 def failure(query: StreamingQuery) -> str:
     """Return the message with which a query fails."""
     with pytest.raises(StreamingQueryException) as caught:
-        query.awaitTermination(120)
+        query.awaitTermination(PATIENCE_SECONDS)
     return str(caught.value)

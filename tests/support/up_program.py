@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.command_line import PROGRAM
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 class Up:
@@ -53,8 +53,8 @@ class Up:
         return self.ends()
 
     def ends(self) -> int:
-        code = self.process.wait(120)
-        self._reader.join(120)
+        code = self.process.wait(PATIENCE_SECONDS)
+        self._reader.join(PATIENCE_SECONDS)
         return code
 
     @property

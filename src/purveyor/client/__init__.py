@@ -3,7 +3,7 @@
 from purveyor.model.event import Event
 from purveyor.model.extras import NeedsExtra
 
-with NeedsExtra("purveyor.Consumer"):
+with NeedsExtra("purveyor.client (Consumer, Publisher)"):
     from purveyor.client.consumer import Consumer, ConsumerOptions
     from purveyor.client.leased_messages import Batch, Message
     from purveyor.client.publisher import (

@@ -170,7 +170,7 @@ class Consumer:
                 fix="use a concurrency of 1, or make the subscription parallel",
             )
         self._max_unsettled = min(max(self._max_unsettled, concurrency), _MAX_BATCH)
-        self._fetch_below = self._max_unsettled - 1  # an idle task fetches, whatever the other tasks still hold
+        self._fetch_below = self._max_unsettled - 1  # an idle task fetches, even if all other tasks are busy
         tasks = [asyncio.create_task(self._handle_messages(handler)) for _ in range(concurrency)]
         try:
             await asyncio.gather(*tasks)  # no TaskGroup: an error is raised as it is, in no group

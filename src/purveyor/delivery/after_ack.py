@@ -1,4 +1,4 @@
-"""What follows an acknowledgement: delete the message from its queue, and prefetch the next one.
+"""The work after an acknowledgement: delete the message from its queue, and prefetch the next one.
 
 Deleting is not part of the acknowledgement: the delivery state already says that a message is acknowledged. If this
 process dies before it deletes a message, the next process that opens the subscription does it. Many messages are

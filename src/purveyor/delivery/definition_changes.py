@@ -155,7 +155,7 @@ class DefinitionChanges:
             raise Refused(
                 f"{len(needed)} changes of subscription {now.name!r} are not dispatched and delivered completely; the "
                 f"first is at position {needed[0].until}, and everything up to {passed} is",
-                fix="start the pipeline and the consumer; `purveyor site list` shows dispatchers that are gone",
+                fix="start the pipeline and the consumer; `purveyor consumer ls stream:incoming` lists the dispatchers",
                 code=409,
             )
         return needed
@@ -203,7 +203,7 @@ def _check_prefill(name: str, before: Selection, after: Selection, past: Sequenc
     added = new_topics(before, after)
     if not added:
         raise _nothing_to_prefill(name)
-    for each in past:
+    for each in reversed(past):  # the newest that has a topic names the position at which it was removed
         removed = [topic for topic in each.selection.realms_topics if topic not in before.realms_topics]
         for topic in removed:
             if any(may_overlap(topic, wanted) for wanted in added):

@@ -46,7 +46,7 @@ MAX_FAILURES_PER_SUBSCRIPTION: Final = 1000
 _MAX_EXHAUSTED_MESSAGES: Final = 100
 _MAX_INSTANCE_CHARACTERS: Final = 60
 _LATER_BYTES: Final = 40
-"""What a leased message adds to the state when it is delayed: its attempts and the time, less its part of the lease."""
+"""The bytes that a delay adds to the state: the attempts and the time of a message, less its part of the lease."""
 
 
 def expire_leases(state: DeliveryState, now: int) -> DeliveryState:

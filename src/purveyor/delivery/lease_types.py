@@ -37,7 +37,7 @@ class AckTarget(NamedTuple):
 
 
 class LeasePolicy(NamedTuple):
-    """What a subscription's definition and the server demand of leases."""
+    """The limits of leases that the definition of a subscription and the server set."""
 
     order_by: OrderBy | None = OrderBy.POSITION
     max_attempts: int | None = None
@@ -92,4 +92,4 @@ class LeaseDecision(NamedTuple):
     truncated: bool = False
     """Whether `max_bytes` cut the lease short."""
     limit: LeaseLimit | None = None
-    """Why nothing can be leased, whatever the queue contains."""
+    """Why no message can be leased, regardless of what the queue contains."""

@@ -31,7 +31,7 @@ MAX_BYTES_PER_SUBSCRIPTION: Final = 8 << 20
 MAX_BYTES: Final = 64 << 20
 """For all subscriptions of a process."""
 _OBJECT_BYTES: Final = 1000
-"""What the Python objects of a message take, in addition to its bytes."""
+"""The memory of the Python objects of a message, in addition to its bytes."""
 _PAGE_MESSAGES: Final = 64
 _PAGE_BYTES: Final = 4 << 20
 _MAX_MESSAGES: Final = 20_000
@@ -167,7 +167,7 @@ class HeldMessages:
 
 
 class _MessageInfo(NamedTuple):
-    """What the lease rules need to know about a message."""
+    """The facts about a message that the lease rules need."""
 
     kind: SubjectKind
     position: int

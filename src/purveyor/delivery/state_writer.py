@@ -201,7 +201,7 @@ class StateWriter:
             self._requests = []
             try:
                 await self._commit_all(requests)
-            except Exception as error:  # noqa: BLE001 - the callers get it, whatever it is
+            except Exception as error:  # noqa: BLE001 - the callers get any error
                 self._state = None  # read again what was written, if anything was
                 _fail(requests, error)
             except asyncio.CancelledError:

@@ -1,5 +1,6 @@
 """Jobs for the prefill worker: prefill, replay and catch-up, and the prefill state that goes with them."""
 
+import asyncio
 import contextlib
 import dataclasses
 import uuid
@@ -29,7 +30,8 @@ from purveyor.model.errors import (
     UnreadableRecord,
     WrongRevision,
 )
-from purveyor.model.subscription import RealmTopic
+from purveyor.model.selection import may_overlap
+from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.model.subscription_limits import check_topics
 from purveyor.queues.catalogue import PREFILL, incoming
 from purveyor.queues.client import Queues
@@ -90,6 +92,7 @@ class SubscriptionJobs:
         await self._check_begin(from_)
         wanted = tuple(topics)
         check_topics(wanted)
+        await asyncio.to_thread(_check_selected, registered.record.definition, wanted)  # it matches expressions
         name = registered.name
         job = ReplayJob(**_job_fields(registered.record, str(uuid.uuid4())), from_=from_, to=to, topics=wanted)
         waiting = registry.waiting_replays
@@ -222,6 +225,18 @@ def _job_fields(record: Record, job: str) -> dict[str, str]:
 def _prefill_job(record: Record, state: PrefillState) -> PrefillJob:
     fields = _job_fields(record, job_id(record.incarnation, JobKind.PREFILL, state.attempt))
     return PrefillJob(**fields, position=state.position)
+
+
+def _check_selected(definition: Subscription, wanted: Iterable[RealmTopic]) -> None:
+    """Raise InvalidInput for a topic of which the subscription selects nothing: its replay would be empty."""
+    for topic in wanted:
+        if not any(may_overlap(topic, selected) for selected in definition.realms_topics):
+            selected = ", ".join(f"{each.realm}:{each.topic}" for each in definition.realms_topics)
+            raise InvalidInput(
+                f"subscription {definition.name!r} selects no event of {topic.realm}:{topic.topic}, "
+                "so the replay would be empty",
+                fix=f"give some of its topics, or none for all: it has {selected}",
+            )
 
 
 def _check_range(from_: ReplayPoint, to: ReplayPoint | None) -> None:

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, assert_never
+from typing import Final
 
 from purveyor.delivery.push.push_reports import PushProblem, read_problems
 from purveyor.jetstream.headers import POSITION, number
 from purveyor.model.ack_ranges import Expired
-from purveyor.model.delivery_state import DeliveryState, FailedDelivery, FailureCause
+from purveyor.model.delivery_state import DeliveryState
 from purveyor.model.errors import UnknownConsumer, UnknownMessage, UnknownStream, UnreadableRecord
 from purveyor.model.registration import PrefillStatus
 from purveyor.queues.catalogue import DEFAULT_GROUP, Queue, incoming, subscription_queue
@@ -167,19 +167,7 @@ def _errors(found: Registered, state: DeliveryState | None, problem: PushProblem
         yield LastError(part="push", reason=problem.reason, at=problem.since)
     for sequence, failures in state.failures.items() if state is not None else ():
         for failure in failures[-1:]:
-            yield LastError(part="delivery", reason=_describe(failure), at=_time(failure.at), sequence=sequence)
-
-
-def _describe(failure: FailedDelivery) -> str:
-    match failure.cause:
-        case FailureCause.LEASE_EXPIRED:
-            return f"the lease of instance {failure.instance!r} expired"
-        case FailureCause.REQUESTED_AGAIN:
-            return f"instance {failure.instance!r} asked again before it answered"
-        case FailureCause.NACKED:
-            return f"instance {failure.instance!r} asked for a retry"
-        case _:
-            assert_never(failure.cause)
+            yield LastError(part="delivery", reason=failure.describe(), at=_time(failure.at), sequence=sequence)
 
 
 def _dispatched_for(found: Registered, dispatched: int | None) -> int | None:

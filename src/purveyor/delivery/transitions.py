@@ -42,7 +42,7 @@ class DeliveredMessage(NamedTuple):
 
 
 class PullRequest(NamedTuple):
-    """What a consumer asks for."""
+    """The request of a consumer."""
 
     instance: str
     max_messages: int = 1
@@ -62,7 +62,7 @@ class PullResult(NamedTuple):
     truncated: bool = False
     """Whether there are more messages that did not fit into the lease."""
     limit: LeaseLimit | None = None
-    """Why nothing is leased, whatever the queue contains."""
+    """Why no message is leased, regardless of what the queue contains."""
 
 
 class LeaseResult(NamedTuple):

@@ -117,7 +117,7 @@ class Deliver(Enum):
 
 
 class AckPolicy(Enum):
-    """What is acknowledged: each message, a message with all before it, or nothing."""
+    """The scope of an acknowledgement: each message, a message with all before it, or nothing."""
 
     EXPLICIT = "explicit"
     ALL = "all"

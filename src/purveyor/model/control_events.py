@@ -28,7 +28,7 @@ ReplayPoint: TypeAlias = int | datetime
 
 
 class ControlKind(Enum):
-    """What happened to a subscription."""
+    """The kinds of control events of a subscription."""
 
     ADDED = "subscription.added"
     CHANGED = "subscription.changed"
@@ -83,7 +83,7 @@ class ControlEvent:
 
 
 class JobKind(Enum):
-    """What a job does."""
+    """The kinds of jobs."""
 
     PREFILL = "prefill"
     REPLAY = "replay"

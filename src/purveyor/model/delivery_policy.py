@@ -81,7 +81,7 @@ class OrderBy(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """What happens to a message that is not acknowledged."""
+    """The treatment of a message that is not acknowledged."""
 
     max_attempts: int | None = None
     """The number of deliveries after which it becomes a dead letter; None: it is delivered for ever."""
@@ -236,7 +236,7 @@ _PUBSUB_CODES: Final = frozenset({102, 200, 201, 202, 204})
 
 
 class AfterDeadLetter(Enum):
-    """What happens to later messages with the key of a dead letter."""
+    """The treatment of later messages with the key of a dead letter."""
 
     CONTINUE = "continue"
     PARK_KEY = "park_key"

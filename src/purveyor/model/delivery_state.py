@@ -18,7 +18,7 @@ from enum import Enum
 from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, assert_never
 
 from purveyor.model import json_fields
 from purveyor.model.ack_ranges import AckRanges, Expired, from_runs, to_runs
@@ -134,6 +134,18 @@ class FailedDelivery(NamedTuple):
     at: int
     cause: FailureCause
     instance: str
+
+    def describe(self) -> str:
+        """Return the failure in words, as status and dead letters show it."""
+        match self.cause:
+            case FailureCause.LEASE_EXPIRED:
+                return f"the lease of instance {self.instance!r} expired"
+            case FailureCause.REQUESTED_AGAIN:
+                return f"instance {self.instance!r} asked for the next message without an answer to this one"
+            case FailureCause.NACKED:
+                return f"instance {self.instance!r} asked for a retry"
+            case _:
+                assert_never(self.cause)
 
 
 Failures = Mapping[int, tuple[FailedDelivery, ...]]

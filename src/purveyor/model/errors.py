@@ -214,7 +214,7 @@ class DataLost(PurveyorError):
 
 
 class PlanOutdated(DataLost):
-    """A batch was read so long after it was planned that its messages have moved."""
+    """The messages of a batch have moved between its plan and its read."""
 
     retryable = True
 

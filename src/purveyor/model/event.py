@@ -63,7 +63,7 @@ LATEST_TS: Final = datetime(2261, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 
 
 class Operation(Enum):
-    """What happened to the object."""
+    """The kinds of changes of an object."""
 
     CREATE = "create"
     MODIFY = "modify"
@@ -91,7 +91,7 @@ class Event:
 
     @property
     def operation(self) -> Operation:
-        """What happened, derived from old and new."""
+        """The kind of change, derived from old and new."""
         if not self.new:
             return Operation.DELETE
         return Operation.MODIFY if self.old else Operation.CREATE

@@ -1,4 +1,4 @@
-"""What is wrong with an expression that `name_rules.check_topic` refuses, in words. Pure.
+"""Name the fault of an expression that `name_rules.check_topic` refuses. Pure.
 
 `find_fault` looks at the first place that the rule does not accept; `describe_error` translates an error of Python's
 engine about an expression whose parts are all accepted, such as a group that is not closed. Characters count from 1.
@@ -8,6 +8,7 @@ import re
 from typing import Final
 
 _REPETITION: Final = re.compile(r"[*+?]|\{\d{1,3}(?:,\d{0,3})?\}")
+_LARGE_REPETITION: Final = re.compile(r"\{\d+(?:,\d*)?\}")
 _GROUPS: Final = (
     ("(?<=", "a look-behind"),
     ("(?<!", "a look-behind"),
@@ -55,6 +56,8 @@ def find_fault(expression: str, at: int) -> str:
         if rest.startswith(begin):
             return f"{what}, {rest[: len(begin) + 1]!r}, {where}"
     found = _REPETITION.match(rest)
+    if found is None and (count := _LARGE_REPETITION.match(rest)):
+        return f"a repetition of more than 999 times, {count.group()!r}, {where}"
     if found is None:
         return f"a '{{' that begins no repetition {where}"
     return _repetition_fault(expression, at, found.group(), where)

@@ -80,7 +80,7 @@ class PendingChange:
     change: str
     """Its id, which its control event has."""
     selection: Selection
-    """What is selected behind the position of the control event."""
+    """The selection behind the position of the control event."""
     prefill: bool = False
     """Whether the objects of topics that it adds are prefilled, as of that position."""
     voids: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ _PAST_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastSelection:
-    """What was in force up to a position, that of the control event of the change that ended it."""
+    """The selection up to a position: that of the control event of the change that ended it."""
 
     until: int
     change: str
@@ -169,7 +169,7 @@ class Record:
     created: datetime
     pending: PendingChange | None = None
     past: tuple[PastSelection, ...] = ()
-    """What was in force before the definition, in the order of positions. Those that every reader passed are gone."""
+    """The selections before the definition, in the order of positions, without those that every reader has passed."""
 
     @property
     def name(self) -> str:
@@ -224,8 +224,8 @@ class Suspension:
     at: datetime
     group: str | None = None
     """The group of dispatchers that does not understand the record of the subscription. Groups that understand it are
-    not affected, and this group resumes by itself when it understands it. None: the queue refused a message, and an
-    operator has to act."""
+    not affected, and this group resumes the subscription when it understands it. None: the queue refused a message, and
+    an operator has to act."""
 
     def to_json(self) -> Json:
         """Return the fields for the registry."""

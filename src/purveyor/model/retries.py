@@ -5,8 +5,8 @@ retry loop. Neither of them sleeps.
 
 The restart rule serves the parts of `up`, the embedded server and the parts of the pipeline:
 
-    a run ends by itself ──▶ RestartAfter a delay that grows while runs are short
-                        └──▶ GiveUp: another start would end the same way
+    a run ends unasked ──▶ RestartAfter a delay that grows while runs are short
+                       └──▶ GiveUp: another start would end the same way
 
 A supervisor makes one `Restarts` for each thing that it runs, reports the end of each run to it, and acts on the
 decision. `Restarts` starts nothing and reads no clock.
@@ -108,7 +108,7 @@ class RunEnd:
     was_ready: bool = True
     """It did its work, at least for a moment."""
     exit_code: int | None = None
-    """Of a process: positive if it ended by itself with an error, negative if a signal ended it."""
+    """Of a process: positive if it ended with an error, negative if a signal ended it."""
     is_permanent: bool = False
     """It failed with an error that no other attempt can cure."""
 
@@ -175,6 +175,15 @@ __all__ = [
 FAILURES_TO_OPEN: Final = 5
 OPEN_BACKOFF: Final = Backoff(1.0, 60.0)
 """How long nothing is sent while a circuit breaker is open."""
+
+
+def describe_progress(attempts: int, breaker: str, window: int) -> str:
+    """Describe how push treats a failing endpoint.
+
+    >>> describe_progress(1, "half open", 4)
+    '1 attempt failed, circuit breaker half open, window 4'
+    """
+    return f"{attempts:,} attempt{'' if attempts == 1 else 's'} failed, circuit breaker {breaker}, window {window}"
 
 
 class BreakerState(Enum):

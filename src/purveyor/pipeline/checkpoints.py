@@ -9,7 +9,7 @@ process is killed the JVM ends a moment later, and until then its queries still 
 A checkpoint can be lost, damaged, older than its stream (an operator restored a backup of the checkpoint) or ahead of
 it (an operator restored a backup of the NATS store). What each part does then:
 
-- Dispatch has no state of its own. The queues of the subscriptions show what they have, and the stream keeps what the
+- Dispatch keeps no state. The queues of the subscriptions show what they have, and the stream keeps what the
   dispatcher's durable has not passed. So dispatch sets the checkpoint aside and begins with the oldest message of the
   stream; it skips messages that a queue already has.
 - The archive continues behind its last range. It stops if the archive and the stream do not belong together: otherwise

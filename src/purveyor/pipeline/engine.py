@@ -103,7 +103,7 @@ def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.streaming.stopTimeout": f"{int(STOP_TIMEOUT_SECONDS)}s",
-        # Hadoop sets the mode of each file itself, whatever the umask of the process is.
+        # Hadoop sets the mode of each file itself and ignores the umask of the process.
         "spark.hadoop.fs.permissions.umask-mode": "077",
         # The parts share the cores evenly: a prefill of millions must not delay the next batch of dispatch.
         "spark.scheduler.mode": "FAIR",

@@ -7,7 +7,7 @@ thing passes the fast parser and not `Event.decode`: a number out of range in a 
 
 **Topic batches.** A topic batch has messages of one topic in one row of Spark; `UnpackedMessages` makes single messages
 again where they are written. The topic of an event decides which subscriptions get it (for a few of them also a
-filter), so Spark need not handle each event: a row costs the JVM several microseconds, whatever is in it, and a topic
+filter), so Spark need not handle each event: a row of any size costs the JVM several microseconds, and a topic
 batch is one row for hundreds of events. It holds the bodies of its messages, joined, and the end offset of each; so a
 filter in Spark SQL can still look at one.
 
@@ -94,7 +94,7 @@ _decode_route: Final = msgspec.json.Decoder(_RouteEvent).decode
 _decode_full: Final = msgspec.json.Decoder(_FullEvent).decode
 _decode_keys: Final = msgspec.json.Decoder(_Keys).decode
 _DOUBTFUL_ERRORS: Final = (msgspec.MsgspecError, InvalidInput, RecursionError, ValueError)
-"""What a fast parser raises about rows that may not be events."""
+"""The errors of a fast parser about rows that may not be events."""
 _PLACEHOLDER_EVENT: Final = Event.from_json(
     {"publisher_name": "-", "ts": "2026-01-01", "realm": "-", "topic": "-", "body": {"new": {"id": 1}}}
 ).encode()

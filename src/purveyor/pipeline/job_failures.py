@@ -47,13 +47,13 @@ _PURVEYOR_ERROR = re.compile(r"^(?:\w+\.)*?purveyor(?:\.\w+)*\.(?P<kind>[A-Z]\w*
 _PYTHON_ERROR = re.compile(r"^(?P<kind>(?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (?P<message>.+)$", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 _PY4J_PREFIX = re.compile(r"^An error occurred while calling \S+\n: ")
-"""What Spark's bridge to Java puts before an error that it does not know."""
+"""The text that Spark's bridge to Java puts before an error that it does not know."""
 MIN_TIME_LIMIT_SECONDS: Final = 600.0
 """The least time limit of a batch. Four attempts of a task that waits a minute for a server fit into it."""
 _CANCEL_INTERVAL_SECONDS: Final = 0.2
 _JOB_GROUP_PROPERTY: Final = "spark.jobGroup.id"
 _JOB_ERRORS: Final = (PySparkException, Py4JJavaError)
-"""What a failed job raises. A dead JVM raises another error."""
+"""The errors of a failed job. A dead JVM raises another error."""
 _CANCELLED: Final = "SPARK_JOB_CANCELLED"
 _STOPPED_TEXTS: Final = (_CANCELLED, "SparkContext was shut down", "stopped SparkContext", "InterruptedException")
 """Texts of jobs that end because their query is stopped."""

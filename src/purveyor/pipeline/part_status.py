@@ -1,4 +1,4 @@
-"""What each part of the pipeline is doing: for the terminal, for `pipeline-status.json`, and for the status board.
+"""The status of each part of the pipeline: for the terminal, for `pipeline-status.json`, and for the status board.
 
 A thread publishes the status on the board in NATS, from which the console reads it: a server that is away must not
 block the pipeline. A status that cannot be published is dropped; the next one follows within seconds, and readers see

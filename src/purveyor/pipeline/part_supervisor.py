@@ -25,7 +25,7 @@ from purveyor.spark.progress import progress_of
 RESTART_POLICY = RestartPolicy(max_deaths=None, first_pause_seconds=1.0, max_pause_seconds=30.0)
 _POLL_SECONDS = 0.2
 UNRESPONSIVE_SECONDS = 30.0
-"""A part that has not answered for so long is unresponsive. A pause of the JVM is shorter."""
+"""A part that does not answer for this time is unresponsive. A pause of the JVM is shorter."""
 _UNRESPONSIVE = Failure(
     "Spark does not answer",
     fix="find out whether its JVM is suspended (kill -CONT) or short of memory; else restart the pipeline",
@@ -77,7 +77,7 @@ class PartSupervisor:
         """When the running part answered last, by both clocks; None while none runs."""
         self._stopping = threading.Event()
         self._patience_seconds = 0.0
-        self._thread = threading.Thread(target=self._supervise, name=f"keeper-{part.name}", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name=f"supervises-{part.name}", daemon=True)
 
     @property
     def status(self) -> PartStatus:
@@ -213,7 +213,7 @@ class QueryRun:
     def stop(self, patience_seconds: float) -> None:
         """Stop between two batches if the current one ends in time. Spark repeats a batch that is interrupted."""
         deadline = time.monotonic() + patience_seconds
-        with contextlib.suppress(PySparkException):  # it ended by itself, or does not end: its process ends soon
+        with contextlib.suppress(PySparkException):  # it has ended already, or does not end: its process ends soon
             begun = self._batch()
             while self._query.isActive and self._busy() and self._batch() == begun and time.monotonic() < deadline:
                 time.sleep(_POLL_BATCH_SECONDS)

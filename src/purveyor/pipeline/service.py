@@ -43,8 +43,9 @@ from purveyor.pipeline.prefill.worker import PrefillWorker, WorkerOptions
 from purveyor.pipeline.transform.mapping_file import DEFAULT_MAPPING, load_mapping
 from purveyor.pipeline.transform.transform_query import TransformSettings, start_transform
 from purveyor.queues.catalogue import DEFAULT_GROUP, internal_queues
-from purveyor.queues.client import QueueStatus, connect
+from purveyor.queues.client import connect
 from purveyor.queues.migration.events import EventListener, MigrationOptions, log_event
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.registry import Registry
 
 _log = logging.getLogger(__name__)
@@ -334,7 +335,12 @@ def _archive(spark: SparkSession, settings: PipelineSettings, address: Address) 
 def _prefill(spark: SparkSession, settings: PipelineSettings, address: Address) -> RunningPart:
     source = archive_source(settings.data_dir, address)
     worker = PrefillWorker(spark, address, source, WorkerOptions(replicas=settings.replicas))
-    return ThreadRun("prefill", worker.run, lambda: worker.handled)
+
+    def count_handled() -> int:
+        spark.sparkContext.statusTracker().getActiveJobsIds()  # a worker whose JVM hangs does not answer, but is alive
+        return worker.handled
+
+    return ThreadRun("prefill", worker.run, count_handled)
 
 
 def archive_source(data_dir: Path, address: Address) -> ArchiveSource:

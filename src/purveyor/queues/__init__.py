@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from purveyor.queues.catalogue import Queue, Reader, incoming, internal_queues, stage_queue, subscription_queue
-    from purveyor.queues.client import Ensured, Queues, connect
+    from purveyor.queues.client import Queues, connect
+    from purveyor.queues.ensure import Ensured
     from purveyor.queues.migration.record import QueueStatus
 
 _MODULES = {
     "catalogue": "Queue Reader incoming internal_queues stage_queue subscription_queue",
-    "client": "Ensured Queues connect",
+    "client": "Queues connect",
+    "ensure": "Ensured",
     "migration.record": "QueueStatus",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}

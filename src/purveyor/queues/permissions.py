@@ -1,9 +1,8 @@
 """The NATS users of the components of Purveyor, and the subjects that each of them may publish and subscribe to.
 
 A component has its own user, with the subjects that it needs and no others; replies arrive at an inbox that only this
-user may subscribe to. The embedded server creates the users of `component_users`; for a server of your own,
-`purveyor queues permissions` prints them. An application of yours
-with stages has the user of `stages_user`.
+user may subscribe to. The embedded server creates the users of `component_users`; for an external server,
+`purveyor queues permissions` prints them. An application with stages has the user of `stages_user`.
 
 The server has two limits. A user that may create a stream decides which subjects it takes, so `api` and `pipeline`,
 which create the queues of subscriptions, are trusted with all of them. And a user reads a bucket as a whole or not at
@@ -46,6 +45,7 @@ PUSH_ATTEMPTS: Final = "push-attempts"
 """The bucket of failed push attempts."""
 
 SOURCES: Final = "intake"
+"""The user of imports. Servers, dead letters and the files of operators have this name from earlier versions."""
 PIPELINE: Final = "pipeline"
 API: Final = "api"
 PUSH: Final = "push"

@@ -101,7 +101,7 @@ class Unreadable:
     """Whether this program does not understand the dispatch state: then it must not write it."""
     prefill_revision: int = 0
     dispatched: Registered | None = None
-    """What a dispatcher needs, if only the prefill state is not understood."""
+    """The registration for a dispatcher, if only the prefill state is not understood."""
 
     @property
     def suspended(self) -> Suspension | None:

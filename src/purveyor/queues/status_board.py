@@ -23,7 +23,7 @@ STATUS: Final = "status"
 """The name of the bucket."""
 _STREAM: Final = f"KV_{STATUS}"
 SILENT_SECONDS: Final = 20.0
-"""A part that has not written for so long hangs or died: it writes every two seconds."""
+"""A part that does not write for this time hangs or died: a healthy one writes every two seconds."""
 _NOTICE_AGE: Final = timedelta(days=1)
 
 

@@ -1,7 +1,7 @@
 """Purveyor's queues for programs without an event loop: the driver of a Spark query, a thread of the pipeline.
 
 Every function here runs the asynchronous code (`Registry`, `subscription_queues`, `Migrator`) in an event loop in a
-thread of its own, and waits for the result. The thread has one connection, which the next calls use too; it ends when
+separate thread, and waits for the result. The thread has one connection, which the next calls use too; it ends when
 it was idle for a while, and with the process. A forked child has none of its parent's.
 """
 
@@ -34,7 +34,7 @@ _EXIT_SECONDS: Final = 2.0
 
 
 class _Session:
-    """A connection in an event loop of its own; `users` counts the calls that run on it. Guarded by `_lock`."""
+    """A connection with its event loop; `users` counts the calls that run on it. Guarded by `_lock`."""
 
     def __init__(self, address: Address, patience_seconds: float) -> None:
         self.users = 0

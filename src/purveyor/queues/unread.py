@@ -1,4 +1,4 @@
-"""What the readers of a queue have not processed: how many messages, and since when the oldest of them waits.
+"""The backlog of the readers of a queue: how many messages, and since when the oldest of them waits.
 
 The oldest stored message does not say that: a durable that keeps its newest message in the queue, such as the receipts
 of the transform or of an outbox, holds it there while nothing waits.
@@ -26,7 +26,7 @@ FirstSeen: TypeAlias = dict[tuple[str, str], tuple[int, datetime]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What one durable of a stream has not processed."""
+    """The backlog of one durable of a stream."""
 
     stream: str
     durable: str

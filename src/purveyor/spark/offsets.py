@@ -1,7 +1,7 @@
 """Offsets of a query in a stream, the ranges that it reads next, and the size of its batches. Pure.
 
 An offset is the sequence of the last message that the query has read, with the identity of the stream (its creation
-time). A stream that was deleted and created again counts from 1 once more; the checkpoint does not refer to its
+time). A stream that was deleted and created again counts from 1 again; the checkpoint does not refer to its
 messages. A stream that a migration created names in its metadata the stream whose sequences it continues.
 """
 

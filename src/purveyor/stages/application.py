@@ -36,6 +36,7 @@ S = TypeVar("S")
 NoState: Final = type(None)
 _PULL_BATCH_MESSAGES: Final = 16
 _STOP_TIMEOUT_SECONDS: Final = 10.0
+_LAST_SENDING_SECONDS: Final = 5.0
 _REPLY_LOOKUP_INTERVAL_SECONDS: Final = 2.0
 
 
@@ -217,12 +218,26 @@ class Stages:
         self._tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
 
     async def stop(self) -> None:
-        """Finish the messages in work, and stop."""
+        """Finish the messages in work, send what is committed, and stop."""
         await asyncio.gather(*(runner.stop(_STOP_TIMEOUT_SECONDS) for runner in self.runners))
+        if self._tasks and self.queues.connection.connected:
+            await self._send_committed()
         await end_tasks(self._tasks)
         self._tasks, self.runners = [], []
         await self._request_reply.close()
         await self.store.close()
+
+    async def _send_committed(self) -> None:
+        """Wait for the relay to send what is in the outbox, or for a short time: else the next relay sends it."""
+        sent = asyncio.Event()
+
+        async def note() -> None:
+            sent.set()
+
+        self.relay.after_sending(note)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_SENDING_SECONDS):
+                await sent.wait()
 
     async def serve(self) -> None:
         """Start the stages and run them until cancelled."""

@@ -3,8 +3,8 @@
 Readers of `incoming` have no inbox, so the message id alone would not do: the server knows it for two minutes. As the
 transform does, the relay reads from the queue itself what it has written:
 
-1. The events of an outbox have a subject of their own, `incoming.outbox.<outbox>.<generation>`, and a durable that
-   holds the newest of them, whatever the other readers have processed. Each carries the id of its row in a header. Row
+1. The events of an outbox have a separate subject, `incoming.outbox.<outbox>.<generation>`, and a durable that holds
+   the newest of them, also when the other readers have processed it. Each carries the id of its row in a header. Row
    ids follow the order of commits (`sql_dialects`), so the newest message is the watermark: rows up to it are stored.
 2. `append_once` skips these rows and stores the rest, in order, on condition that no other relay writes in between.
 3. The durable moves up to the newest event; the server may drop the ones before it.

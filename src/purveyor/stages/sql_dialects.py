@@ -3,7 +3,7 @@
 PostgreSQL runs statements on the psycopg connection itself, with arrays for many messages at once. SQLite gets JSON
 arrays; one transaction writes at a time there, so it needs no locks between keys: row ids follow the order of commits.
 
-A leader lock is a lock between instances on a database connection of its own; a killed instance loses it. On PostgreSQL
+A leader lock is a lock between instances on a separate database connection; a killed instance loses it. On PostgreSQL
 it is an advisory lock of that connection's session. On SQLite it is an flock on a file beside the database, which the
 system releases when the process ends; a database in memory has one process and needs no lock.
 """
@@ -235,7 +235,7 @@ class LeaderLock(Protocol):
 
     @property
     def connection(self) -> AsyncConnection:
-        """The connection; it commits each statement by itself."""
+        """The connection, in autocommit mode."""
 
     async def try_acquire(self) -> bool:
         """Take the lock if it is free; return whether this instance holds it."""

@@ -9,7 +9,7 @@
 
 The tables are on the user's MetaData, where `create_all`, Alembic and `purveyor stages ddl` find them. Times are
 milliseconds since 1970, so that one statement serves both databases. Unsent rows, which the relay looks for all the
-time, have a partial index, which is empty when everything is sent, whatever the size of the table.
+time, have a partial index, which is empty when everything is sent, in a table of any size.
 
 Each statement serves many messages at once. In all of them three things differ between the databases: the placeholder
 of a value, the form of a list of values, and the test of a flag (so that the condition fits the partial indexes). These

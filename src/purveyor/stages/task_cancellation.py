@@ -1,7 +1,7 @@
 """Tasks that end when they are cancelled, also while the database ends their connections.
 
 psycopg cancels the query of a cancelled task. If the connection is lost meanwhile, it raises the error of that, and the
-cancellation is gone: a worker takes the error for a failure of its message and goes on. A `TaskGroup` cancels a task
+cancellation is gone: a worker takes the error for a failure of its message and continues. A `TaskGroup` cancels a task
 only once, and would wait for such a worker for ever. So these functions cancel again until the task has ended.
 """
 

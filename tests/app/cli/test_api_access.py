@@ -17,7 +17,7 @@ from tests.support.api_fixtures import running_api
 from tests.support.certificates import self_signed
 from tests.support.command_line import PROGRAM, Cli, Outcome, invoke
 from tests.support.running_api import RunningApi, count
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 __all__ = ["running_api"]
 
@@ -182,6 +182,6 @@ def test_ctrl_c_ends_publishing_while_it_waits_for_a_line(
         running.stdin.flush()
         wait_until(lambda: count(address) >= before + 1000)
         running.send_signal(signal.SIGINT)
-        assert running.wait(60) == 130
+        assert running.wait(PATIENCE_SECONDS) == 130
         assert running.stderr is not None
         assert running.stderr.read() == b""

@@ -1,5 +1,8 @@
 """Other names of commands work in every group, and a wrong name gets a useful suggestion."""
 
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,34 @@ GROUPS: dict[str, list[str]] = {
     for name in COMMANDS
     if (commands := getattr(typer.main.get_command(load_command(name)), "commands", None))
 }
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def named_commands() -> Iterator[tuple[str, list[str]]]:
+    """Yield each command that a message or a guide names, with its file."""
+    guides = (ROOT / "docs" / "guides").glob("*.md")
+    for path in (
+        *(ROOT / "src").rglob("*.py"),
+        *guides,
+        ROOT / "README.md",
+        ROOT / "deploy" / "prometheus" / "rules.yml",
+    ):
+        for found in re.findall(r"`purveyor ((?:[a-z-]+ )*[a-z-]+)", path.read_text(encoding="utf-8")):
+            yield str(path.relative_to(ROOT)), [word for word in found.split() if not word.startswith("-")]
+
+
+def test_every_command_that_a_message_or_a_guide_names_exists() -> None:
+    unknown, seen = [], 0
+    for path, words in named_commands():
+        seen += 1
+        group = GROUPS.get(words[0], []) if words else []
+        is_known = not words or words[0] in COMMANDS
+        if not is_known or (len(words) > 1 and group and command_of(words[1], group) is None):
+            unknown.append((path, " ".join(words[:2])))
+    assert seen > 100
+    assert unknown == []
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -3,10 +3,12 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from purveyor.app.cli import consume
+from purveyor.app.cli.no_message import explain_no_message
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import ServerUnavailable, UnknownMessage
@@ -80,6 +82,56 @@ def test_another_instance_waits_for_the_lease_and_may_acknowledge(cli: Cli, addr
     assert cli("ack", name, "1", "--instance", "other", "--json").ok().json == {
         "name": name, "sequences": [1], "acknowledged": 1
     }  # fmt: skip
+
+
+def test_an_empty_answer_says_why_there_is_no_message(cli: Cli, address: Address, name: str) -> None:
+    start = f"no message for subscription '{name}' within 0"
+    cli("publish", "--realm", "udm", "--topic", "x", "--new", '{"id": "1"}').ok()  # and no pipeline dispatches it
+    cli("next", name, "--wait", "0").refused(f"{start}: the pipeline has not dispatched all events yet", "purveyor up")
+    store(address, name, event(1))
+    cli("next", name, "--instance", "other").ok()
+    leased = cli("next", name, "--wait", "0").refused(f"{start}: 1 message is leased by 'other' until 20", " UTC\n")
+    assert f"`purveyor subscription show {name}`" in leased.err
+    cli("subscription", "pause", name).ok()
+    cli("next", name, "--wait", "0").refused(f"{start}: it is paused", f"`purveyor subscription resume {name}`")
+    cli("next", name, "--wait", "0", "--ack").refused(f"{start}: it is paused")
+
+
+ABOUT: dict[str, Any] = {"name": "ox", "paused": False, "leases": [], "suspended": None, "prefill": None, "lag": 0}
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "fix"),
+    [
+        ({}, None, "see `purveyor subscription show ox`, or wait longer with --wait"),
+        ({"lag": None}, None, "wait longer"),
+        ({"paused": True, "pause_reason": "410"}, "it is paused (410)", "`purveyor subscription resume ox`"),
+        ({"prefill": {"status": "pending"}}, "its prefill is pending, and comes before its events", "wait longer"),
+        ({"prefill": {"status": "running"}}, "its prefill is running, and comes before its events", "wait longer"),
+        ({"prefill": {"status": "done"}}, None, "wait longer"),
+        (
+            {"next_attempt": "2026-01-02T03:04:05+00:00"},
+            "its next message is delivered again at 2026-01-02 03:04:05 UTC",
+            "wait longer",
+        ),
+        (
+            {"suspended": {"position": 7, "reason": "maximum bytes exceeded"}, "lag": 9},
+            "dispatch is suspended at position 7: maximum bytes exceeded",
+            "`purveyor subscription resume ox`",
+        ),
+        (
+            {"leases": [{"instance": i, "messages": 2, "until": "2026-01-02T03:04:05+00:00"} for i in "ab"]},
+            "4 messages are leased by 'a', 'b' until 2026-01-02 03:04:05 UTC",
+            "`purveyor subscription show ox`",
+        ),
+    ],
+)
+def test_the_reason_of_an_empty_answer_comes_from_the_status(
+    state: dict[str, Any], reason: str | None, fix: str
+) -> None:
+    found = explain_no_message("ox", {**ABOUT, **state})
+    assert found.reason == reason
+    assert fix in found.fix
 
 
 def test_messages_are_acknowledged_after_they_are_printed(cli: Cli, address: Address, name: str) -> None:
@@ -164,6 +216,9 @@ class Flaky:
         self._fail_sometimes()
 
     async def acknowledge_up_to(self, sequence: int) -> int:
+        raise NotImplementedError
+
+    async def status(self) -> Json:
         raise NotImplementedError
 
 

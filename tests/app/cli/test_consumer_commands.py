@@ -3,6 +3,7 @@ import subprocess
 import pytest
 
 from tests.support.command_line import PROGRAM, Cli
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def state(cli: Cli, stream: str, consumer: str) -> list[int]:
@@ -179,7 +180,7 @@ def test_samples_are_shown_as_they_happen(cli: Cli, orders: str) -> None:
         assert watcher.stderr is not None
         assert watcher.stderr.readline() == f"Waiting for samples of S on {orders}\n"
         cli("consumer", "next", orders, "S", "--count", "2").ok()
-        out, _ = watcher.communicate(timeout=120)
+        out, _ = watcher.communicate(timeout=PATIENCE_SECONDS)
     lines = out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["sequence 1", "sequence 2"]
     assert "delivery 1, consumer sequence 1" in lines[0]

@@ -14,6 +14,7 @@ from purveyor.app.cli import context
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError, ServerFailed
 from tests.support.command_line import PROGRAM, Cli, invoke, url_of
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def speaking_server(version: str) -> Iterator[str]:
         thread.start()
         yield f"nats://127.0.0.1:{listening.getsockname()[1]}"
         listening.shutdown(socket.SHUT_RDWR)
-        thread.join(120)
+        thread.join(PATIENCE_SECONDS)
 
 
 def test_a_server_too_old() -> None:

@@ -1,3 +1,4 @@
+import shlex
 import subprocess
 import sys
 
@@ -5,7 +6,7 @@ import pytest
 import typer
 
 from purveyor.app.cli.main import COMMANDS, load_command
-from tests.support.command_line import PROGRAM, invoke
+from tests.support.command_line import PROGRAM, Cli, invoke
 
 SUBCOMMANDS = {
     "up": [],
@@ -40,6 +41,15 @@ def test_the_overview_names_every_command() -> None:
     for name, (_, purpose) in COMMANDS.items():
         assert name in out
         assert purpose in out
+
+
+def test_the_overview_shows_the_way_to_the_first_event(cli: Cli, unique: str) -> None:
+    shown = [line.strip() for line in invoke("--help").ok().out.splitlines() if line.startswith("    purveyor ")]
+    commands = [shlex.split(line.replace("mail-server", unique))[1:] for line in shown]
+    assert [words[0] for words in commands] == ["up", "subscription", "publish", "next"]
+    cli(*commands[1]).ok()
+    cli(*commands[2]).ok()
+    cli(*commands[3][:-1], "0").refused("no message")  # without the first command, no pipeline runs
 
 
 @pytest.mark.parametrize("group", [name for name, subs in SUBCOMMANDS.items() if subs])

@@ -20,7 +20,7 @@ from tests.support.ldif_queue import expected, names, parked
 from tests.support.ldif_text import people, person
 from tests.support.proxy import TcpProxy
 from tests.support.scale import chance, pick
-from tests.support.waiting import until, wait_until
+from tests.support.waiting import PATIENCE_SECONDS, until, wait_until
 
 
 def test_an_import_prints_a_summary(cli: Cli, unique: str) -> None:
@@ -166,7 +166,7 @@ def test_two_imports_of_one_file_in_two_processes(cli: Cli, address: Address, un
     Path("people.ldif").write_bytes(people(5 * BLOCK_RECORDS, unique))
     processes = [start("people.ldif", "--source", unique) for _ in range(2)]
     for process in processes:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, err) == (0, ""), out
     assert names(address, unique) == expected(5 * BLOCK_RECORDS, unique)
 
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_a_wait_for_a_slow_pipe_with_a_summary(address: Address, uni
         importing.stdin.flush()
         wait_stored(address, unique, 2, importing)  # sent though the pipe is open and the block not full
         importing.send_signal(signal.SIGINT)
-        assert importing.wait(120) == 130
+        assert importing.wait(PATIENCE_SECONDS) == 130
         assert importing.stdout is not None
         assert importing.stdout.read().startswith("Stopped importing -: 2 added, 0 skipped, 0 dead letters")
     assert names(address, unique) == expected(2, unique)
@@ -200,7 +200,7 @@ def test_a_followed_file_ends_with_a_signal_and_a_summary(
             end.write(person(2, unique) + person(3, unique)[:20])
         wait_stored(address, unique, 2, following)
         following.send_signal(number)
-        out, err = following.communicate(timeout=120)
+        out, err = following.communicate(timeout=PATIENCE_SECONDS)
     assert (following.returncode, err) == (0, "")
     assert out.startswith("Stopped importing log.ldif: 2 added, 0 skipped, 0 dead letters; position ")
     assert names(address, unique) == expected(2, unique)
@@ -223,7 +223,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_away(
                 end.write(person(2, unique))
             wait_read(following.pid, file)
             following.send_signal(signal.SIGINT)
-            out, _ = following.communicate(timeout=120)
+            out, _ = following.communicate(timeout=PATIENCE_SECONDS)
     assert following.returncode == 0
     assert out.startswith("Stopped importing log.ldif: 1 added")
     assert "1 not answered" in out or "not answered" not in out  # the signal may come before the record is sent

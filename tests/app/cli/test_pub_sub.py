@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import PROGRAM, Cli, Outcome
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 def stored(cli: Cli, stream: str) -> list[str]:
@@ -126,7 +127,7 @@ def test_sub_watches_a_subject_until_ctrl_c(cli: Cli, stream: str) -> None:
         cli("pub", f"{stream}.x", "hello").ok()
         assert json.loads(watcher.stdout.readline())["data"] == "hello"
         watcher.send_signal(signal.SIGINT)
-        out, err = watcher.communicate(timeout=120)
+        out, err = watcher.communicate(timeout=PATIENCE_SECONDS)
         assert (watcher.returncode, out, err) == (130, "", "")
 
 
@@ -137,7 +138,7 @@ def test_ctrl_c_ends_a_long_publish(cli: Cli, stream: str) -> None:
         while cli("stream", "info", stream, "--json").ok().json["state"]["messages"] == 0:
             assert publisher.poll() is None
         publisher.send_signal(signal.SIGINT)
-        out, err = publisher.communicate(timeout=120)
+        out, err = publisher.communicate(timeout=PATIENCE_SECONDS)
         assert (publisher.returncode, out, err) == (130, b"", b"")
 
 
@@ -151,4 +152,4 @@ def test_a_closed_pipe_ends_the_command_without_an_error(cli: Cli, stream: str) 
         assert reader.stdout.readline().startswith("[#1]")
         reader.stdout.close()
         assert reader.stderr.read().splitlines()[1:] == []
-        assert reader.wait(120) == 1
+        assert reader.wait(PATIENCE_SECONDS) == 1

@@ -155,7 +155,7 @@ def test_an_impossible_strategy_is_refused_before_any_change(own: Cli) -> None:
     own("queues", "plan", "nope").refused("'nope'")
 
 
-def test_a_snapshot_whose_archive_is_elsewhere_is_told_and_ended_when_it_is_here(
+def test_a_snapshot_whose_archive_is_elsewhere_is_reported_and_completed_when_it_is_here(
     own_server: OwnServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     address = own_server().address

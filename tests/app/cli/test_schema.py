@@ -43,7 +43,7 @@ def test_a_schema_is_added_committed_rolled_back_and_deleted(cli: Cli, unique: s
     cli("schema", "show", unique).refused(f"no schema '{unique}'")
 
 
-def test_publish_refuses_what_does_not_fit_and_tells_where(cli: Cli, unique: str) -> None:
+def test_publish_refuses_what_does_not_fit_and_names_the_place(cli: Cli, unique: str) -> None:
     cli("schema", "add", unique, write("order.avsc", AVRO), "--topic", f"{unique}:o.*").ok()
     assert cli("schema", "show", unique, "--json").ok().json["type"] == "avro"
     assert cli("schema", "check", unique, "--object", '{"id": "1"}').ok().out == "The object fits\n"

@@ -11,7 +11,7 @@ import pytest
 from purveyor.jetstream.server import find_running_server
 from tests.support.certificates import self_signed
 from tests.support.command_line import PROGRAM, invoke, url_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -30,7 +30,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=120)
+        process.communicate(timeout=PATIENCE_SECONDS)
 
 
 def line(process: "subprocess.Popen[str]") -> str:
@@ -54,20 +54,20 @@ def test_it_says_when_it_is_ready_and_stops_cleanly(start: Start, tmp_path: Path
     assert str(tmp_path / "data" / "nats") in ready
     assert address.password not in ready
     server.send_signal(stop)
-    out, err = server.communicate(timeout=120)
+    out, err = server.communicate(timeout=PATIENCE_SECONDS)
     assert (server.returncode, err) == (0, "")
     assert out.startswith("stopped: ")
     assert find_running_server(tmp_path / "data" / "nats") is None
 
 
-def test_other_commands_find_it_and_a_second_one_is_told_who_owns_the_store(start: Start, tmp_path: Path) -> None:
+def test_other_commands_find_it_and_a_second_one_names_the_owner_of_the_store(start: Start, tmp_path: Path) -> None:
     server = start()
     line(server)
     data = ("--data-dir", str(tmp_path / "data"))
     invoke(*data, "stream", "add", "ORDERS").ok()
     assert invoke(*data, "stream", "ls").ok().out.splitlines()[1].startswith("ORDERS")
     second = start()
-    out, err = second.communicate(timeout=120)
+    out, err = second.communicate(timeout=PATIENCE_SECONDS)
     assert (second.returncode, out) == (1, "")
     assert err.splitlines()[0].startswith("error: ")
     assert str(server.pid) in err
@@ -94,7 +94,7 @@ def test_a_server_that_dies_is_started_again(start: Start) -> None:
     assert died["detail"]
     assert again["pid"] not in (None, ready["pid"])
     server.terminate()
-    assert json.loads(server.communicate(timeout=120)[0])["event"] == "stopped"
+    assert json.loads(server.communicate(timeout=PATIENCE_SECONDS)[0])["event"] == "stopped"
     assert server.returncode == 0
 
 

@@ -22,7 +22,7 @@ from purveyor.queues.client import connect
 from tests.support.certificates import self_signed
 from tests.support.command_line import PROGRAM, Cli, invoke, url_of
 from tests.support.nats_servers import OwnServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -47,7 +47,7 @@ def start(tmp_path: Path, address: Address) -> Iterator[Start]:
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=120)
+        process.communicate(timeout=PATIENCE_SECONDS)
 
 
 def line(process: "subprocess.Popen[str]") -> str:
@@ -68,7 +68,7 @@ def test_it_says_where_it_listens_and_where_the_passwords_are_and_stops_cleanly(
         assert admin.get("/v1/subscriptions").status_code == 200
         assert "server" not in admin.get("/healthz").headers
         api.send_signal(signal.SIGTERM)
-        out, err = api.communicate(timeout=120)
+        out, err = api.communicate(timeout=PATIENCE_SECONDS)
     assert (api.returncode, err) == (0, "")
     assert json.loads(out)["event"] == "stopped"
 
@@ -107,13 +107,13 @@ def test_others_reach_it_only_with_passwords_that_were_set(cli: Cli, start: Star
     api = start("--host", "0.0.0.0", **{f"PURVEYOR_{name}_PASSWORD": f"{name}-secret" for name in names})
     assert line(api).startswith("ready: API at http://0.0.0.0:")
     api.send_signal(signal.SIGINT)
-    out, err = api.communicate(timeout=120)
+    out, err = api.communicate(timeout=PATIENCE_SECONDS)
     assert (api.returncode, out) == (0, "stopped: the API\n")
     assert "unencrypted" in err
     assert "secret" not in err
 
 
-def test_mistakes_are_told_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     with taken:
         port = str(taken.getsockname()[1])

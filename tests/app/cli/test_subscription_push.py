@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from purveyor.app.push_input import PushInput
 from purveyor.delivery.push.attempt_history import read_attempts
 from purveyor.delivery.push.attempt_record import AttemptQuery
 from purveyor.delivery.push.egress_policy import parse_ranges
-from purveyor.delivery.push.push_reports import PushProblems
+from purveyor.delivery.push.push_reports import EndpointFailure, PushProblems
 from purveyor.delivery.push.push_request import KEY_FILE_NAME, SecretCipher, generate_secret
 from purveyor.delivery.push.push_worker import PushOptions, PushWorker
 from purveyor.delivery.subscriptions import Subscriptions
@@ -28,10 +29,11 @@ from purveyor.model.subscription import Subscription
 from purveyor.queues.client import connect
 from purveyor.queues.permissions import API, PUSH, component_users
 from tests.support.command_line import PROGRAM, Cli
+from tests.support.metrics_page import MetricsPage
 from tests.support.nats_servers import FAST
 from tests.support.push import Site, site
 from tests.support.running_api import LOGINS, RunningApi
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 __all__ = ["site"]  # a fixture
 URL = "https://shop.example/events"
@@ -182,6 +184,54 @@ def test_a_push_problem_is_shown_on_every_surface(
     assert shown() == [None] * 4
 
 
+def test_a_failing_endpoint_is_shown_with_all_that_is_known_of_it(
+    cli: Cli, unique: str, data_dir: Path, nats_server: EmbeddedServer, api: RunningApi
+) -> None:
+    add(cli, unique, "--push", URL)
+    failure = EndpointFailure(
+        endpoint=URL,
+        since=datetime(2026, 1, 1, 12, 3, tzinfo=UTC),
+        attempts=14,
+        status=503,
+        error=None,
+        breaker="half open",
+        window=2,
+    )
+
+    async def fail() -> None:
+        async with connect(nats_server.address) as queues:
+            incarnation = (await Subscriptions(queues).get(unique)).incarnation
+            problems = PushProblems(queues)
+            problems.set(unique, incarnation, failure.reason, (failure,))
+            await problems.close()
+
+    asyncio.run(fail())
+    known = {"endpoint": URL, "attempts": 14, "status": 503, "breaker": "half open", "window": 2}
+    with api.client("admin", "admin-secret") as admin:
+        bodies = [
+            *(each for each in admin.get("/v1/subscriptions").json() if each["name"] == unique),
+            admin.get(f"/v1/subscriptions/{unique}").json(),
+            admin.get(f"/v1/subscriptions/{unique}/status").json(),
+            *(each for each in cli("subscription", "list", "--json").ok().json if each["name"] == unique),
+            cli("subscription", "show", unique, "--json").ok().json,
+        ]
+        page = MetricsPage(admin.get("/metrics").text)
+    assert len(bodies) == 5
+    for body in bodies:
+        assert body["push_trouble"]["since"].startswith("2026-01-01T12:03:00")
+        assert known.items() <= body["push_trouble"]["endpoints"][0].items()
+    progress = "14 attempts failed, circuit breaker half open, window 2"
+    listed = cli("subscription", "list").ok().out
+    assert f"{unique} is failing since 2026-01-01 12:03:00 UTC: {URL} answers 503; {progress}" in listed
+    shown = cli("subscription", "show", unique).ok().out
+    assert f"Push problem: {URL} answers 503" in shown
+    assert f"Failing: {URL}, since 2026-01-01 12:03:00 UTC: {progress}" in shown
+    names = ("failed_attempts", "last_status", "breaker_open")
+    metrics = {name: page.get(f"push_{name}", subscription=unique) for name in names}
+    assert metrics == {"failed_attempts": 14, "last_status": 503, "breaker_open": 1}
+    assert (page.get("push_failing_seconds", subscription=unique) or 0) > 0
+
+
 @pytest.fixture
 def api(nats_server: EmbeddedServer) -> Iterator[RunningApi]:
     cipher = SecretCipher("A" * 43 + "=")
@@ -312,7 +362,7 @@ def test_serve_push_prints_that_it_is_ready_and_stops_on_a_signal(nats_server: E
             assert "ready" in said  # after what it says about subscriptions of other tests
             program.terminate()
             assert "stopped" in said
-            assert program.wait(120) == 0
+            assert program.wait(PATIENCE_SECONDS) == 0
         finally:
             program.kill()
 

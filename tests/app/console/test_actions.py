@@ -1,6 +1,7 @@
 """The console's actions in a real browser: add and edit with every option, passwords, events, copying, attempts."""
 
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -10,12 +11,14 @@ from typing import Any, ClassVar
 
 from playwright.async_api import Locator, Page, expect
 
+from purveyor.model.control_events import Job, ReplayJob, decode_job
 from purveyor.queues.catalogue import PREFILL
+from purveyor.queues.client import Queues
 from tests.app.console.scenes import messages
 from tests.support.command_line import PROGRAM, SOURCE, url_of
 from tests.support.console import Chromium, Site, picture
-from tests.support.running_api import fill
-from tests.support.waiting import wait_until
+from tests.support.running_api import begin_replay, fill
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 async def choose(form: Locator, label: str, option: str) -> None:
@@ -282,7 +285,7 @@ def pushing(site: Site) -> Iterator[str]:
         yield f"http://127.0.0.1:{endpoint.server_port}/in"
     finally:
         worker.terminate()
-        worker.communicate(timeout=120)
+        worker.communicate(timeout=PATIENCE_SECONDS)
         endpoint.shutdown()
         endpoint.server_close()
         thread.join()
@@ -309,6 +312,7 @@ def test_attempts_are_found_by_key_and_time_and_a_message_is_sent_again(  # noqa
         await expect(rows).to_have_count(1)
         await expect(rows.first).to_contain_text("503")
         await expect(rows.first).to_contain_text("<i>try later</i>")
+        await expect(rows.first.locator("[data-title=Duration]")).to_have_text(re.compile(r"^[\d,.]+ ms$"))
         await page.get_by_label("From", exact=True).fill("last week")
         await expect(page.get_by_text("is not a time")).to_be_visible()
         await page.get_by_label("From", exact=True).fill("1h")
@@ -341,15 +345,37 @@ def test_attempts_are_found_by_key_and_time_and_a_message_is_sent_again(  # noqa
         await expect(rows.first).to_contain_text("200")
         await rows.last.get_by_role("button").click()
         await expect(shown.get_by_role("button", name="Retry now")).to_have_count(0)
-        await shown.get_by_role("button", name="Replay this event").click()
+        await shown.get_by_role("button", name="Replay from here").click()
         await expect(page.get_by_text("The replay is requested")).to_be_visible()
+
+    async def replay_one(page: Page) -> None:
+        await page.goto(f"/console/subscriptions/{name}")
+        await page.get_by_label("Key contains").fill("u-7")
+        rows = page.locator("section", has_text="The last attempts").locator("tbody tr")
+        await expect(rows).to_have_count(1)
+        await rows.first.get_by_role("button").click()
+        await page.locator(".q-dialog .sheet").get_by_role("button", name="Replay this event").click()
+        await expect(page.get_by_text("The replay is requested")).to_be_visible()
+
+    async def newest_job(queues: Queues) -> Job:
+        last = (await queues.streams.info(PREFILL.stream)).state.last_seq
+        return decode_job((await queues.streams.get(PREFILL.stream, last)).data)
 
     Endpoint.refused.add("u-3")
     with pushing(site) as url:
         retry = {"min_backoff_seconds": 3600, "max_backoff_seconds": 3600}
         site.subscribe(name, delivery="push", retry=retry, push={"endpoint": url, "format": "raw"})
+        fill(site.address, "incoming", range(1, 8), kind="x")  # a replay begins at a position that exists
         fill(site.address, name, range(1, 22))
         wait_until(lambda: logged() == 21)
         browser.visit(work)
+        job = site.on_server(newest_job)
+        assert isinstance(job, ReplayJob)
+        assert (job.name, job.from_, job.to) == (name, 3, None)
+        begin_replay(site.address, name, job.job)
+        browser.visit(replay_one)
+        job = site.on_server(newest_job)
+        assert isinstance(job, ReplayJob)
+        assert (job.name, job.from_, job.to) == (name, 7, 7)
         site.admin.delete(f"/v1/subscriptions/{name}")
-    assert messages(site, PREFILL.name) == jobs + 1
+    assert messages(site, PREFILL.name) == jobs + 2

@@ -52,8 +52,17 @@ def test_a_failing_endpoint_is_red_with_its_cause_and_fitting_advice(
     assert (alert.about, alert.level) == ("sub:ox", Level.STUCK)
     assert failure.reason in alert.title
     assert "6 min" in alert.reason
-    assert "20 attempts failed, circuit breaker open" in alert.reason
+    assert "20 attempts failed, circuit breaker open, window 1" in alert.reason
     assert advice in alert.next
+    keeps = registered("ox", retention_seconds=7200.0, push=Push(endpoints=("http://ox/in",)))
+    expiring = world(
+        subscriptions={"ox": keeps, "ux": registered("ux")},
+        queues={**queues, "ox": waiting("ox", 20_000, 7000)},
+        push_problems={"ox": problem},
+    )
+    alert = only(flow_of(expiring, seen_for=1.0))
+    assert (alert.level, failure.reason in alert.title, advice in alert.next) == (Level.STUCK, True, True)
+    assert "the first in 3 min" in alert.reason, "and the messages that expire because of it"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +334,7 @@ def many(names: Iterable[str], messages: int = 3) -> SystemSnapshot:
     return world(queues={**world().queues, **found}, subscriptions=subscriptions)
 
 
-def test_many_subscriptions_with_one_trouble_are_one_line_with_each_of_them_and_the_next_step() -> None:
+def test_many_subscriptions_with_the_same_problem_are_one_line_with_each_of_them_and_the_next_step() -> None:
     flow = flow_of(many(["a", "b", "c"]), seen_for=20_000)
     (group,) = group_alerts(flow.alerts)
     assert group.title == "3 subscriptions have no active consumer"
@@ -337,7 +346,7 @@ def test_many_subscriptions_with_one_trouble_are_one_line_with_each_of_them_and_
     assert " open>" not in text
 
 
-def test_a_hundred_subscriptions_with_one_trouble_do_not_fill_the_page() -> None:
+def test_a_hundred_subscriptions_with_the_same_problem_do_not_fill_the_page() -> None:
     text = alerts_html(flow_of(many([f"s{number}" for number in range(100)]), seen_for=20_000).alerts)
     assert "100 subscriptions have no active consumer" in text
     assert f"and {100 - MAX_MEMBERS} more" in text

@@ -219,6 +219,7 @@ def test_the_advice_for_a_push_problem_fits_the_endpoint(failure: dict[str, Any]
     assert found.fact.startswith("hook is not pushed since 2026-01-01 11:58:30 UTC, and 20,000 messages wait")
     assert "secret" not in f"{found.fact} {found.fix}"  # `/readyz` needs no login
     assert "secret" in found.finding().text
+    assert found.finding().text.endswith("; 9 attempts failed, circuit breaker open, window 1")
     assert advice in (found.fix or "")
     secrets = replace(seen, problems={"hook": PushProblem("the secret cannot be decrypted", ago(90))})
     assert "correct what the reason names" in (only(secrets).fix or "")

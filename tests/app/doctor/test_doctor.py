@@ -76,7 +76,7 @@ def test_a_running_system_is_looked_at(tmp_path: Path, monkeypatch: pytest.Monke
         invoke("--data-dir", str(data), "queues", "ensure").ok()
         findings = found("--data-dir", str(data))
         assert "answers in" in about(findings, "nats")[0]
-        assert [text.split()[4] for text in about(findings, "permissions")[1:]] == ["api", "pipeline", "intake"]
+        assert [text.split()[4] for text in about(findings, "permissions")[1:]] == ["api", "pipeline", "push", "intake"]
         assert "power cut" in about(findings, "sync", "warning")[0]
         assert about(findings, "clock")
         assert about(findings, "queues")
@@ -180,7 +180,7 @@ def test_an_api_is_asked_where_it_listens(api: RunningApi, tmp_path: Path) -> No
         assert (weight, "does not answer at http://127.0.0.1:1" in text) == ("wrong", True)
 
 
-def test_credentials_with_few_rights_are_told(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_with_few_rights_are_reported(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
     started = own_server(ServerOptions(sync="2m", users=component_users()))
     monkeypatch.setenv("PURVEYOR_NATS_URL", url_of(started.address.with_password("intake", _password(started))))
     monkeypatch.setenv("PURVEYOR_NATS_INBOX", "_INBOX.intake")
@@ -200,7 +200,7 @@ def _password(started: EmbeddedServer) -> str:
     return (started.directory / "password.intake").read_text().strip()
 
 
-def test_a_port_of_somebody_else_is_wrong_and_our_own_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_of_another_program_is_wrong_and_our_own_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "_CONNECT_TIMEOUT_SECONDS", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -269,7 +269,11 @@ def stream(
         "STREAM.INFO.stream:incoming": {"created": created, "config": config, "state": state},
         "CONSUMER.INFO.stream:incoming.dispatcher": {"ack_floor": {"stream_seq": floor}},
     }
-    return answers.__getitem__
+
+    def ask(request: str) -> dict[str, Any]:
+        return answers[request] if request in answers else gone(request)
+
+    return ask
 
 
 def gone(_: str) -> dict[str, Any]:
@@ -295,7 +299,7 @@ def test_a_checkpoint_belongs_to_its_stream(tmp_path: Path, ask_api: Any, weight
     assert finding.about == "checkpoints"
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported(tmp_path: Path) -> None:
     settings = checkpoint(tmp_path, 50)
     (tmp_path / "checkpoints" / "dispatch-dispatcher" / "offsets" / "3").write_text("half")
     (finding,) = check_pipeline(settings, None)
@@ -310,7 +314,7 @@ def test_a_checkpoint_that_was_set_aside_is_not_looked_at(tmp_path: Path) -> Non
     assert finding.weight is Weight.NOTE
 
 
-def test_a_pipeline_that_died_is_told(tmp_path: Path) -> None:
+def test_a_pipeline_that_died_is_reported(tmp_path: Path) -> None:
     dead = {"pid": 2**22 + 1, "parts": [{"part": "dispatch", "state": "running"}]}
     (tmp_path / "pipeline-status.json").write_text(json.dumps(dead))
     assert _about_pipeline(tmp_path) == [Weight.WARNING]

@@ -157,7 +157,7 @@ def test_an_administrator_ends_the_delay_of_a_message(
     problem(admin.patch(path, json=again), 409)  # an instance has it
     pull(lambda service: service.retry(shop.name, 1, delay=3600, instance="push-1"))
     assert deliver() is None
-    problem(events.patch(path, json=again), 403)
-    problem(admin.patch(path, json={"status": "ok"}), 403)
+    problem(events.patch(path, json=again), 401)
+    problem(admin.patch(path, json={"status": "ok"}), 401)
     assert admin.patch(path, json=again).status_code == 200
     assert deliver() == 2

@@ -10,7 +10,7 @@ from purveyor.app.http.login_throttle import MAX_FAILURES_PER_PAIR, WINDOW_SECON
 from purveyor.jetstream.address import Address
 from tests.support.nats_servers import OwnServer
 from tests.support.running_api import PASSWORD, Consumer, RunningApi, event, problem, subscribe, wanted
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -220,4 +220,4 @@ def test_a_stop_answers_long_polls_at_once(own_api: RunningApi, admin: httpx.Cli
         polling = threads.submit(consumer.next, timeout=600)
         wait_until(lambda: api.under_way == 1)
         api.stop()
-        assert polling.result(120) is None
+        assert polling.result(PATIENCE_SECONDS) is None

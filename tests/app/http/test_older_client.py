@@ -14,8 +14,9 @@ from pydantic import BaseModel, model_validator
 from purveyor.jetstream import bulk
 from purveyor.jetstream.address import Address
 from purveyor.pipeline.transform import load_mapping
+from purveyor.pipeline.transform.live_directory import LiveDirectory
 from purveyor.pipeline.transform.record_transform import Message, TransformRules, transform
-from tests.pipeline.transform.memory import MemoryStore, body, modify
+from tests.pipeline.transform.memory import MemoryPages, MemoryStore, body, modify
 from tests.support.running_api import RunningApi, event, fill
 
 ADA = "uid=ada,cn=users,dc=example,dc=com"
@@ -137,12 +138,13 @@ def test_it_understands_the_changes_of_a_directory(
         modify(ADA, ("replace", "sn", ["Lovelace"]), ("add", "mail", ["ada@example.com"])),
         body(ADA, "delete"),
     )
-    store, rules = MemoryStore(), TransformRules(load_mapping(), 1 << 20)
+    directory = LiveDirectory(MemoryStore(), MemoryPages())
+    rules = TransformRules(load_mapping(), 1 << 20)
     moment = datetime.fromisoformat("2026-01-31T12:00:00+00:00")
     outputs = [
         output
         for number, record in enumerate(records, 1)
-        for output in transform(store, rules, Message(number, moment, "ldif.hq", {}, record))
+        for output in transform(directory, rules, Message(number, moment, "ldif.hq", {}, record))
     ]
     queued: list[bulk.Outgoing] = [(f"{name}.main", output.data, None, output.msg_id) for output in outputs]
     bulk.publish_many(address, bulk.outgoing(queued))

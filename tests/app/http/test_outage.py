@@ -15,7 +15,7 @@ from tests.support.killing import kill_server
 from tests.support.nats_servers import OwnServer
 from tests.support.running_api import Consumer, RunningApi, event, fill, subscribe
 from tests.support.scale import LONG
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 ROUNDS = 20 if LONG else 2
 MESSAGES = 20_000 if LONG else 2_000
@@ -49,7 +49,7 @@ def test_a_server_that_restarts_under_load_costs_no_more_than_503(own_server: Ow
         go_on([publisher.accepted, puller.taken, leaser.taken])
         over.set()
         for worker in workers:
-            worker.join(120)
+            worker.join(PATIENCE_SECONDS)
             worker.check()
         batches = bulk.read_range(server.address, "stream:incoming", 1, 1 << 40)
         log = [dict(row["headers"]) for batch in batches for row in batch.to_pylist() if row["subject"] == "incoming"]

@@ -14,7 +14,7 @@ from purveyor.jetstream.address import Address
 from purveyor.queues.client import connect
 from purveyor.sources.schemas.registry import SchemaRegistry
 from tests.support.running_api import RunningApi, count, event, problem, read_incoming
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -238,7 +238,7 @@ def test_others_are_served_while_a_definition_is_checked(
 
     def slow(*_: object) -> tuple[str, ...]:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_SECONDS)
         return ()
 
     monkeypatch.setattr("purveyor.sources.schemas.registry.find_incompatibilities", slow)
@@ -246,7 +246,7 @@ def test_others_are_served_while_a_definition_is_checked(
         asked = {"definition": {"type": "object"}}
         check = threads.submit(admin.post, f"/v1/schemas/{name}/check", json=asked)
         try:
-            assert begun.wait(30)
+            assert begun.wait(PATIENCE_SECONDS)
             assert api.client().get("/healthz", timeout=20).status_code == 200
         finally:
             go_on.set()
@@ -255,7 +255,7 @@ def test_others_are_served_while_a_definition_is_checked(
         go_on.clear()
         commit = threads.submit(admin.post, f"/v1/schemas/{name}/revisions", json=asked)
         try:
-            assert begun.wait(30)
+            assert begun.wait(PATIENCE_SECONDS)
             assert api.client().get("/healthz", timeout=20).status_code == 200
         finally:
             go_on.set()

@@ -5,7 +5,7 @@ import threading
 
 import httpx
 
-from purveyor.queues.client import QueueStatus
+from purveyor.queues.migration.record import QueueStatus
 from tests.support.migrations import drain_incoming, seal_incoming
 from tests.support.nats_servers import OwnServer
 from tests.support.running_api import RunningApi, event

@@ -313,6 +313,10 @@ def test_a_replay_becomes_a_job(admin: httpx.Client, consumer: Consumer, address
     assert admin.post(f"/v1/subscriptions/{name}/replay", json={"from": "2026-01-01T00:00:00Z"}).status_code == 202
     problem(consumer.post("replay", json={"from": 5, "to": 1}), 422)
     problem(consumer.post("replay", json={"from": 0}), 422)
+    beyond = problem(consumer.post("replay", json={"from": 99_999_999}), 422)
+    assert beyond["detail"].startswith("the replay begins at position 99999999, and the newest position is ")
+    assert beyond["fix"].startswith("give a position up to ")
+    assert "in the future" in problem(consumer.post("replay", json={"from": "2099-01-01T00:00:00Z"}), 422)["detail"]
     problem(consumer.post("replay", json={}), 422)
     problem(admin.post(f"/v1/subscriptions/{name}-x/replay", json={"from": 1}), 404)
 

@@ -54,31 +54,31 @@ sys.stderr.flush()
 print('{"event": "ready"}', flush=True)
 time.sleep(60)
 """
-    heard: list[PartEvent] = []
+    received: list[PartEvent] = []
 
     async def run() -> None:
         process = ManagedProcess(
-            Part("API", (sys.executable, "-c", code.replace("\\\\n", "\\n")), grace_seconds=5), heard.append
+            Part("API", (sys.executable, "-c", code.replace("\\\\n", "\\n")), grace_seconds=5), received.append
         )
         running = asyncio.create_task(process.run())
         await until(process.ready.is_set)
-        await until(lambda: any(event.event == LOG for event in heard))
+        await until(lambda: any(event.event == LOG for event in received))
         await process.stop()
         await running
 
     asyncio.run(run())
-    for event in heard:
+    for event in received:
         EventPrinter(json=False).print(event)
-    said = capsys.readouterr()
-    assert said.err == '{"level": "warning", "message": "slow"}\n'
-    assert "slow" not in said.out
+    reported = capsys.readouterr()
+    assert reported.err == '{"level": "warning", "message": "slow"}\n'
+    assert "slow" not in reported.out
 
 
 LOGGER = logging.getLogger("purveyor.delivery.test")
 PARENT = {"traceparent": f"00-{'a1' * 16}-{'b2' * 8}-01"}
 
 
-def said(form: LogFormat, level: LogLevel = LogLevel.INFO) -> str:
+def logged(form: LogFormat, level: LogLevel = LogLevel.INFO) -> str:
     stream = io.StringIO()
     with configure_logging(form, level, {"part": "api"}, stream):
         LOGGER.info("stored %s at %d", "e-1", 7, extra={"position": 7, "subscription": "ox"})
@@ -95,7 +95,7 @@ def said(form: LogFormat, level: LogLevel = LogLevel.INFO) -> str:
 
 
 def test_json_is_one_object_a_line_with_positions_and_ids() -> None:
-    lines: list[dict[str, Any]] = [json.loads(line) for line in said(LogFormat.JSON).splitlines()]
+    lines: list[dict[str, Any]] = [json.loads(line) for line in logged(LogFormat.JSON).splitlines()]
     assert [line["message"] for line in lines] == [
         "stored e-1 at 7",
         "a name\nwith \x1b[31mtricks",
@@ -111,7 +111,7 @@ def test_json_is_one_object_a_line_with_positions_and_ids() -> None:
 
 
 def test_text_is_for_people_and_cannot_be_forged() -> None:
-    text = said(LogFormat.TEXT)
+    text = logged(LogFormat.TEXT)
     assert "stored e-1 at 7" in text
     assert "position=7" in text
     assert r"a name\nwith \x1b[31mtricks" in text
@@ -141,8 +141,8 @@ def test_a_log_line_has_the_ids_of_its_span() -> None:
 
 
 def test_libraries_say_no_more_at_our_debug_level() -> None:
-    assert "not asked for" in said(LogFormat.TEXT, LogLevel.DEBUG)
-    assert "chatter" not in said(LogFormat.TEXT, LogLevel.DEBUG)
+    assert "not asked for" in logged(LogFormat.TEXT, LogLevel.DEBUG)
+    assert "chatter" not in logged(LogFormat.TEXT, LogLevel.DEBUG)
 
 
 def test_logging_is_restored_afterwards() -> None:
@@ -152,7 +152,7 @@ def test_logging_is_restored_afterwards() -> None:
         return [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
 
     before = configuration()
-    said(LogFormat.JSON)
+    logged(LogFormat.JSON)
     assert configuration() == before
 
 

@@ -268,7 +268,7 @@ def test_without_a_collector_nothing_is_imported_or_exported(monkeypatch: pytest
         assert tracing.current_carrier() is None
 
 
-def test_the_standard_variables_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_standard_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     assert traces.is_enabled(None)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")

@@ -1,5 +1,6 @@
 """Faults of a server, a machine or a disk, as the guide to troubleshooting describes them. No pipeline runs."""
 
+import asyncio
 import signal
 import socket
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from purveyor.jetstream import api as jetstream_api
+from purveyor.queues.catalogue import LDIF
+from purveyor.queues.client import connect
 from tests.support.command_line import invoke, url_of
 from tests.support.fault_guide import FaultCheck
 from tests.support.faulty_system import FaultySystem, StoppedSystem
@@ -17,6 +20,8 @@ from tests.support.killing import kill_server
 from tests.support.running_api import event, subscribe
 from tests.support.small_disk import SmallDisk, small_file_system
 from tests.support.waiting import wait_until
+
+PEOPLE = Path(__file__).parents[3] / "examples" / "people.ldif"
 
 
 @pytest.fixture
@@ -128,6 +133,20 @@ def test_java_is_missing(
     outcome = invoke("--data-dir", str(data), "serve", "pipeline")
     assert outcome.code == 1
     fault.shows(own_system, log=[outcome.err])
+
+
+def test_the_checkpoint_of_the_transform_is_lost(fault: FaultCheck, own_system: FaultySystem, data: Path) -> None:
+    invoke("--data-dir", str(data), "import", str(PEOPLE)).ok()
+
+    async def transform_all() -> None:
+        async with connect(own_system.address) as queues:
+            while messages := await queues.fetch(LDIF.stream, "transformer", 100, wait_seconds=0):
+                for message in messages:
+                    await message.ack(confirm=True)
+
+    asyncio.run(transform_all())
+    (data / "archive").mkdir()
+    fault.shows(own_system)
 
 
 def test_a_checkpoint_is_damaged(fault: FaultCheck, own_system: FaultySystem) -> None:

@@ -30,7 +30,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.first, pytest.mark.timeout(1200)]
 T = TypeVar("T")
-_TROUBLE = re.compile(r"^(trouble|died|killed|full|waiting): | ERROR ")
+_PROBLEM = re.compile(r"^(problem|died|killed|full|waiting): | ERROR ")
 """Lines of the log that are no part of normal life."""
 TOPICS = [{"realm": "udm", "topic": "users/user"}]
 
@@ -102,7 +102,7 @@ class UpSystem:
 
     def is_background(self, text: str) -> bool:
         is_finding = text.startswith(("red: ", "wrong: ", "warning: "))
-        return bool(NO_PIPELINE.search(text)) or not (is_finding or _TROUBLE.search(text))
+        return bool(NO_PIPELINE.search(text)) or not (is_finding or _PROBLEM.search(text))
 
     def on_server(self, work: Callable[[Queues], Awaitable[T]]) -> T:
         async def connected() -> T:

@@ -15,6 +15,7 @@ from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer
 from purveyor.queues.client import Queues
 from tests.support.push import LOCAL, Events, PushSubscription, Site, site
+from tests.support.waiting import PATIENCE_SECONDS
 
 __all__ = ["site"]
 
@@ -58,7 +59,7 @@ async def work(
         worker = PushWorker(queues, PushOptions(cipher=cipher, **options))
         stop = asyncio.Event()
         running.append((stop, asyncio.create_task(worker.run(stop))))
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await worker.ready.wait()
         return worker
 

@@ -22,7 +22,7 @@ from tests.support.killing import kill_server
 from tests.support.nats_servers import OwnServer
 from tests.support.push import PushSubscription, Site
 from tests.support.scale import chance, pick
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 class Program:
@@ -58,7 +58,7 @@ class Program:
     def stop(self) -> int:
         if self._process.poll() is None:
             self._process.terminate()
-        self._process.communicate(timeout=120)
+        self._process.communicate(timeout=PATIENCE_SECONDS)
         return self._process.returncode
 
 
@@ -135,7 +135,7 @@ async def test_a_standby_takes_over_what_a_killed_worker_had_in_strict_order(
         try:
             for program in programs:
                 await program.ready()
-            async with asyncio.timeout(240):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await until(lambda: len(pushed.acked()) >= 10)
                 leases = await until(lambda: _leases(queues, pushed.name))
                 killed = next(each for each in programs if f"-{each.pid}-" in leases[0].instance)

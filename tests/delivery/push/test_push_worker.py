@@ -359,9 +359,9 @@ async def test_a_worker_that_stops_leaves_no_lease_behind(pushed: PushSubscripti
     (pusher, task) = first._pushers[pushed.name]
     pusher.stop()
     await task
-    book = await (await first._services.leases._pull.state_writer(pushed.name)).current()
-    assert not book.leases
-    assert all(count == 0 for count in book.delivery_counts.values())
+    state = await (await first._services.leases._pull.state_writer(pushed.name)).current()
+    assert not state.leases
+    assert all(count == 0 for count in state.delivery_counts.values())
 
 
 async def test_by_policy_a_message_that_only_crashes_used_up_parks_the_later_messages_of_its_key_too(

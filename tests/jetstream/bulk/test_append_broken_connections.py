@@ -133,12 +133,12 @@ def test_a_subscriber_that_never_replies_is_given_up(
     monkeypatch.setattr("purveyor.jetstream.bulk.append.writer._PUMP_SECONDS", 0.05)
     good = make(server.address, name)
     make_stream(server.address, f"{name}-deaf", ["elsewhere." + name], allow_atomic=True)
-    deaf = Target(subject=f"{name}-deaf", stream=f"{name}-deaf")
+    silent = Target(subject=f"{name}-deaf", stream=f"{name}-deaf")
     with connected(server.address) as listener:
-        listener.subscribe(deaf.subject)
+        listener.subscribe(silent.subject)
         listener.request("$JS.API.INFO")
         for given in (table([4, 5]), table(range(4, 104))):
-            outcomes = append_once(server.address, [(deaf, given), (good, given)], AppendOptions(patience_seconds=5))
+            outcomes = append_once(server.address, [(silent, given), (good, given)], AppendOptions(patience_seconds=5))
             assert outcomes[1].last_position == given.num_rows + 3
     refused = outcomes[0].refused
     assert refused is not None

@@ -101,15 +101,15 @@ def test_a_message_over_the_limit_is_refused_by_index_and_one_at_the_limit_is_no
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "reported"),
     [
         ({"subject": ["a"]}, "no column 'data'"),
         ({"subject": ["a", None], "data": [b"", b""]}, "message 8 has no subject"),
         ({"subject": ["a"], "data": [1.5]}, "column 'data'"),
     ],
 )
-def test_wrong_columns_are_refused(columns: dict[str, list[object]], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
+def test_wrong_columns_are_refused(columns: dict[str, list[object]], reported: str) -> None:
+    with pytest.raises(InvalidInput, match=reported):
         prepare(pa.record_batch(columns), 7, OPTIONS)
 
 

@@ -14,7 +14,7 @@ from purveyor.model.errors import StoreInUse
 from tests.jetstream.server.processes import Supervisor, kill, store_one, stored
 from tests.support.killing import alive
 from tests.support.nats_servers import OwnServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 Supervise = Callable[..., Supervisor]
 
@@ -70,7 +70,7 @@ def test_a_parent_that_forgets_to_stop_takes_its_server_along(supervise: Supervi
     other = supervise(tmp_path / "nats", "forget")
     server = int(other.answer()["server"])
     other.go_on()
-    assert other.process.wait(120) == 0
+    assert other.process.wait(PATIENCE_SECONDS) == 0
     assert not alive(server)
 
 

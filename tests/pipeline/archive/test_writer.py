@@ -23,7 +23,7 @@ from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
 from purveyor.spark.checkpoint_files import committed_offset
 from tests.support.archive import Archive, event
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 DUPLICATE_WINDOW_NANOSECONDS = 120_000_000_000
 """The default of the server."""
@@ -81,7 +81,7 @@ def test_a_batch_that_breaks_at_any_step_is_archived_once(
     with monkeypatch.context() as patch:
         break_at(archive, patch, step, Crash(step))
         with archive.running() as query, pytest.raises(StreamingQueryException, match="Crash"):
-            query.awaitTermination(60)
+            query.awaitTermination(PATIENCE_SECONDS)
     archive.publish(event("more"))
     archive.catch_up()
     assert archive.lying() == archive.positions() == list(range(1, 12))
@@ -95,7 +95,7 @@ def test_a_full_disk_fails_the_batch_and_the_next_start_continues(
     with monkeypatch.context() as patch:
         break_at(archive, patch, "drafted", OSError(errno.ENOSPC, "No space left on device"))
         with archive.running() as query, pytest.raises(StreamingQueryException, match="No space left"):
-            query.awaitTermination(60)
+            query.awaitTermination(PATIENCE_SECONDS)
     assert list((archive.directory / RANGES).iterdir()) == []
     archive.catch_up()
     assert archive.lying() == [1]
@@ -115,7 +115,7 @@ def test_another_batch_limit_after_a_crash_makes_no_doubles(archive: Archive, mo
     with monkeypatch.context() as patch:
         break_at(archive, patch, f"renamed {RANGES}", Crash("now"))
         with archive.running(max_offsets=4) as query, pytest.raises(StreamingQueryException):
-            query.awaitTermination(60)
+            query.awaitTermination(PATIENCE_SECONDS)
     archive.catch_up(max_offsets=7, checkpoint=archive.settings.checkpoint.with_name("another"))
     assert archive.lying() == archive.positions() == list(range(1, 11))
 
@@ -148,7 +148,7 @@ def test_nothing_is_released_that_spark_may_run_again(archive: Archive, monkeypa
     archive.publish(event("a"))
     break_at(archive, monkeypatch, f"renamed {EVENTS}", Crash("archived, not noted"))
     with archive.running() as query, pytest.raises(StreamingQueryException):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
     assert archive.until() == 1
     assert committed_offset(archive.settings.checkpoint) is None
     assert archive.broker.state(archive.stream)["messages"] == 1
@@ -272,7 +272,7 @@ def test_a_message_that_cannot_be_archived_at_all_is_parked_once_and_keeps_back_
     with monkeypatch.context() as patch:
         patch.setattr(writer, "park_once", park_and_crash)
         with archive.running() as query, pytest.raises(StreamingQueryException, match="Crash"):
-            query.awaitTermination(60)
+            query.awaitTermination(PATIENCE_SECONDS)
     assert archive.ranges() == [(1, 1)]
     archive.catch_up()
     assert archive.lying() == [1, 3]

@@ -39,7 +39,7 @@ def publish(client: httpx.Client, publisher: int) -> None:
     assert client.post("/v1/messages", json=many, headers=header).json()["duplicates"] == EACH - 5
 
 
-def told(message: Any) -> tuple[str, int]:
+def publisher_and_number(message: Any) -> tuple[str, int]:
     return message["publisher_name"], message["body"]["new"]["number"]
 
 
@@ -48,7 +48,7 @@ def take_all(consumer: Consumer) -> list[tuple[str, int]]:
     while len(found) < len(ALL):
         messages = consumer.post("messages/lease", json={"max": 100, "timeout": 60}).json()["messages"]
         assert messages, f"only {len(found)}"
-        found += map(told, messages)
+        found += map(publisher_and_number, messages)
         consumer.patch("messages/status", json={"status": "ok", "up_to": messages[-1]["sequence_number"]})
     assert consumer.next() is None
     return found
@@ -65,7 +65,7 @@ def work(client: httpx.Client, name: str, instance: str) -> list[tuple[str, int]
         for message in messages:
             answer = client.patch(f"{path}/{message['sequence_number']}/status", json={"status": "ok"}, headers=headers)
             assert answer.status_code == 200
-            done.append(told(message))
+            done.append(publisher_and_number(message))
     return done
 
 

@@ -4,10 +4,12 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from purveyor.delivery.pull import open_pull
 from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.model.event import Event
 from purveyor.model.registration import DispatchState, PrefillState, PrefillStatus, Suspension
@@ -21,7 +23,9 @@ from purveyor.pipeline.prefill.jobs import run_job
 from purveyor.queues.registry import Registry
 from purveyor.queues.subscription_queues import remove_queue
 from purveyor.queues.sync_client import restore_queue, run_sync
+from tests.support.delivery import drain, is_empty
 from tests.support.dispatch_harness import DispatchHarness, event
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 TOPICS = ("users/user", "users/self", "groups/group", "mail/box")
 WANTED = (*TOPICS, "users/.*", ".*/(user|group)", "[a-m].*")
@@ -113,7 +117,7 @@ def test_random_changes_among_events_are_exact_at_their_positions(
         crashing.setattr(Dispatcher, "_record_progress", crash)
         broken = harness.start(max_offsets=9)
         with pytest.raises(Exception, match="crashed here"):
-            broken.awaitTermination(120)
+            broken.awaitTermination(PATIENCE_SECONDS)
     asyncio.run(play(harness, expected, chance, 10))
     harness.dispatch(max_offsets=9)  # repeats the batch that was written and not committed
     check(harness, expected)
@@ -130,6 +134,53 @@ def test_random_changes_among_events_are_exact_at_their_positions(
     assert {each.subscription: each.expected for each in report.accounts} == {
         name: len(expected.numbers(name)) for name in NAMES
     }
+
+
+def test_a_range_before_later_changes_is_audited_by_what_was_selected_in_it(harness: DispatchHarness) -> None:
+    """The registry forgets the first of several changes when all readers have passed them, and the log has them all."""
+    chance, expected = random.Random(3), Expected()
+    topics = [Selection(realms_topics=(RealmTopic("udm", each),), filter=Filter(), hidden_fields=()) for each in TOPICS]
+    asyncio.run(play(harness, expected, chance, 0))
+    ends = [harness.last()]
+
+    async def publish() -> None:
+        async with harness.connected() as queues:
+            # Of each topic another number: of what has left a queue, the audit knows only how many messages it was.
+            for topic in [topic for count, topic in enumerate(TOPICS, 1) for _ in range(count)]:
+                number = len(expected.events)
+                body = event(number, topic)
+                receipt = await queues.publish("incoming", body)
+                expected.events.append((receipt.sequence, number, Event.decode(body)))
+
+    async def change(selection: Selection) -> None:
+        async with harness.connected() as queues:
+            changed = await Subscriptions(queues).redefine("ox", selection.apply_to)
+            assert changed.position is not None
+            expected.selected["ox"].append((changed.position, changed.record.definition))
+
+    async def take_all() -> None:
+        """Do what a consumer does that acknowledges everything: then no reader needs the past selections."""
+        async with harness.connected() as queues, open_pull(queues) as pull:
+            await drain(pull)
+            await until(lambda: is_empty(queues))
+
+    for selection in topics:
+        asyncio.run(change(selection))
+        asyncio.run(publish())
+        harness.dispatch()
+        asyncio.run(take_all())
+        ends.append(harness.last())
+    assert len(harness.found("ox").record.past) == 1
+
+    archive = ArchiveSource(harness.address, harness.directory / "archive")
+    for first, last in [(1, end) for end in ends] + [(before + 1, after) for before, after in pairwise(ends)]:
+        report = audit(harness.spark, archive, first, last, ["ox"])
+        assert report.clean, (first, last, report.to_json())
+        (account,) = report.accounts
+        selected = expected.numbers("ox")
+        assert account.expected == sum(
+            number in selected for position, number, _ in expected.events if first <= position <= last
+        )
 
 
 def crash(*_: object) -> None:
@@ -162,6 +213,11 @@ def test_a_suspended_subscription_catches_up_by_what_it_selected_then(harness: D
     asyncio.run(play(harness, expected, chance, 10))
     harness.dispatch()
     check(harness, expected)
+    report = audit(harness.spark, ArchiveSource(harness.address, harness.directory / "archive"), 1, harness.last())
+    assert report.clean, report.to_json()
+    assert {each.subscription: each.queued for each in report.accounts} == {
+        name: len(expected.numbers(name)) for name in NAMES
+    }
 
 
 def suspend(name: str, state: DispatchState) -> Callable[..., Any]:

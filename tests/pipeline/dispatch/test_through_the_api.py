@@ -14,7 +14,7 @@ from purveyor.queues.client import connect
 from purveyor.stages import Context, SqlStore, Stages
 from tests.support.dispatch_harness import DispatchHarness
 from tests.support.running_api import Consumer, RunningApi, event, subscribe
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def prefill(harness: DispatchHarness) -> Iterator[None]:
     thread.start()
     yield
     stopping.set()
-    thread.join(120)
+    thread.join(PATIENCE_SECONDS)
 
 
 def take(consumer: Consumer, count: int) -> list[int]:

@@ -135,11 +135,11 @@ async def test_a_job_of_a_newer_program_waits_for_an_upgrade_and_other_jobs_cont
     async def done(name: str) -> bool:
         return (await harness.state(name)).status is PrefillStatus.DONE
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return "upgrade" in ((await harness.state(newer.name)).reason or "")
 
     await until(lambda: done(current.name))
-    await until(told)
+    await until(reported)
     assert (await harness.state(newer.name)).status is PrefillStatus.PENDING
     assert await harness.failures() == []
 

@@ -14,6 +14,7 @@ from purveyor.pipeline.transform.transform_query import TransformSettings, start
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, incoming
 from purveyor.queues.client import connect
 from tests.support.broker import Broker
+from tests.support.waiting import PATIENCE_SECONDS
 
 INCOMING = incoming()
 
@@ -42,7 +43,7 @@ class Flow:
     def run(self, **settings: Any) -> None:
         """All that is there, then the end."""
         query = self.start(**settings)
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(PATIENCE_SECONDS)
 
     def events(self) -> list[dict[str, Any]]:
         """What lies in `incoming`, all of it or what is left."""

@@ -14,20 +14,28 @@ class MemoryPages:
     def __init__(self) -> None:
         self.index: bytes | None = None
         self.pages: dict[int, bytes] = {}
-        self.reads = self.writes = 0
+        self.reads = self.writes = self.traffic = 0
 
     def read_index(self) -> bytes | None:
+        self.traffic += len(self.index or b"")
         return self.index
 
     def write_index(self, data: bytes) -> None:
+        self.traffic += len(data)
         self.index = data
+
+    def find(self, number: int) -> bytes | None:
+        self.reads += 1
+        return self.pages.get(number)
 
     def read(self, number: int) -> bytes:
         self.reads += 1
+        self.traffic += len(self.pages[number])
         return self.pages[number]
 
     def write(self, number: int, data: bytes) -> None:
         self.writes += 1
+        self.traffic += len(data)
         self.pages[number] = data
 
     def remove(self, number: int) -> None:
@@ -39,6 +47,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
+        self.marked = False
 
     def get(self, key: str) -> Entry | None:
         return self.entries.get(key)
@@ -49,10 +58,17 @@ class MemoryStore:
     def remove(self, key: str) -> None:
         self.entries.pop(key, None)
 
+    def items(self, prefix: str = "") -> Iterator[tuple[str, Entry]]:
+        return iter([(each, self.entries[each]) for each in sorted(self.entries) if each.startswith(prefix)])
+
     def descendants(self, key: str) -> Iterator[tuple[str, Entry]]:
-        return iter(
-            [(each, self.entries[each]) for each in sorted(self.entries) if each.startswith(descendant_prefix(key))]
-        )
+        return self.items(descendant_prefix(key))
+
+    def mark(self) -> None:
+        self.marked = True
+
+    def flush(self) -> None:
+        """Nothing is written."""
 
 
 def body(dn: str, change: str, **fields: Any) -> bytes:

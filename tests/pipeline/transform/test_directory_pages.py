@@ -1,5 +1,8 @@
 """A large directory is read and written in few pieces."""
 
+import json
+import random
+
 import pytest
 
 from purveyor.model.errors import UnreadableRecord
@@ -81,7 +84,7 @@ def test_any_text_can_be_kept() -> None:
     assert PagedDirectory(pages).get("cn=\udcff") == odd
 
 
-@pytest.mark.parametrize("index", [b'[[""], [0], 1, 2]', b'{"version": 2}', b"no JSON", b"7"])
+@pytest.mark.parametrize("index", [b'[[""], [0], 1, 2]', b'{"version": 3}', b'{"version": 2}', b"no JSON", b"7"])
 def test_a_directory_of_a_newer_program_is_left_as_it_is(index: bytes) -> None:
     pages = filled(10)
     understood = pages.read_index()
@@ -93,3 +96,67 @@ def test_a_directory_of_a_newer_program_is_left_as_it_is(index: bytes) -> None:
     pages.write_index(understood)
     key, known = entry(3)
     assert PagedDirectory(pages).get(key) == known
+
+
+def flat_index(count: int) -> MemoryPages:
+    """A directory as version 1 wrote it: pages of some entries, and a list of three as index."""
+    pages = MemoryPages()
+    entries = sorted(entry(number) for number in range(count))
+    begins = []
+    for number, start in enumerate(range(0, count, 4)):
+        some = entries[start : start + 4]
+        bodies = [json.dumps(each, separators=(",", ":")).encode() for _, each in some]
+        head = json.dumps([[key for key, _ in some], [len(each) for each in bodies]]).encode()
+        pages.write(number, len(head).to_bytes(4, "big") + head + b"".join(bodies))
+        begins.append(some[0][0] if start else "")
+    pages.write_index(json.dumps([begins, list(range(len(begins))), len(begins)]).encode())
+    return pages
+
+
+@pytest.mark.parametrize(("count", "small"), [(400, True), (4000, False)])
+def test_a_directory_of_version_1_continues(count: int, small: bool) -> None:
+    """A small one stays readable for version 1; a large one gets an index that version 1 refuses."""
+    pages = flat_index(count)
+    directory = PagedDirectory(pages)
+    key, known = entry(count // 2)
+    assert directory.get(key) == known
+    directory.put(key, known._replace(uuid="other"))
+    for number in range(count, count + 100):
+        directory.put(*entry(number))
+    directory.flush()
+    assert isinstance(json.loads(pages.read_index() or b""), list) is small
+    expected = {entry(number)[0]: entry(number)[1] for number in range(count + 100)}
+    assert dict(PagedDirectory(pages).items()) == {**expected, key: known._replace(uuid="other")}
+
+
+def test_a_batch_reads_a_part_of_the_index_however_large_the_directory_is() -> None:
+    small, large = (bytes_of_a_batch(filled(count)) for count in (5_000, 50_000))
+    assert large < 2 * small
+
+
+def bytes_of_a_batch(pages: MemoryPages) -> int:
+    """What is read and written to change one entry."""
+    before = dict(pages.pages)
+    pages.traffic = 0
+    directory = PagedDirectory(pages)
+    key, known = entry(777)
+    directory.put(key, known._replace(uuid="other"))
+    directory.flush()
+    assert sum(before[number] != data for number, data in pages.pages.items()) == 1
+    return pages.traffic
+
+
+def test_all_pages_can_go_and_come_again() -> None:
+    pages = filled(20_000)
+    directory = PagedDirectory(pages, max_held_bytes=100_000)
+    numbers = list(range(20_000))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        directory.remove(entry(number)[0])
+    directory.flush()
+    assert dict(PagedDirectory(pages).items()) == {}
+    assert len(pages.pages) <= 2
+    for number in numbers[:3000]:
+        directory.put(*entry(number))
+    directory.flush()
+    assert [key for key, _ in PagedDirectory(pages).items()] == sorted(entry(number)[0] for number in numbers[:3000])

@@ -18,7 +18,7 @@ from purveyor.queues.migration.record import QueueStatus
 from tests.support.cluster import Cluster, cluster
 from tests.support.migrations import Worker, declare_queue, make_old_stream, publish
 from tests.support.scale import LONG, chance, pick
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 TO_DISK, FROM_DISK = "to disk", "from disk"
 MOMENTS = [
@@ -82,7 +82,7 @@ async def _migrate(servers: Cluster, name: str, moment: Moment, archives: Path) 
         options = MigrationOptions(archives=archives, lease_seconds=2, on_step=kill, on_progress=kill_at)
         queues.migrations.options = options  # whoever does the step, the worker too
         try:
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await _see_through(queues, queue, options, moment.strategy)
                 assert killed
                 begin.set()

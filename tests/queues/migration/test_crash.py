@@ -21,7 +21,7 @@ from purveyor.queues.migration.plan import Strategy
 from tests.queues.migration.crash_program import options, work
 from tests.support.migrations import declare_queue, finish_migration, make_old_stream, publish
 from tests.support.scale import LONG, chance
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 SHARED = (Step.RECORDED, Step.SEALED, Step.DELETED, Step.CREATED, Step.READERS_MADE, Step.CONVERTED, Step.DONE)
 STEPS = {
@@ -81,7 +81,7 @@ async def _killed_at(address: Address, name: str, directory: Path, strategy: Str
             _url(address), name, strategy.value, str(directory), step.value,
             cwd=Path(__file__).parents[3],
         )  # fmt: skip
-        async with asyncio.timeout(240):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await program.wait() == -signal.SIGKILL, case
             migrations = queues.migrations.with_options(options(directory))
             working = asyncio.create_task(work(queues, queue.stream, directory / "processed"))

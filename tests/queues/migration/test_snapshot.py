@@ -8,7 +8,8 @@ import pytest
 
 from purveyor.jetstream.config import ConsumerConfig, Retention, Storage
 from purveyor.model.errors import DataLost, MigrationNeeded
-from purveyor.queues.client import Ensurer, Queues
+from purveyor.queues.client import Queues
+from purveyor.queues.ensure import Ensurer
 from purveyor.queues.migration import recreate
 from purveyor.queues.migration.events import Step
 from purveyor.queues.migration.migrator import Migrator

@@ -17,7 +17,7 @@ from purveyor.queues.migration.migrator import Migrator
 from purveyor.queues.migration.plan import Strategy
 from purveyor.queues.migration.record import QueueStatus
 from tests.support.migrations import Worker, declare_queue, finish_migration, make_old_stream, publish, running
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 HERE, ELSEWHERE = "container-1", "container-2"
 
@@ -71,7 +71,7 @@ async def test_before_the_stream_is_deleted_any_machine_takes_over(  # noqa: PLR
     await publish(queues, unique, 1, 5)
     await crash_at(step, quick, unique)
     other = elsewhere(quick, tmp_path / "other machine", monkeypatch)
-    await asyncio.wait_for(other.wait_until_done(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), PATIENCE_SECONDS)
     record = await other.record(unique)
     assert record is not None
     assert record.archive is not None
@@ -86,7 +86,7 @@ async def test_any_machine_that_mounts_a_shared_directory_finds_the_archive(
     await publish(queues, unique, 1, 5)
     await crash_at(Step.DELETED, quick, unique)
     other = elsewhere(quick, None, monkeypatch)  # a pipeline that starts: it names no directory of its own
-    await asyncio.wait_for(other.wait_until_done(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), PATIENCE_SECONDS)
     await check_whole(queues, unique)
 
 
@@ -100,7 +100,7 @@ async def test_the_archive_is_found_in_the_directory_of_the_machine_that_goes_on
     assert quick.options.archives is not None
     shutil.move(quick.options.archives, tmp_path / "mounted")
     other = elsewhere(quick, tmp_path / "mounted", monkeypatch)
-    await asyncio.wait_for(other.wait_until_done(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), PATIENCE_SECONDS)
     await check_whole(queues, unique)
 
 
@@ -112,7 +112,7 @@ async def test_what_is_restored_needs_no_archive_to_be_ended(
     await crash_at(Step.CREATED, quick, unique)
     assert quick.options.archives is not None
     shutil.move(quick.options.archives, tmp_path / "away")
-    await asyncio.wait_for(elsewhere(quick, None, monkeypatch).wait_until_done(unique), 60)
+    await asyncio.wait_for(elsewhere(quick, None, monkeypatch).wait_until_done(unique), PATIENCE_SECONDS)
     await check_whole(queues, unique)
 
 
@@ -127,13 +127,13 @@ async def test_without_the_archive_the_error_says_where_it_is_and_what_to_run(
     publishing = asyncio.create_task(publish(queues, unique, 6, 6))
     other = elsewhere(quick, tmp_path / "other machine", monkeypatch)
     with pytest.raises(MigrationNeeded) as refused:
-        await asyncio.wait_for(other.wait_until_done(unique), 60)
+        await asyncio.wait_for(other.wait_until_done(unique), PATIENCE_SECONDS)
     for word in (HERE, str(quick.options.archives), f"purveyor queues apply {unique}", str(tmp_path / "other machine")):
         assert word in str(refused.value)
     assert await other.advance(unique) is QueueStatus.SEALED_FOR_MIGRATION  # programs wait, and make nothing anew
     assert stream not in await queues.streams.names()
     shutil.copytree(tmp_path / "away", tmp_path / "other machine")
-    await asyncio.wait_for(other.wait_until_done(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), PATIENCE_SECONDS)
     await publishing
     await check_whole(queues, unique, 6)
 
@@ -146,8 +146,9 @@ async def test_without_a_directory_the_error_says_how_to_take_over(
     await crash_at(Step.SEALED, quick, unique)
     shutil.rmtree(quick.options.archives or "", ignore_errors=True)
     with pytest.raises(MigrationNeeded, match=f"{HERE}.*purveyor queues apply {unique}"):
-        await asyncio.wait_for(elsewhere(quick, None, monkeypatch).wait_until_done(unique), 60)
-    await asyncio.wait_for(elsewhere(quick, tmp_path / "other machine", monkeypatch).wait_until_done(unique), 60)
+        await asyncio.wait_for(elsewhere(quick, None, monkeypatch).wait_until_done(unique), PATIENCE_SECONDS)
+    there = elsewhere(quick, tmp_path / "other machine", monkeypatch)
+    await asyncio.wait_for(there.wait_until_done(unique), PATIENCE_SECONDS)
     await check_whole(queues, unique)
 
 
@@ -169,7 +170,7 @@ async def test_one_that_another_machine_works_on_is_waited_for(
     assert not ending.done()
     holding.cancel()
     await asyncio.gather(holding, return_exceptions=True)
-    assert isinstance(await asyncio.wait_for(ending, 60), MigrationNeeded)
+    assert isinstance(await asyncio.wait_for(ending, PATIENCE_SECONDS), MigrationNeeded)
 
 
 async def _ending(migrations: Migrator, name: str) -> Exception | None:
@@ -212,9 +213,9 @@ async def test_an_archive_that_another_machine_has_replaced_is_never_restored(
     shutil.move(tmp_path / "other machine", tmp_path / "away")
     monkeypatch.setattr("socket.gethostname", lambda: HERE)
     with pytest.raises(MigrationNeeded, match=ELSEWHERE):
-        await asyncio.wait_for(quick.wait_until_done(unique), 60)
+        await asyncio.wait_for(quick.wait_until_done(unique), PATIENCE_SECONDS)
     shutil.move(tmp_path / "away", tmp_path / "other machine")
-    await asyncio.wait_for(other.wait_until_done(unique), 60)
+    await asyncio.wait_for(other.wait_until_done(unique), PATIENCE_SECONDS)
     worker = Worker(queues, stream)
     async with running(worker):
         await until(lambda: len(worker.done) >= 4)

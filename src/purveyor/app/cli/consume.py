@@ -1,6 +1,6 @@
 """`purveyor next` and `purveyor ack`: get messages of a subscription and acknowledge them by hand.
 
-The commands lease messages as an instance of their own, `cli-<user>@<host>`. So the same user on the same machine gets
+The commands lease messages as a separate instance, `cli-<user>@<host>`. So the same user on the same machine gets
 the same oldest message again until it is acknowledged, and takes no message that a running consumer has leased.
 """
 
@@ -24,10 +24,11 @@ from purveyor.app.cli.backends.message_backend import (
     SubscriptionMessages,
 )
 from purveyor.app.cli.context import Cli, JsonFlag, examples
+from purveyor.app.cli.no_message import explain_no_message
 from purveyor.app.cli.output import escape, progress, write, write_json, write_note
 from purveyor.app.cli.parsers import parse_duration
 from purveyor.delivery.pull import MAX_LEASE_MESSAGES
-from purveyor.model.errors import InvalidInput, Unavailable, UnknownMessage
+from purveyor.model.errors import InvalidInput, PurveyorError, Unavailable, UnknownMessage
 from purveyor.model.json_fields import Json
 
 next_app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -126,19 +127,27 @@ def next_(
     wait_seconds = None if wait is None else parse_duration(wait).total_seconds()
     consuming = Consuming(name, instance or own_instance())
 
-    async def work(messages: SubscriptionMessages) -> int:
+    async def work(messages: SubscriptionMessages) -> None:
         if ack:
             limits = Limits(count if count is not None or follow else 1, wait_seconds, follow)
-            return await _print_and_acknowledge(cli, consuming, messages, limits)
-        with progress(f"waiting for a message of {name}"):
-            found = await _lease(messages, count or 1, wait_seconds)
-        return _print(cli, consuming, found)
+            number = await _print_and_acknowledge(cli, consuming, messages, limits)
+        else:
+            with progress(f"waiting for a message of {name}"):
+                found = await _lease(messages, count or 1, wait_seconds)
+            number = _print(cli, consuming, found)
+        if not number and not follow:
+            raise await _no_message(name, messages, f"no message for subscription {name!r} within {wait}")
 
-    if not _call(cli, consuming, work) and not follow:
-        raise UnknownMessage(
-            f"no message for subscription {name!r} within {wait}",
-            fix=f"see `purveyor subscription show {name}`, or wait longer with --wait",
-        )
+    _call(cli, consuming, work)
+
+
+async def _no_message(name: str, messages: SubscriptionMessages, what: str) -> UnknownMessage:
+    """Return the error for an empty answer, with its cause if the status shows one."""
+    try:
+        found = explain_no_message(name, await messages.status())
+    except PurveyorError:  # the answer is still that there is none
+        found = explain_no_message(name, {})
+    return UnknownMessage(what if found.reason is None else f"{what}: {found.reason}", fix=found.fix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class RootOptions:
 
 @dataclass(frozen=True, slots=True)
 class Cli:
-    """What a command needs from its surroundings."""
+    """The settings, the connection and the output of a command."""
 
     root: RootOptions
     json: bool

@@ -9,7 +9,7 @@ import typer
 
 from purveyor.app.cli.backends.api_access import call_backend
 from purveyor.app.cli.backends.dead_letter_backend import (
-    DeadLetterBox,
+    DeadLetterBackend,
     DirectDeadLetters,
     RemoteDeadLetters,
     Settlement,
@@ -256,5 +256,5 @@ def _detail(value: object) -> object:
     return value if isinstance(value, str) and "\n" not in value else json.dumps(value)
 
 
-def _call(cli: Cli, work: Callable[[DeadLetterBox], Awaitable[T]]) -> T:
+def _call(cli: Cli, work: Callable[[DeadLetterBackend], Awaitable[T]]) -> T:
     return call_backend(cli, DirectDeadLetters.open, RemoteDeadLetters, work)

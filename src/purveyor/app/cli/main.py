@@ -102,9 +102,10 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="\b\nExamples:\n"
-    "  purveyor serve nats\n"
-    "  purveyor stream add ORDERS --subjects 'ORDERS.*'\n"
-    "  purveyor pub ORDERS.new 'order 1'\n"
+    "  purveyor up\n"
+    "  purveyor subscription add mail-server --topic udm:users/user\n"
+    '  purveyor publish --realm udm --topic users/user --new \'{"uid": "ada"}\'\n'
+    "  purveyor next mail-server --wait 60s\n"
     "\nIn every group, `ls` and `list`, `info` and `show`, `rm` and `delete` are the same command.\n"
     "\nEach setting is also an environment variable (PURVEYOR_DATA_DIR, PURVEYOR_NATS_URL, ...) and a key of "
     "purveyor.toml.",

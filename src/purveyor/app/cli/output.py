@@ -100,7 +100,7 @@ class StatusPrinter:
 
 @contextlib.contextmanager
 def progress(what: str, total: int | None = None, *, visible: bool = True) -> Iterator[Advance]:
-    """Show a progress bar on standard error if that is a terminal; without a total, show only that work goes on.
+    """Show a progress bar on standard error if that is a terminal; without a total, show only that work is in progress.
 
     Yields a function to call with the number of steps just done.
     """

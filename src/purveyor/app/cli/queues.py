@@ -18,9 +18,11 @@ from purveyor.jetstream.maintenance import STREAM_PREFIX
 from purveyor.jetstream.server.config import render_users
 from purveyor.model.errors import InvalidName, NotFound, PurveyorError, Unavailable
 from purveyor.queues.catalogue import Queue, internal_queues, subscription_queue
-from purveyor.queues.client import Ensured, Queues, QueueStatus
+from purveyor.queues.client import Queues
+from purveyor.queues.ensure import Ensured
 from purveyor.queues.migration.events import MigrationOptions, Progress
 from purveyor.queues.migration.plan import Change, Difference, Plan, Strategy, consumer_differences, stream_differences
+from purveyor.queues.migration.record import QueueStatus
 from purveyor.queues.permissions import component_users, stages_user, subscription_user
 
 app = typer.Typer(

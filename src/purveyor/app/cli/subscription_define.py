@@ -10,7 +10,7 @@ from purveyor.app.cli.backends.subscription_backend import (
     DirectSubscriptions,
     NewSubscription,
     RemoteSubscriptions,
-    SubscriptionBook,
+    SubscriptionBackend,
 )
 from purveyor.app.cli.context import Cli, JsonFlag
 from purveyor.app.cli.output import write, write_json
@@ -150,7 +150,7 @@ def add(
     if find_api(cli) is None:
         new_definition(body, PushInput.from_settings(cli.settings()), None)
 
-    async def work(subscriptions: SubscriptionBook) -> tuple[Json, bool]:
+    async def work(subscriptions: SubscriptionBackend) -> tuple[Json, bool]:
         created = await subscriptions.add(new)
         return await subscriptions.details(name), created
 
@@ -243,7 +243,7 @@ def edit(
         )
     cli = Cli.of(ctx, as_json)
 
-    async def work(subscriptions: SubscriptionBook) -> tuple[Json, int | None]:
+    async def work(subscriptions: SubscriptionBackend) -> tuple[Json, int | None]:
         before = (await subscriptions.details(name)).get("in_force_after")
         await subscriptions.edit(name, flags)
         after = await subscriptions.details(name)
@@ -258,6 +258,6 @@ def edit(
         write("\n".join(filter(None, (f"Changed subscription {name}{since}", flags.push.secret_line()))))
 
 
-def call(cli: Cli, work: Callable[[SubscriptionBook], Awaitable[T]]) -> T:
+def call(cli: Cli, work: Callable[[SubscriptionBackend], Awaitable[T]]) -> T:
     """Run work on the subscriptions."""
     return call_backend(cli, DirectSubscriptions.open, RemoteSubscriptions, work)

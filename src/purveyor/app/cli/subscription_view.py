@@ -12,6 +12,7 @@ from purveyor.model.delivery_policy import (
     RetryPolicy,
 )
 from purveyor.model.json_fields import Json
+from purveyor.model.retries import describe_progress
 from purveyor.model.subscription import Subscription
 
 _MOST_SHOWN = 10
@@ -47,7 +48,8 @@ def describe_state(found: Json) -> str:
 def describe_problem(found: Json) -> str:
     """Return why push sends nothing, in one line."""
     problem = found["push_trouble"]
-    return f"{found['name']} is {_problem_word(problem)} since {_time(problem['since'])}: {problem['reason']}"
+    about = [problem["reason"], *map(_progress_at, problem["endpoints"])]
+    return f"{found['name']} is {_problem_word(problem)} since {_time(problem['since'])}: {'; '.join(about)}"
 
 
 def topic_labels(found: Json) -> list[str]:
@@ -127,8 +129,8 @@ def _delivery_state_rows(found: Json) -> Rows:
         more = len(found["leases"]) - _MOST_SHOWN
         rows.append(("Leased", [*holders, *([f"and by {more} more instances"] if more > 0 else [])]))
     if found["next_attempt"] is not None:
-        next_attempt = _time(found["next_attempt"])
-        rows.append(("Delayed", f"{found['delayed']} messages, the next attempt at {next_attempt}"))
+        next_attempt, what = _time(found["next_attempt"]), "message" if found["delayed"] == 1 else "messages"
+        rows.append(("Delayed", f"{found['delayed']} {what}, the next attempt at {next_attempt}"))
     if found["dead_letters"]:
         rows.append(("Dead letters", found["dead_letters"]))
     last = found["last_error"]
@@ -148,11 +150,13 @@ def _problem_rows(problem: Json | None) -> Rows:
     if problem is None:
         return []
     endpoints = [
-        f"{each['endpoint']}: {each['attempts']} attempts failed since {_time(each['since'])}, circuit breaker "
-        f"{each['breaker']}, window {each['window']}"
-        for each in problem["endpoints"]
+        f"{each['endpoint']}, since {_time(each['since'])}: {_progress_at(each)}" for each in problem["endpoints"]
     ]
     return [("Push problem", problem["reason"]), *([("Failing", endpoints)] if endpoints else [])]
+
+
+def _progress_at(endpoint: Json) -> str:
+    return describe_progress(endpoint["attempts"], endpoint["breaker"], endpoint["window"])
 
 
 def _suspended_rows(suspended: Json | None) -> Rows:
@@ -209,11 +213,6 @@ def _prefill_text(state: Json | None) -> str:
     if state is None:
         return "none"
     return f"{state['status']}, {_progress(state)}, attempt {state['attempt']}, as of {_ending(state, 'position')}"
-
-
-def _replay_text(state: Json) -> str:
-    """Describe the progress of a replay."""
-    return f"{state['status']}, {_progress(state)}, job {_ending(state, 'job')}"
 
 
 def _progress(state: Json) -> str:

@@ -1,4 +1,4 @@
-"""All alerts of a snapshot, ranked and grouped: many subscriptions with one trouble are one line. Pure."""
+"""All alerts of a snapshot, ranked and grouped: many subscriptions with the same problem are one line. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

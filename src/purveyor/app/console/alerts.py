@@ -21,9 +21,9 @@ from purveyor.app.console.snapshot import (
 from purveyor.app.console.time_series import History
 
 SLOW_SECONDS: Final = 60.0
-"""What takes longer is worth a look."""
+"""A problem that lasts longer than this is more urgent."""
 STUCK_SECONDS: Final = 300.0
-"""What does not move for this time does not move by itself."""
+"""A part or a queue that does not move for this time needs an operator."""
 
 
 class Level(IntEnum):
@@ -92,15 +92,15 @@ def server_alerts(snapshot: SystemSnapshot) -> Iterator[Alert]:
 def pipeline_alerts(snapshot: SystemSnapshot, history: History) -> Iterator[Alert]:
     """Yield alerts about the pipeline and its parts."""
     running = [pipeline for pipeline in snapshot.pipelines if not pipeline.stopped]
-    heard = [pipeline for pipeline in running if not is_silent(snapshot, pipeline)]
+    reporting = [pipeline for pipeline in running if not is_silent(snapshot, pipeline)]
     waiting = sum(_part_backlog(snapshot, part) for part in snapshot.part_readers)
-    if not heard and (waiting or snapshot.pipelines or snapshot.subscriptions):
+    if not reporting and (waiting or snapshot.pipelines or snapshot.subscriptions):
         yield _no_pipeline(snapshot, history, waiting)
     known = snapshot.parts
     for name in snapshot.part_readers:
-        if name in known and known[name][0] in heard:
+        if name in known and known[name][0] in reporting:
             yield from _part_alerts(snapshot, history, known[name][1])
-        elif heard and _part_backlog(snapshot, name):
+        elif reporting and _part_backlog(snapshot, name):
             yield Alert(
                 about=f"part:{name}",
                 kind=Kind.PART_MISSING,
@@ -192,7 +192,7 @@ def _part_alerts(snapshot: SystemSnapshot, history: History, part: PartSnapshot)
             level=Level.STUCK if repeated else Level.WARNING,
             title=f"{part.name} {'fails repeatedly' if repeated else 'failed a moment ago'}",
             reason=part.error or "It gave no reason",
-            next="Fix the cause; the pipeline retries by itself"
+            next="Fix the cause; the pipeline retries automatically"
             if repeated
             else "Nothing yet: the pipeline starts it again. Check the cause if this repeats",
             link=link,

@@ -339,7 +339,7 @@ def is_console(path: str) -> bool:
 
 
 def _is_same_origin(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    """Return whether a form or WebSocket comes from a page of the console, whatever cookies the browser sends."""
+    """Return whether a form or WebSocket comes from a page of the console; the cookies do not matter."""
     origin = headers.get(b"origin")
     if origin is None or (scope["type"] == "http" and scope["method"] in ("GET", "HEAD")):
         return True

@@ -66,7 +66,7 @@ _PLACES: Final[Places] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormValues:
-    """What the fields of the form hold."""
+    """The contents of the fields of the form."""
 
     name: str = ""
     topics: str = ""
@@ -228,7 +228,7 @@ class _Reader:
         self.errors: dict[str, str] = {}
 
     def merge(self, found: Mapping[str, str]) -> dict[str, str]:
-        """Return these errors with those of fields that cannot be read, which stand in the body as their defaults."""
+        """Return these errors with those of fields that cannot be read. The body has the defaults of such fields."""
         known = {name: text for name, text in found.items() if name or not self.errors}
         return {**known, **self.errors}
 

@@ -1,4 +1,4 @@
-"""HTML fragments of pages: head, navigation, tables, badges, alerts. This module escapes all outside text. Pure."""
+"""HTML fragments of pages: head, navigation, tables, badges, alerts, copy buttons. Outside text is escaped. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,6 @@ def page_head(title: str, text: str) -> str:
 
 
 _LEVELS: Final = {Level.FINE: "fine", Level.NOTE: "note", Level.WARNING: "warning", Level.STUCK: "stuck"}
-_LEVEL_NAMES: Final = {Level.FINE: "fine", Level.NOTE: "in progress", Level.WARNING: "warning", Level.STUCK: "stuck"}
 _ICONS: Final = {Level.FINE: "✓", Level.NOTE: "…", Level.WARNING: "!", Level.STUCK: "✕"}
 
 
@@ -148,11 +147,6 @@ def badge(text: str, level: Level = Level.FINE) -> Markup:
     """Return a state as a badge. Colour and sign both show the level, for readers who do not see colours."""
     sign = f'<i aria-hidden="true">{_ICONS[level]}</i>'
     return Markup(f'<span class="badge {_LEVELS[level]}">{sign}{escape(text)}</span>')
-
-
-def level_badge(level: Level) -> Markup:
-    """Return a level as a badge."""
-    return badge(_LEVEL_NAMES[level], level)
 
 
 def empty(title: str, text: str) -> str:
@@ -285,3 +279,21 @@ def progress(done: int, total: int | None) -> Markup:
 def preformatted(text: str) -> str:
     """Return preformatted text."""
     return f'<pre class="body" tabindex="0">{escape(text)}</pre>'
+
+
+def copy_button(text: str, what: str, label: str = "Copy") -> Markup:
+    """Return a button that copies a text (`actions.js`); `what` names it for screen readers: `the name`."""
+    return Markup(
+        f'<button type="button" class="copy" data-copy="{escape(text)}" aria-label="Copy {escape(what)}" '
+        f'title="Copy {escape(what)}">{escape(label)}</button>'
+    )
+
+
+def copyable(shown: Cell, text: str, what: str) -> Markup:
+    """Return a value with its copy button."""
+    return Markup(f'<span class="copyable">{cell(shown)}{copy_button(text, what).text}</span>')
+
+
+def copyable_code(text: str, what: str) -> Markup:
+    """Return a text in fixed width with its copy button."""
+    return copyable(Markup(f"<code>{escape(text)}</code>"), text, what)

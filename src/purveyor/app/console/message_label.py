@@ -1,4 +1,4 @@
-"""What a message is about, for tables: its topic and its key, read from its body. Pure."""
+"""The label of a message in tables: its topic and its key, read from its body. Pure."""
 
 import json
 from dataclasses import dataclass

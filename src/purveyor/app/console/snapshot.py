@@ -343,11 +343,11 @@ def pipeline_snapshot(notice: Notice) -> PipelineSnapshot:
 
 
 def recorded_numbers(snapshot: SystemSnapshot) -> Mapping[Key, float]:
-    """Return the recorded_numbers to record over time. Pure, apart from the counters of this process.
+    """Return the numbers to record over time. Pure, apart from the counters of this process.
 
     last: how much was ever written to a queue. done: how much of that has left it. floor: how far a reader is.
     written: how far a prefill is. pipeline: the last report of any pipeline, as a time. The rest counts from the moment
-    when a trouble begins: `Series.still_seconds` of a value that is there only meanwhile is how long it has lasted.
+    when a problem begins: `Series.still_seconds` of a value that is there only meanwhile is how long it has lasted.
     """
     found: dict[Key, float] = {}
     for name, queue in snapshot.queues.items():

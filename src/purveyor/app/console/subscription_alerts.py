@@ -61,7 +61,7 @@ def _suspension(name: str, found: Registered) -> Alert | None:
         reason=f"{refused if group is None else left_out} {where}: {found.suspended.reason}",
         next="Fix the cause, then resume it: the pipeline writes the missed events then"
         if group is None
-        else "Upgrade the pipeline: it resumes by itself and writes the missed events",
+        else "Upgrade the pipeline: it resumes automatically and writes the missed events",
         link=_page(name),
     )
 
@@ -123,6 +123,9 @@ def _delivery(snapshot: SystemSnapshot, history: History, found: Registered) -> 
     age = (snapshot.at - queue.oldest).total_seconds()
     waiting = format_count(queue.messages, "message")
     expiring = _expiring(found, queue, age)
+    problem = None if found.record.paused else snapshot.push_problems.get(found.name)
+    if problem is not None:  # the cause, also if messages expire because of it
+        return _failing_push(snapshot, queue, problem, expiring)
     if expiring is not None:
         return expiring
     if found.record.paused:
@@ -136,9 +139,6 @@ def _delivery(snapshot: SystemSnapshot, history: History, found: Registered) -> 
             link=_page(found.name),
             waiting=queue.messages,
         )
-    problem = snapshot.push_problems.get(found.name)
-    if problem is not None:
-        return _failing_push(snapshot, queue, problem)
     still = history.of("done", found.name).still_seconds(snapshot.at.timestamp())
     reason = f"{waiting}, the oldest for {format_duration(age)}; no acknowledgement for {format_duration(still)}"
     if found.record.definition.push is not None:
@@ -199,28 +199,26 @@ def _no_push(queue: QueueSnapshot, reason: str, seconds: float) -> Alert | None:
     )
 
 
-def _failing_push(snapshot: SystemSnapshot, queue: QueueSnapshot, problem: PushProblem) -> Alert:
+def _failing_push(
+    snapshot: SystemSnapshot, queue: QueueSnapshot, problem: PushProblem, expiring: Alert | None
+) -> Alert:
     """Return the alert of a subscription whose push worker reports a problem. The advice fits the cause."""
+    lost = "" if expiring is None else f"; {expiring.reason}"
     seconds = max((snapshot.at - problem.since).total_seconds(), 0.0)
-    attempts = sum(each.attempts for each in problem.endpoints)
-    tried = (
-        f"; {format_count(attempts, 'attempt')} failed, circuit breaker {problem.endpoints[0].breaker}"
-        if attempts
-        else ""
-    )
+    tried = "".join(f"; {each.progress}" for each in problem.endpoints)
     answered = next((each.status for each in problem.endpoints if each.status is not None), None)
     if answered is not None:
-        advice = f"Find out in the log of the endpoint why it answers {answered}; push goes on by itself"
+        advice = f"Find out in the log of the endpoint why it answers {answered}; push continues automatically"
     elif problem.endpoints:
-        advice = "Check that the endpoint runs and can be reached from the push worker; push goes on by itself"
+        advice = "Check that the endpoint runs and can be reached from the push worker; push continues automatically"
     else:
-        advice = "Correct what the reason names; push goes on by itself"
+        advice = "Correct what the reason names; push continues automatically"
     return Alert(
         about=f"sub:{queue.name}",
         kind=Kind.NOT_PUSHED,
         level=Level.STUCK if seconds >= STUCK_SECONDS else Level.WARNING,
         title=f"{queue.name} is not pushed: {problem.reason}",
-        reason=f"{format_count(queue.messages, 'message')} waiting, for {format_duration(seconds)}{tried}",
+        reason=f"{format_count(queue.messages, 'message')} waiting, for {format_duration(seconds)}{tried}{lost}",
         next=advice,
         link=_page(queue.name),
         waiting=queue.messages,

@@ -25,7 +25,7 @@ from purveyor.client.api_client import authorization_header
 from purveyor.model.errors import ServerFailed
 
 DEADLINE_SECONDS: Final = 300.0
-_PRINTED_EVENTS: Final = ("ready", "died", "killed", "trouble")
+_PRINTED_EVENTS: Final = ("ready", "died", "killed", "problem")
 
 Print = Callable[[str], None]
 

@@ -26,7 +26,7 @@ def check_api(settings: Settings) -> Iterator[Finding]:
             yield _check_running(part)
     if known and not any(part.is_alive for part in known):
         text = f"the API (process {known[0].pid}) ended unexpectedly"
-        yield warning("api", text, "start `purveyor up` or `purveyor serve api`; under `up` it starts by itself")
+        yield warning("api", text, "start `purveyor up` or `purveyor serve api`; under `up` it starts automatically")
 
 
 def _check_running(part: RunningPart) -> Finding:

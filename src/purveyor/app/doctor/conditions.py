@@ -1,4 +1,4 @@
-"""What is wrong with a running deployment, judged from one observation. Pure, apart from processes of this machine.
+"""The problems of a running deployment, judged from one observation. Pure, apart from processes of this machine.
 
 The rules look for progress, not for processes: a part that exists but does not move has a condition. A backlog that
 moves has none. `doctor` prints every condition; `/readyz` lists those that are wrong.
@@ -22,12 +22,12 @@ from purveyor.queues.status_board import SILENT_SECONDS
 from purveyor.queues.unread import Backlog
 
 STILL_SECONDS: Final = 60.0
-"""A part that has made no step for so long, while messages wait, does not move."""
+"""A part that makes no step for this time, while messages wait, does not move."""
 _BEHIND_SECONDS: Final = 600.0
 _STARTING_SECONDS: Final = 120.0
 _HOLDING: Final = frozenset({"transform", "archive"})
 _HELD_SECONDS: Final = 120.0
-"""How long these parts keep in the queue what they have processed, for a backup that copies their checkpoints first."""
+"""How long these parts keep processed messages in the queue, for a backup that copies their checkpoints first."""
 _UNPUSHED_SECONDS: Final = 300.0
 _UNREAD_SECONDS: Final = 3600.0
 _ABOUT_SUBSCRIPTIONS: Final = "subscriptions"
@@ -279,7 +279,7 @@ def _judge_subscription(seen: Observation, name: str, found: Registered) -> Cond
         return condition(
             Weight.WRONG,
             f"{name} is suspended at position {found.suspended.position} since {_clock(found.suspended.at)}",
-            "upgrade the pipeline: it resumes the subscription by itself"
+            "upgrade the pipeline: it resumes the subscription automatically"
             if by_group
             else f"correct the cause, then `purveyor subscription resume {name}`",
             found.suspended.reason,
@@ -293,7 +293,7 @@ def _judge_subscription(seen: Observation, name: str, found: Registered) -> Cond
             Weight.WRONG,
             f"{name} is not pushed since {_clock(problem.since)}{f', and {held}' if waiting else ''}",
             _push_fix(name, seen),
-            problem.reason,
+            problem.details,
         )
     if found.record.paused:
         is_old = age_seconds > _UNREAD_SECONDS
@@ -312,7 +312,7 @@ def _push_fix(name: str, seen: Observation) -> str:
     """Return what to do about a push problem: it depends on what the endpoint does."""
     endpoints = seen.problems[name].endpoints
     status = next((each.status for each in endpoints if each.status is not None), None)
-    more = f"`purveyor subscription show {name}` lists the attempts; push continues by itself"
+    more = f"`purveyor subscription show {name}` lists the attempts; push continues automatically"
     if status is not None:
         return f"find out in the log of the endpoint why it answers {status}; {more}"
     if endpoints:
@@ -328,7 +328,7 @@ def _silent(about: str, report: Report, silent_seconds: float, weight: Weight = 
         fix = f"on that host: does the process run, and does it reach the NATS server? Start it: `{start}`"
     elif not process_exists(report.pid):
         fact = f"{what} ({report.name}) ended unexpectedly {_duration(silent_seconds)} ago"
-        fix = f"start it: `{start}`; under `purveyor up` it starts by itself"
+        fix = f"start it: `{start}`; under `purveyor up` it starts automatically"
     elif (suspended := suspended_process(report.pid)) is not None:
         fix = f"process {suspended} is suspended; continue it: `kill -CONT {suspended}`"
     else:

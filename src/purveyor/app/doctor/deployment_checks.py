@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from purveyor.app.doctor.conditions import judge
-from purveyor.app.doctor.machine_checks import Finding, note, ok, warning, wrong
+from purveyor.app.doctor.machine_checks import Finding, Weight, note, ok, warning, wrong
 from purveyor.app.doctor.observation import observe, suspended_process
 from purveyor.app.running_parts import NATS, running_parts
 from purveyor.app.settings import Settings
@@ -32,15 +32,16 @@ from purveyor.model.errors import (
 from purveyor.model.event import SUBJECT
 from purveyor.model.extras import install_line
 from purveyor.model.file_lock import process_exists
-from purveyor.queues.catalogue import incoming, internal_queues
+from purveyor.queues.catalogue import LDIF, incoming, internal_queues
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.migration.plan import Change
 from purveyor.queues.migration.record import CONTINUES
-from purveyor.queues.permissions import API, PIPELINE, SOURCES
+from purveyor.queues.permissions import API, PIPELINE, PUSH, SOURCES
 from purveyor.queues.registry import Snapshot, read_snapshot
 
 if TYPE_CHECKING:
+    from purveyor.pipeline.checkpoints import FoundCheckpoint
     from purveyor.spark.offsets import StreamView
 
 _WARN_USAGE_SHARE: Final = 0.8
@@ -182,7 +183,7 @@ async def _check_component_users(
     find_address: Callable[[str | None], Address], patience_seconds: float
 ) -> AsyncIterator[Finding]:
     """Check the users that the embedded server has for each component."""
-    for component in (API, PIPELINE, SOURCES):
+    for component in (API, PIPELINE, PUSH, SOURCES):
         try:
             address = find_address(component)
             async with connect(address, name="purveyor-doctor", patience_seconds=patience_seconds) as queues:
@@ -260,6 +261,8 @@ async def check_progress(queues: Queues, usages: Sequence[StreamUsage], settings
 AskApi = Callable[[str], dict[str, Any]]
 """Sends a request to the JetStream API of the server, such as `STREAM.INFO.<stream>`."""
 
+_TRANSFORM: Final = "transform"
+"""Its checkpoint has the directories, which are nowhere else: so one that is missing is a loss."""
 _NO_CHECKPOINTS: Final = note("checkpoints", "none: the pipeline has not run on this data directory")
 
 
@@ -267,7 +270,7 @@ def check_pipeline(settings: Settings, ask_api: AskApi | None) -> Iterator[Findi
     """Check the files of the pipeline; without a server only those on this machine."""
     directory = settings.data_dir / "checkpoints"
     found = sorted(path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
-    if not found:
+    if not found and not (settings.data_dir / "archive").is_dir():
         yield _NO_CHECKPOINTS
     elif find_spec("pyspark") is None:
         yield note("checkpoints", f"{len(found)} not checked: pyspark is not installed", install_line("spark"))
@@ -279,6 +282,10 @@ def check_pipeline(settings: Settings, ask_api: AskApi | None) -> Iterator[Findi
             yield _check_checkpoint(directory / name, settings.data_dir / "archive", ask_api)
         if not names:
             yield _NO_CHECKPOINTS
+        if _TRANSFORM not in names:
+            lost = _check_checkpoint(directory / _TRANSFORM, settings.data_dir / "archive", ask_api)
+            if lost.weight in (Weight.WARNING, Weight.WRONG):  # else the transform has not run here
+                yield lost
     yield from _check_status(settings.data_dir, is_server_there=ask_api is not None)
 
 
@@ -287,33 +294,27 @@ def _check_checkpoint(path: Path, archive: Path, ask_api: AskApi | None) -> Find
     from purveyor.pipeline import checkpoints  # noqa: PLC0415 - it brings Spark
     from purveyor.pipeline.archive.layout import archived_until  # noqa: PLC0415
 
+    found = checkpoints.FoundCheckpoint(path)
     try:
         found = checkpoints.read_checkpoint(path)
-        if found.damage is None and (found.offset is None or ask_api is None):
-            where = "no batch yet" if found.offset is None else f"at {found.offset.sequence}"
-            return ok("checkpoints", f"{path.name}: {where}")
-        if ask_api is None or found.offset is None:
+        where = "no batch yet" if found.offset is None else f"at {found.offset.sequence}"
+        stream = LDIF.stream if path.name == _TRANSFORM else None if found.offset is None else found.offset.stream
+        if stream is None or ask_api is None:
+            if found.damage is None:
+                return ok("checkpoints", f"{path.name}: {where}")
             return warning(
                 "checkpoints", f"{path.name}: {found.damage}", "start the pipeline: it repairs the checkpoint, or stops"
             )
-        offset, stream = found.offset, found.offset.stream
         rule: checkpoints.Rule
         rule, durable = checkpoints.dispatch_rule, path.name.removeprefix("dispatch-")
         if path.name == "archive":
             rule = checkpoints.archive_rule(archive, archived_until(archive))
-        elif path.name == "transform":
+        elif path.name == _TRANSFORM:
             rule, durable = checkpoints.transform_rule, "transformer"
         view = _view(stream, ask_api(f"STREAM.INFO.{stream}"))
         decision = rule(found, view, _floor(ask_api, f"CONSUMER.INFO.{stream}.{durable}"))
-    except NotFound:
-        text = f"{path.name} is at {offset.sequence} of {stream}, which does not exist"
-        return wrong("checkpoints", text, "restore the NATS store and the checkpoints of one moment")
-    except PermissionDenied as error:
-        return note("checkpoints", f"{path.name} cannot be compared: {error.message}", error.fix)
-    except (DataLost, UnreadableRecord) as error:
-        return wrong("checkpoints", f"{path.name}: {error.message}", error.fix or "see the guide to operations")
     except PurveyorError as error:
-        return note("checkpoints", f"{path.name} cannot be compared: {error.message}", error.fix)
+        return _not_compared(found, error)
     match decision:
         case checkpoints.StartOver(reason):
             return warning(
@@ -321,8 +322,23 @@ def _check_checkpoint(path: Path, archive: Path, ask_api: AskApi | None) -> Find
             )
         case checkpoints.Continue(str() as text):
             return warning("checkpoints", f"{path.name}: {text}", "import each directory again")
+        case _ if found.offset is None:
+            return ok("checkpoints", f"{path.name}: {where}")
         case _:
-            return ok("checkpoints", f"{path.name} is at {offset.sequence} of {view.last} in {stream}")
+            return ok("checkpoints", f"{path.name} is {where} of {view.last} in {stream}")
+
+
+def _not_compared(found: "FoundCheckpoint", error: PurveyorError) -> Finding:
+    """Return the finding for a checkpoint that its part could not use, or that cannot be compared."""
+    name = found.path.name
+    if isinstance(error, NotFound):
+        if found.offset is None:
+            return ok("checkpoints", f"{name}: no batch yet")
+        text = f"{name} is at {found.offset.sequence} of {found.offset.stream}, which does not exist"
+        return wrong("checkpoints", text, "restore the NATS store and the checkpoints of one moment")
+    if isinstance(error, DataLost | UnreadableRecord):
+        return wrong("checkpoints", f"{name}: {error.message}", error.fix or "see the guide to operations")
+    return note("checkpoints", f"{name} cannot be compared: {error.message}", error.fix)
 
 
 def _view(stream: str, info: dict[str, Any]) -> "StreamView":
@@ -356,7 +372,7 @@ def _check_status(data_dir: Path, *, is_server_there: bool) -> Iterator[Finding]
             yield warning("pipeline", f"{path.name} cannot be read", "the pipeline replaces it while it runs")
             continue
         if not process_exists(pid):
-            fix = "start `purveyor serve pipeline`; under `purveyor up` it starts by itself"
+            fix = "start `purveyor serve pipeline`; under `purveyor up` it starts automatically"
             yield warning("pipeline", f"process {pid} has ended unexpectedly", fix)
             continue
         for part in () if is_server_there else parts:

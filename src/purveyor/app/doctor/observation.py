@@ -1,4 +1,4 @@
-"""What can be observed of a running deployment through its NATS server: one reading, for `doctor` and for `/readyz`.
+"""The observation of a running deployment through its NATS server: one reading, for `doctor` and for `/readyz`.
 
 `observe` reads and decides nothing; `conditions` decides. The time of an observation is that of the server, which also
 stamps messages and notices, so that a wrong clock of this machine does not look like a part that is silent.

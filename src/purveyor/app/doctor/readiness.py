@@ -1,4 +1,4 @@
-"""What is degraded in the deployment of an API process, for `GET /readyz`.
+"""The degraded parts in the deployment of an API process, for `GET /readyz`.
 
 Requests within seconds share one reading. A probe must get its answer soon, so a reading that takes long continues in
 the background, and the answer has the result of the last one.

@@ -1,7 +1,7 @@
 """The API application: it stays connected to the NATS server, and puts routes and middleware together.
 
 The API listens as soon as it starts. Until it reaches the NATS server, and whenever the server does not answer,
-requests get a 503 that says so. So the parts of a deployment may start in any order.
+requests get a 503 with this reason. So the parts of a deployment may start in any order.
 
 The routes that monitoring reads (liveness, readiness and Prometheus metrics) need no login. No metric holds a secret, a
 key or a body, but metrics name subscriptions and queues: block `/metrics` at the proxy if those names are confidential.

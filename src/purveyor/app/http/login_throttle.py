@@ -4,7 +4,7 @@ The throttle counts failures of the last minute, and attempts in progress, in th
 
     for one login from one address   at most 10; 1 while the login is under attack
     for one address                  at most 100 failed passwords; tokens have no such limit
-    for one login, all addresses     from 100 on the login is under attack; this refuses no attempt by itself
+    for one login, all addresses     from 100 on the login is under attack; this alone refuses no attempt
 
 So one address cannot try many passwords, many addresses together can try only a few, and failures at a login never
 lock it for another address. A token is a long random secret, and its check is cheap: a limit for all tokens of an
@@ -27,7 +27,7 @@ MAX_COUNTS: Final = 20_000
 
 
 class CredentialKind(Enum):
-    """What a client logs in with."""
+    """The kind of credential with which a client logs in."""
 
     PASSWORD = "password"
     TOKEN = "token"

@@ -22,7 +22,7 @@ from purveyor.model.metrics import HTTP_REQUESTS
 
 
 class _Phase(Enum):
-    """What the server expects from the client."""
+    """The next thing that the server expects from the client."""
 
     HEADERS = auto()
     BODY = auto()

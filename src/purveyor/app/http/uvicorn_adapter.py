@@ -2,7 +2,7 @@
 
 uvicorn has no public way to limit headers, slow clients and pipelined requests, to count a connection during its TLS
 handshake, to send head and body of an answer in one packet, or to leave signals to the program. So this module
-subclasses uvicorn's HTTP protocol and server, and gives the members that we need names of our own. The subclasses in
+subclasses uvicorn's HTTP protocol and server, and gives our names to the members that we need. The subclasses in
 `request_limits` and `server` use these names only. `REQUIRED_MEMBERS` lists what we rely on; a test compares it with
 the installed uvicorn, so that an upgrade that renames a member fails there and not in production.
 """

@@ -59,6 +59,24 @@ PUSH_FAILING: Final = MetricInfo(
     "For how long a subscription has not been pushed, for each with a push problem or without a push worker",
     ("subscription",),
 )
+PUSH_FAILED_ATTEMPTS: Final = MetricInfo(
+    "purveyor_push_failed_attempts",
+    MetricKind.GAUGE,
+    "Failed attempts since a failing endpoint of a subscription accepted a message",
+    ("subscription",),
+)
+PUSH_LAST_STATUS: Final = MetricInfo(
+    "purveyor_push_last_status",
+    MetricKind.GAUGE,
+    "Status of the last answer of a failing endpoint of a subscription; 0 if there was no answer",
+    ("subscription",),
+)
+PUSH_BREAKER_OPEN: Final = MetricInfo(
+    "purveyor_push_breaker_open",
+    MetricKind.GAUGE,
+    "1 if the circuit breaker of a failing endpoint of a subscription is open or half open, else 0",
+    ("subscription",),
+)
 PREFILL_FAILED: Final = MetricInfo(
     "purveyor_subscription_prefill_failed",
     MetricKind.GAUGE,
@@ -173,6 +191,9 @@ SCRAPED: Final = (
     UNREADABLE,
     PREFILL_FAILED,
     PUSH_FAILING,
+    PUSH_FAILED_ATTEMPTS,
+    PUSH_LAST_STATUS,
+    PUSH_BREAKER_OPEN,
     PART_UP,
     PART_POSITION,
     PART_LAG,

@@ -97,7 +97,7 @@ class QueueMetrics:
             *queue_values(usage, unread, names, datetime.now(UTC)),
             MetricValues(metric_catalogue.DEAD_LETTERS, {(origin,): count for origin, count in dead_letters.items()}),
             *subscription_values(snapshot),
-            push_values(problems, {} if is_pushing else unpushed_since(snapshot, usage), datetime.now(UTC)),
+            *push_values(problems, {} if is_pushing else unpushed_since(snapshot, usage), datetime.now(UTC)),
         ]
 
     async def _is_pushing(self, usage: Sequence[StreamUsage]) -> bool:
@@ -189,11 +189,30 @@ def unpushed_since(snapshot: Snapshot, usage: Sequence[StreamUsage]) -> Mapping[
     return found
 
 
-def push_values(problems: Mapping[str, PushProblem], unpushed: Mapping[str, datetime], now: datetime) -> MetricValues:
-    """Return for how long each subscription with a push problem, or without a push worker, has not been pushed."""
+def push_values(
+    problems: Mapping[str, PushProblem], unpushed: Mapping[str, datetime], now: datetime
+) -> list[MetricValues]:
+    """Return for how long each subscription with a push problem, or without a push worker, has not been pushed.
+
+    Also return what its failing endpoints do: the metrics need no login, so they do not name the endpoints.
+    """
     since = {**unpushed, **{name: problem.since for name, problem in problems.items()}}
     ages: dict[tuple[str, ...], float] = {(name,): max((now - at).total_seconds(), 0.0) for name, at in since.items()}
-    return MetricValues(metric_catalogue.PUSH_FAILING, ages)
+    attempts, status, is_open = (
+        MetricValues(metric)
+        for metric in (
+            metric_catalogue.PUSH_FAILED_ATTEMPTS,
+            metric_catalogue.PUSH_LAST_STATUS,
+            metric_catalogue.PUSH_BREAKER_OPEN,
+        )
+    )
+    for name, problem in problems.items():
+        if problem.endpoints:
+            answers = (each.status for each in problem.endpoints if each.status is not None)
+            attempts.add(sum(each.attempts for each in problem.endpoints), name)
+            status.add(next(answers, 0), name)
+            is_open.add(any(each.breaker != "closed" for each in problem.endpoints), name)
+    return [MetricValues(metric_catalogue.PUSH_FAILING, ages), attempts, status, is_open]
 
 
 def state_of(found: Registered) -> str:

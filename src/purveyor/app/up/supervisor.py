@@ -197,7 +197,7 @@ class ManagedProcess:
             fields = dict(json.loads(line))
             event = str(fields.pop("event"))
         except (ValueError, TypeError, KeyError):
-            self._report("said", line)
+            self._report("output", line)
             return
         if event == "progress":
             self._progress(fields)
@@ -213,7 +213,7 @@ class ManagedProcess:
         last_error = self._last_errors.get(name, "")
         if error:
             if error != last_error:
-                self._report("trouble", f"{name} {fields.get('state')}: {error}", fields)
+                self._report("problem", f"{name} {fields.get('state')}: {error}", fields)
             self._last_errors[name] = error
         elif last_error and fields.get("state") == "running":
             self._report("recovered", f"{name} runs without an error again", fields)

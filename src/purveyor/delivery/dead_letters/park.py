@@ -10,14 +10,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from purveyor.delivery.lease_rules import MAX_FAILURES_PER_MESSAGE
 from purveyor.delivery.message_buffer import position_of
 from purveyor.delivery.state_writer import StateWriter
 from purveyor.jetstream.headers import Headers, first, number
 from purveyor.jetstream.streams import StoredMessage
-from purveyor.model.delivery_state import FailedDelivery, FailureCause
+from purveyor.model.delivery_state import FailedDelivery
 from purveyor.model.json_fields import Json
 from purveyor.model.message_headers import FIRST_FAILED_AT, REDRIVE_COUNT
 from purveyor.model.metrics import DEAD_LETTERS as PARKED
@@ -87,7 +87,7 @@ class DeadLetterWriter:
 
 def as_attempt_log(failures: Iterable[FailedDelivery]) -> list[Json]:
     """Convert failed deliveries to entries of the attempt log."""
-    return [attempt_entry(failure.at, _describe(failure)) for failure in failures]
+    return [attempt_entry(failure.at, failure.describe()) for failure in failures]
 
 
 def attempt_entry(at: int, error: str, excerpt: str = "") -> Json:
@@ -118,18 +118,6 @@ def parse_attempt(entry: Mapping[str, Any]) -> Attempt:
         error=None if entry.get("error") is None else str(entry["error"]),
         excerpt=None if entry.get("excerpt") is None else str(entry["excerpt"]),
     )
-
-
-def _describe(failure: FailedDelivery) -> str:
-    match failure.cause:
-        case FailureCause.LEASE_EXPIRED:
-            return f"the lease of instance {failure.instance!r} expired"
-        case FailureCause.REQUESTED_AGAIN:
-            return f"instance {failure.instance!r} asked for the next message without an answer to this one"
-        case FailureCause.NACKED:
-            return f"instance {failure.instance!r} gave it back for another delivery"
-        case _:
-            assert_never(failure.cause)
 
 
 def _failed_first(headers: Headers, now: datetime) -> datetime:

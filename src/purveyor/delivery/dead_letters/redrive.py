@@ -4,7 +4,7 @@ Into the queue of a subscription, for a batch of dead letters at a time:
 
 1. The delivery state records that their redrive is under way. A crash after this leaves them in that record.
 2. Each dead letter and its receipt are read: whether it exists, and whether it was redriven or discarded before.
-3. They are stored on `<subscription>.retry`, under ids of their own. Those that an earlier attempt had recorded are
+3. They are stored on `<subscription>.retry`, under new ids. Those that an earlier attempt had recorded are
    searched for in the queue first: one that is neither there nor acknowledged (the record says so) was not stored. The
    ids catch what two processes do at the same moment.
 4. Each gets its receipt.

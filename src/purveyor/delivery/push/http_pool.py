@@ -3,7 +3,7 @@
 A pool opens at most `limit` connections; a request beyond that waits for one. `egress_policy` decides which addresses
 push may reach. It decides when a connection is made, and the connection goes to the address that was checked.
 
-httptools (llhttp) parses the responses. Push has four rules of its own: 102 is a final response; a response counts only
+httptools (llhttp) parses the responses. Push adds four rules: 102 is a final response; a response counts only
 when it is complete; of a long body only the beginning is read; redirects are never followed.
 """
 
@@ -269,7 +269,7 @@ class HostPool:
                 self._slots.release()
         except DeadlineExceeded:
             return self._late_outcome(connection, deadline_seconds)
-        except Exception as error:  # noqa: BLE001 - the caller gets the reason as an outcome, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller gets any error as an outcome
             is_refused = isinstance(error, Refused)
             return Outcome(error=describe_connect_error(error), sent=not is_refused, refused=is_refused)
 

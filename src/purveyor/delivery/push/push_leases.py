@@ -180,14 +180,14 @@ def _blocked_keys_key(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """What happens to messages that an instance has leased."""
+    """The results of messages that an instance has leased."""
 
     instance: str
     acked: Sequence[AckTarget] = ()
     retry_delays: Mapping[int, int] = field(default_factory=dict)
     """Messages to deliver again, each after a delay in milliseconds: an attempt was made."""
     released: Sequence[int] = ()
-    """Messages to deliver again as if they had not been leased."""
+    """Messages to deliver again, without counting this delivery."""
     renew_milliseconds: int | None = None
     """The new duration of all leases of the instance, from now on."""
 

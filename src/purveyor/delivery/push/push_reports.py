@@ -1,4 +1,4 @@
-"""What operators see of push: the failed attempts of each message, and the problems of each subscription.
+"""Reports of push for operators: the failed attempts of each message, and the problems of each subscription.
 
 Both are in one bucket. Delivery needs none of it.
 
@@ -38,7 +38,7 @@ from purveyor.model.errors import (
     describe,
 )
 from purveyor.model.json_fields import Json, Kind, moment_field, read_fields, text_field, whole_field
-from purveyor.model.retries import OPEN_BACKOFF, Backoff
+from purveyor.model.retries import OPEN_BACKOFF, Backoff, describe_progress
 from purveyor.queues.client import Queues
 from purveyor.queues.permissions import PUSH_ATTEMPTS
 from purveyor.queues.registry import Registered
@@ -80,8 +80,13 @@ class EndpointFailure:
 
     @property
     def reason(self) -> str:
-        """What the endpoint does, in a few words that stay the same while it does so."""
+        """The behaviour of the endpoint in a few words, which stay the same while it does not change."""
         return f"{self.endpoint} answers {self.status}" if self.status is not None else f"{self.endpoint}: {self.error}"
+
+    @property
+    def progress(self) -> str:
+        """The attempts, the circuit breaker and the window, in a few words."""
+        return describe_progress(self.attempts, self.breaker, self.window)
 
     def to_json(self) -> Json:
         """Return the form that is stored and that the API, the CLI and the console show."""
@@ -249,7 +254,7 @@ class PushReporter:
     def report_failure(self, activity: str, error: Exception) -> float:
         """Report that an activity failed, and return the seconds to pause before the retry."""
         if isinstance(error, PurveyorError) and error.retryable:
-            self.report_event("trouble", str(error))
+            self.report_event("problem", str(error))
             return UNAVAILABLE_PAUSE_SECONDS
         series = self._failures.setdefault(activity, FailureSeries(f"push of subscription {self.name}: {activity}"))
         description = f"{activity} failed: {series.add(error, asyncio.get_running_loop().time())}"
@@ -280,6 +285,11 @@ class PushProblem:
     def state(self) -> str:
         """One word for lists: `failing` if an endpoint accepts no messages, else `stuck`."""
         return "failing" if self.endpoints else "stuck"
+
+    @property
+    def details(self) -> str:
+        """The reason, with the attempts, the circuit breaker and the window of each failing endpoint."""
+        return "; ".join([self.reason, *(each.progress for each in self.endpoints)])
 
     def to_json(self) -> Json:
         """Return the form that the API, the CLI and the console show."""
@@ -403,4 +413,5 @@ def _decode_problem(message: StoredMessage, subscription: Registered) -> PushPro
 
 
 def _problem_key(name: str) -> str:
+    # Earlier versions use "trouble": the key stays, so that old and new workers see the same problem.
     return f"{name}.trouble"

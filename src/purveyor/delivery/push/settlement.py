@@ -1,4 +1,4 @@
-"""What happens to a message after an attempt to push it.
+"""Decide about a message after an attempt to push it, and settle it.
 
 `decide` decides from the outcome: acknowledge, retry later, give up. It is pure. `ResultSettler` collects the results
 of a subscription, logs failures, parks messages that are given up, and commits the delivery state.
@@ -29,7 +29,7 @@ _STATUSES_ASKING_FOR_PAUSE: Final = frozenset({429, 503})
 
 
 class Action(Enum):
-    """What to do with a message."""
+    """The ways to settle a message."""
 
     ACKNOWLEDGE = "acknowledge"
     RETRY = "retry"
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do. `delay_seconds`: before the retry. `pause_seconds`: the endpoint asks for no requests this long."""
+    """The action. `delay_seconds`: before the retry. `pause_seconds`: the endpoint asks for no requests this long."""
 
     action: Action
     delay_seconds: float = 0.0

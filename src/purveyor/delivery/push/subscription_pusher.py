@@ -191,7 +191,7 @@ class SubscriptionPusher:
     # Lease.
 
     def _capacity(self) -> int:
-        """Return how many messages can be sent at once, or 0 if there is no reason to look for some."""
+        """Return how many messages can be sent at once, or 0 if there is no reason to lease any."""
         if self._stopping or not self._may_have_messages or self._loop.time() < self._lease_not_before:
             return 0
         if self._is_strict and (self._strict_queue or self._in_flight):
@@ -200,7 +200,7 @@ class SubscriptionPusher:
         return min(capacity, 1) * self._strict_batch if self._is_strict else capacity
 
     async def _try_to_lease(self, capacity: int) -> None:
-        """Lease and send messages. After a failure, pause leasing; the loop goes on to settle results."""
+        """Lease and send messages. After a failure, pause leasing; the loop continues to settle results."""
         if not capacity:
             return
         try:

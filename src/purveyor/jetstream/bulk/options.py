@@ -140,7 +140,7 @@ class Target:
     """Its stream should have `allow_atomic`: without it, the stream refuses more than a few rows outside a chain."""
     stream: str
     floor: int = 0
-    """Rows at or below this position count as written, whatever the stream holds."""
+    """Rows at or below this position count as written, regardless of what the stream holds."""
     floor_subject: str | None = None
     """The subject of a message (for example in a bucket) whose JSON field `position` is a floor as well: the last
     acknowledged position, for a queue that deletes acknowledged messages. It must be raised before a message is

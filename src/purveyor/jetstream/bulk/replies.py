@@ -1,4 +1,4 @@
-"""The server's replies to publishes: parsed, matched to their messages, and what they mean for `append_once`.
+"""Parse the server's replies to publishes, match them to their messages, and interpret them for `append_once`.
 
 A reply is matched to its message by the reply subject. numpy parses the common reply, `{"stream":"ORDERS","seq":7}`,
 thousands at a time. Any other reply (an error, a duplicate, a domain, a reply that is not from a stream) is parsed one
@@ -173,7 +173,7 @@ def _parse_common_acks(payloads: Any, indices: Positions, plain: Mask) -> tuple[
 
 
 def _matches_literal(data: Bytes, starts: Positions, literal: Bytes) -> Mask:
-    """Return at which positions the literal stands."""
+    """Return a mask of the positions at which the literal begins."""
     places = np.minimum(starts[:, None] + np.arange(len(literal)), len(data) - 1)
     result: Mask = (data[places] == literal).all(axis=1)
     return result

@@ -1,4 +1,4 @@
-"""Find the server without being told where it is: from the environment, else the embedded server of the data directory.
+"""Find the server without an address from the caller: from the environment, else in the data directory.
 
 The variables are those of the settings of Purveyor, so a program in the same environment finds the same server:
 

@@ -100,8 +100,8 @@ class Files:
     def prepare(self) -> None:
         """Create the directory, for its owner only.
 
-        A directory with other files keeps its mode, because other users may need to enter it: our files are private by
-        themselves. A directory that every user may write to is refused, because its files could be forged.
+        A directory with other files keeps its mode, because other users may need to enter it: each of our files is
+        private. A directory that every user may write to is refused, because its files could be forged.
         """
         with translate_os_errors(self.directory):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -311,7 +311,7 @@ def find_running_server(directory: Path, user: str | None = None) -> Address | N
     files = Files(directory.absolute())
     with translate_os_errors(files.lock):
         if not is_locked(files.lock):
-            return None  # whatever the files say, no process owns the store
+            return None  # no process owns the store, even if a file names one
     owner = read_owner(files.lock)
     ports = files.read_ports()
     if ports is None or owner is None or not _written_by(ports, owner):

@@ -176,7 +176,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limit of a store, and whether the user chose it: then it never rises by itself."""
+    """The limit of a store, and whether the user chose it: the server never raises a chosen limit."""
 
     size_bytes: int
     chosen: bool = False

@@ -43,7 +43,7 @@ _STORE_SIZE_INTERVAL_SECONDS = 5.0
 
 
 class EventKind(Enum):
-    """What happened to the server."""
+    """The kinds of events of a server."""
 
     STARTED = "started"
     DIED = "died"

@@ -1,4 +1,4 @@
-"""What runs beside the archive's query: releasing the stream, merging small ranges, and making snapshots.
+"""The work beside the archive's query: releasing the stream, merging small ranges, and making snapshots.
 
 **Release.** The maintenance thread does not move the durable of the archive when a batch is done but a while later: a
 reader that planned to take positions from the stream, because they were not archived yet, still finds them there. It

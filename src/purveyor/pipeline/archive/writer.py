@@ -1,15 +1,15 @@
 """The archive's query: each micro-batch of `stream:incoming` becomes one range of the archive.
 
 A batch is archived when its range is in place. If Spark runs it again after a crash, the archive already reaches to its
-end and nothing happens, whatever compaction has made of the range since. The range is the one that Spark logged for the
+end and nothing happens, even if compaction has merged the range since. The range is the one that Spark logged for the
 batch before it ran: positions that have no message any more are covered too.
 
 One message must not keep others from being archived. `RangeIsolation` divides a batch that fails on its data in two and
-archives the parts in their order, each as its own range, divided again if it fails. A single message that fails, and
-fails once more when it is tried again, is archived unchanged, as `invalid`. If even that fails, the message is parked
+archives the parts in their order, each as its own range, divided again if it fails. A single message that fails twice
+is archived unchanged, as `invalid`. If even that fails, the message is parked
 as a dead letter of `incoming`, and then its position is covered without a row. Both are logged as errors. A crash in
-between leaves ranges that join, and the batch goes on behind them. A message that was parked and whose position is not
-covered yet is found among the dead letters, and not parked again.
+between leaves ranges that join, and the batch continues behind them. A message that was parked and whose position is
+not covered yet is found among the dead letters, and not parked again.
 """
 
 import logging
@@ -155,7 +155,7 @@ class RangeIsolation:
         return None
 
     def _write_single(self, position: PositionRange, error: Exception) -> None:
-        """Archive one message that fails: once more, so that an outage that looked like a fault blames no message."""
+        """Archive one message that failed. First try again: an outage can look like a fault of the message."""
         if not is_message_at_fault(self._spark, error):
             raise error
         again = self._try(self._read(position), position)

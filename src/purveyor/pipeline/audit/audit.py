@@ -1,6 +1,6 @@
 """The audit: every event of a range that a subscription gets is acknowledged, queued, or parked; and nothing else is.
 
-What a subscription gets at a position is what it selected there (see `selections`), whatever it selects today.
+A subscription gets at each position what it selected there (see `selections`), not what it selects today.
 
 The comparison is one join in Spark SQL, by subscription and position: what the archive expects against what the queues
 hold. Executors read the queues, a queue at a time.
@@ -9,7 +9,7 @@ For messages that left a queue only sequences are known: the delivery state has 
 position that left the queue was between its neighbours that are still there; as many positions as there are
 acknowledged sequences between those two were delivered, and the other expected ones are missing.
 
-A dead letter that was redriven or discarded has left a receipt. A redriven one is in the queue once more, on another
+A dead letter that was redriven or discarded has left a receipt. A redriven one is in the queue again, on another
 subject; a discarded one stays accounted for.
 """
 
@@ -209,7 +209,8 @@ def _compare(
         [_limits(each, acked.get((each.name, each.registered.incarnation))) for each in chosen], _LIMITS
     )
     happened = events(spark, archive, *range_).where(f.col("kind") == "event")
-    log = read_control_events(spark, archive, min(each.begin for each in chosen), range_[1])
+    # Also behind the range: a later change may void one in it, and the registry keeps only the last changes.
+    log = read_control_events(spark, archive, min(each.begin for each in chosen), _LAST_SEQUENCE)
     wanted = _expected(happened, chosen, log)
     found = wanted.join(_queued(held), _KEY, "full").join(_letters_by_position(held, limits), _KEY, "left")
     newest = _queued(held).groupBy("subscription").agg(f.max("position").alias("newest"))

@@ -1,4 +1,4 @@
-"""What each audited subscription selected at which positions, from the control events in the log.
+"""The selection of each audited subscription by position, from the control events in the log.
 
 The registry keeps what was in force before a change only until every reader has passed the change. The log keeps all
 control events, so the audit judges each position by the definition that was in force there. Where the registry still
@@ -32,7 +32,7 @@ class ControlEventAt:
 
 @dataclass(frozen=True, slots=True)
 class SelectionRange:
-    """What was selected from behind `after` up to `until`."""
+    """The selection from behind `after` up to `until`."""
 
     after: int
     until: int

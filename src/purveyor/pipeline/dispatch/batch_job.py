@@ -5,15 +5,15 @@ to the writing task once, with the list of its targets, and not once per target:
 subscriptions ask for the topic. With several writers each has its share of the targets, and a topic batch goes to every
 writer that has one of its targets.
 
-**Isolation** sets a failing event aside, so that everything else goes on:
+**Isolation** separates a failing event, so that all other events are dispatched:
 
 1. The batch fails for a reason that lies in its data (see `job_failures`), after Spark has tried its tasks several
    times.
 2. It is divided in two, and its parts run in their order, each divided in the same way if it fails.
-3. A single position fails, and once more when it runs again. A trial shows the cause: one subscription without a filter
-   asks for the event, and nothing is written. If the trial fails, the event is parked as a dead letter of `incoming`,
-   for all subscriptions. If it succeeds, the subscriptions are divided in the same way, until those are found that fail
-   by themselves. Each of them is suspended at the position: nothing behind it is written for that subscription.
+3. A single position fails twice. A trial shows the cause: one subscription without a filter selects the event, and
+   nothing is written. If the trial fails, the event is parked as a dead letter of `incoming`, for all subscriptions. If
+   it succeeds, the subscriptions are divided in the same way, until the failing ones are found. Each of them is
+   suspended at the position: nothing behind it is written for that subscription.
 
 A batch that succeeds costs nothing more than without this. Parts are written in the order of their positions, so each
 queue gets its events in order, and the next attempt finds what an attempt wrote before it failed. After a crash at any
@@ -273,7 +273,7 @@ class Isolation:
     def _write_single(
         self, positions: PositionRange, targets: Sequence[PlannedTarget], fault: "_Fault"
     ) -> WriteOutcome:
-        """Write one position that fails: once more, so that an outage that looked like a fault blames no event."""
+        """Write one position that failed. First try again: an outage can look like a fault of the event."""
         if not is_data_at_fault(self._spark, fault.error):
             raise fault.error
         again = self._try(positions, targets)
@@ -293,7 +293,7 @@ class Isolation:
     def _write_by_subscription(
         self, positions: PositionRange, targets: Sequence[PlannedTarget], fault: "_Fault"
     ) -> WriteOutcome:
-        """Write an event to the targets that do not fail on it by themselves, and suspend the others."""
+        """Write an event to each target that can take it, and suspend the targets that fail on it."""
         if len(targets) <= 1:
             if not is_data_at_fault(self._spark, fault.error):
                 raise fault.error

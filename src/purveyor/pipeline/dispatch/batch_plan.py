@@ -160,7 +160,7 @@ class SubscriptionTracker:
 
 
 def _subscription_name_in(data: bytes) -> str | None:
-    """Return the subscription that a control event is about, whatever else it contains."""
+    """Return the subscription that a control event is about, also of an event that cannot be read otherwise."""
     try:
         name = json_fields.parse(data, CONTROL_EVENT.what).get("name")
     except InvalidInput:

@@ -78,7 +78,7 @@ _RESULT_ARROW: Final = pa.schema(
 
 
 class TargetSpec(NamedTuple):
-    """What a task needs to know about a target: the subscription, where its rows begin, and its hidden fields."""
+    """The facts about a target that a task needs: the subscription, where its rows begin, and its hidden fields."""
 
     name: str
     incarnation: str
@@ -88,7 +88,7 @@ class TargetSpec(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTask:
-    """What a task needs to know; Spark sends it to the workers."""
+    """The input of a task; Spark sends it to the workers."""
 
     address: Address
     targets: tuple[TargetSpec, ...]
@@ -130,7 +130,7 @@ class WriteTask:
 
 @dataclass(slots=True)
 class _TargetOutcome:
-    """What happened to a target's rows up to now."""
+    """The result for a target's rows up to now."""
 
     target: Target
     stored: int = 0

@@ -1,4 +1,4 @@
-"""What every job works with, and the claim by which one run of one job fills a queue.
+"""The context of every job, and the claim by which one run of one job fills a queue.
 
 `JobContext` has Spark, the archive, the queues and the registry, and runs work on Spark.
 
@@ -46,7 +46,7 @@ class JobResult(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
-    """What every job works with: Spark, the archive, the queues and the registry."""
+    """The context of a job: Spark, the archive, the queues and the registry."""
 
     spark: SparkSession
     archive: ArchiveSource

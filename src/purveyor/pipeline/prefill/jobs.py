@@ -6,14 +6,14 @@ Prefill, exact at the position L where the subscription begins:
     2 claim the next run by CAS      an older run can neither finish nor write behind this one any more
     3 purge `.prefill` up to 1       what an older run left; never what a newer one writes, which lies behind
     4 write all objects as of L      see `queue_writer`
-    5 count                          messages that an older run wrote between 2 and 4 are found: then once more
+    5 count                          messages that an older run wrote between 2 and 4 are found: then all again
     6 done, by CAS                   delivery begins
 
 Replay claims the state in the same way, keeps its run through all attempts, and writes behind what is there. So does
 the prefill of topics that a change of the subscription added at a later L: only objects of topics that are new.
 
-What is selected at L, and at each position that a catch-up writes, is decided by `Record.definition_at`. A replay goes
-by the definition of today: it can deliver events that the definition did not select when they came.
+What is selected at L, and at each position that a catch-up writes, is decided by `Record.definition_at`. A replay uses
+the definition of today: it can deliver events that the definition did not select when they came.
 
 Catch-up writes what a suspended subscription missed from the archive into `<name>.main`, until dispatch takes over. A
 round writes the rows from `next` on with the same watermark that dispatch uses, then moves `next` by compare-and-set. A
@@ -194,7 +194,7 @@ async def _check(context: JobContext, spec: FillSpec, written: int, there: int) 
 
 
 async def replay(context: JobContext, job: ReplayJob, found: Registered) -> JobResult:
-    """Write the events of a range that the subscription gets once more, in their order, behind what is there.
+    """Write again the events of a range that the subscription gets, in their order, behind what is there.
 
     First it checks whether it has to wait: a job that waits must not start work on Spark at each check. Raise
     UnreadableRecord if the record of the waiting replay is not understood: then no replay of this subscription begins.

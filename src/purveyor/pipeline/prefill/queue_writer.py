@@ -5,7 +5,7 @@ that (see `archive_queries`). Every message carries a number, made of the run th
 run. `append_once` goes by that number:
 
     a task that Spark runs again     finds its rows in the queue and skips them
-    an older run that still writes   finds a number above all of its own, and can store nothing more
+    an older run that still writes   finds a larger number than its own, and can store nothing more
 
 A prefill message has the body of the event that last changed the object, with an empty `old`, and with another
 `publisher_name` if the event names one for its copy in a prefill. Every other byte of the text stays. Spark's JSON

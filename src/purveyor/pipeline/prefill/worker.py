@@ -69,7 +69,7 @@ class WorkerOptions:
     attempts: int = 3
     """How often a job may fail."""
     deliveries: int = 20
-    """How often a job may be delivered in all: one that kills its worker each time does not go on forever."""
+    """How often a job may be delivered in all. It ends a job that kills its worker each time."""
     first_pause_seconds: float = 2.0
     """Before the second attempt; the pause doubles."""
     turn_seconds: float = 2.0
@@ -272,7 +272,7 @@ class PrefillWorker:
         await message.nak(delay=timedelta(seconds=self._options.pause(seconds, waiting)))
 
     async def _give_up(self, context: JobContext, message: Message, job: Job | None, failure: Failure) -> None:
-        """Write the state, then the failure, then the answer: after a crash between them the job is tried once more."""
+        """Write the state, then the failure, then the answer: after a crash between them the job runs again."""
         attempts = max(self._failed.pop(message.sequence, 0), 1)
         if job is not None:
             with contextlib.suppress(UnreadableRecord):  # then the state stays, and `prefill-failures` has the reason
@@ -355,7 +355,7 @@ async def record_waiting_reason(context: JobContext, name: str | None, reason: s
 
 
 def _subscription_name_in(job: bytes) -> str | None:
-    """Return the subscription of a job, whatever else it contains."""
+    """Return the subscription of a job, also of a job that cannot be read otherwise."""
     try:
         name = json_fields.parse(job, JOB.what).get("name")
     except InvalidInput:

@@ -198,12 +198,19 @@ class Record:
 def parse_record(data: bytes) -> Record:
     """Parse the record of a message; raise InvalidRecord if there is none."""
     try:
-        fields = json_fields.parse(data, "message")
+        return read_record(json_fields.parse(data, "message"))
+    except InvalidInput as error:
+        raise InvalidRecord(error.message) from None
+
+
+def read_record(fields: json_fields.Json) -> Record:
+    """Read a record from the fields of its message; raise InvalidRecord if there is none."""
+    try:
         change = json_fields.member(Change, fields, "change", "message")
         entry = parse_dn(json_fields.text(fields, "dn", "message"))
         match change:
             case Change.CONTENT | Change.ADD:
-                return Record(entry, change, _attributes(fields.get("attributes")))
+                return Record(entry, change, read_attributes(fields.get("attributes")))
             case Change.MODIFY:
                 return Record(entry, change, modifications=_modifications(fields.get("modifications")))
             case Change.MODRDN:
@@ -223,7 +230,8 @@ def parse_record(data: bytes) -> Record:
         raise InvalidRecord(error.message) from None
 
 
-def _attributes(given: object) -> dict[str, list[Value]]:
+def read_attributes(given: object) -> dict[str, list[Value]]:
+    """Read attributes by their keys; raise InvalidRecord for what is none."""
     if not isinstance(given, dict):
         raise InvalidRecord(f"the attributes are {json_fields.describe_type(given)}, not an object")
     found: dict[str, list[Value]] = {}

@@ -81,39 +81,22 @@ def apply_record(store: Store, record: Record, fresh_id: str) -> list[EntryChang
             return _rename(store, record)
 
 
-def undo_changes(store: Store, changes: Iterable[EntryChange]) -> None:
-    """Restore the entries as they were before some changes of `apply_record`."""
-    done = list(changes)
-    for change in done:
-        if change.after is not None:
-            store.remove(parse_dn(change.after.dn).key)
-    for change in done:
-        if change.before is not None:
-            store.put(parse_dn(change.before.dn).key, change.before)
-
-
 def _set(store: Store, record: Record, fresh_id: str) -> list[EntryChange]:
     before = store.get(record.name.key)
-    known = fresh_id if before is None else before.uuid
-    after = Entry(record.name.text, _identity(record.attributes, known), record.attributes)
+    after = Entry(record.name.text, _identity(record.attributes, before, fresh_id), record.attributes)
     return _put(store, record.name.key, before, after)
 
 
 def _modify(store: Store, record: Record) -> list[EntryChange]:
     before = _known(store, record)
-    attributes = dict(before.attributes)
-    for modification in record.modifications:
-        values = _modified(attributes.get(modification.attribute, []), modification)
-        if values:
-            attributes[modification.attribute] = values
-        else:
-            attributes.pop(modification.attribute, None)
-    return _put(store, record.name.key, before, Entry(before.dn, _identity(attributes, before.uuid), attributes))
+    attributes = modified_attributes(before, record.modifications)
+    after = Entry(before.dn, _identity(attributes, before, before.uuid), attributes)
+    return _put(store, record.name.key, before, after)
 
 
 def _delete(store: Store, record: Record) -> list[EntryChange]:
     before = _known(store, record)
-    below = _descendants(store, record.name.key)
+    below = list_bounded(store.descendants(record.name.key))
     gone = [*reversed(below), (record.name.key, before)]
     for key, _ in gone:
         store.remove(key)
@@ -122,21 +105,20 @@ def _delete(store: Store, record: Record) -> list[EntryChange]:
 
 def _rename(store: Store, record: Record) -> list[EntryChange]:
     before, old = _known(store, record), record.name
-    superior = None if record.new_superior is None else _superior(record.new_superior)
+    superior = None if record.new_superior is None else superior_name(record.new_superior)
     new = renamed_dn(parse_dn(before.dn), record.new_rdn, superior)
     if new.below(old):
         raise InvalidRecord("modrdn: an entry cannot be moved below itself")
     if new.key != old.key and store.get(new.key) is not None:
         raise InvalidRecord(f"modrdn: there is an entry {new.text!r} already")
-    after = before._replace(dn=new.text, attributes=_renamed_attributes(before, new, record))
-    below = _descendants(store, old.key)
+    after = before._replace(dn=new.text, attributes=renamed_attributes(before, new, record))
+    below = list_bounded(store.descendants(old.key))
     if new.key != old.key and next(iter(store.descendants(new.key)), None) is not None and below:
         raise InvalidRecord(f"modrdn: there are entries below {new.text!r} already")
     # Everything is computed before the first change: a failure on the way has changed nothing.
     renamed = [(old.key, new.key, before, after)]
     for key, entry in below:
-        own = parse_dn(entry.dn).rdns[: key.count("\0") - old.key.count("\0")]
-        child = entry._replace(dn=",".join((*own, new.text)))
+        child = moved_along(entry, key.count("\0") - old.key.count("\0"), new.text)
         renamed.append((key, new.key + key[len(old.key) :], entry, child))
     for was, _, _, _ in renamed:
         store.remove(was)
@@ -146,7 +128,13 @@ def _rename(store: Store, record: Record) -> list[EntryChange]:
     return [change for change in done if change.before != change.after]
 
 
-def _superior(text: str) -> DistinguishedName:
+def moved_along(entry: Entry, levels: int, above: str) -> Entry:
+    """Return an entry under the new name of the entry that is some levels above it."""
+    return entry._replace(dn=",".join((*parse_dn(entry.dn).rdns[:levels], above)))
+
+
+def superior_name(text: str) -> DistinguishedName:
+    """Parse the name of a parent; the empty one is that of the root."""
     return parse_dn(text) if text.strip() else DistinguishedName((), "")
 
 
@@ -157,8 +145,9 @@ def _known(store: Store, record: Record) -> Entry:
     return entry
 
 
-def _descendants(store: Store, key: str) -> list[tuple[str, Entry]]:
-    found = list(islice(store.descendants(key), MAX_CHANGED_ENTRIES))
+def list_bounded(entries: Iterator[tuple[str, Entry]]) -> list[tuple[str, Entry]]:
+    """Return entries that change together with another one; raise InvalidRecord if they are too many."""
+    found = list(islice(entries, MAX_CHANGED_ENTRIES))
     if len(found) == MAX_CHANGED_ENTRIES:
         raise InvalidRecord(f"more than {MAX_CHANGED_ENTRIES} entries would change at once")
     return found
@@ -171,9 +160,28 @@ def _put(store: Store, key: str, before: Entry | None, after: Entry) -> list[Ent
     return [EntryChange(before, after)]
 
 
-def _identity(attributes: Attributes, known: str) -> str:
+def _identity(attributes: Attributes, before: Entry | None, fresh_id: str) -> str:
+    given = _entry_uuid(attributes)
+    if before is not None and given in (None, _entry_uuid(before.attributes)):
+        return before.uuid  # a live source can give an entry its entryUUID and leave its identity
+    return fresh_id if given is None else given
+
+
+def _entry_uuid(attributes: Attributes) -> str | None:
     given = attributes.get(ENTRY_UUID)
-    return given[0].lower() if given and isinstance(given[0], str) and given[0] else known
+    return given[0].lower() if given and isinstance(given[0], str) and given[0] else None
+
+
+def modified_attributes(before: Entry, modifications: Iterable[Modification]) -> dict[str, list[Value]]:
+    """Return the attributes of an entry after a modify."""
+    attributes = dict(before.attributes)
+    for modification in modifications:
+        values = _modified(attributes.get(modification.attribute, []), modification)
+        if values:
+            attributes[modification.attribute] = values
+        else:
+            attributes.pop(modification.attribute, None)
+    return attributes
 
 
 def _modified(values: Iterable[Value], modification: Modification) -> list[Value]:
@@ -209,7 +217,7 @@ def _without(have: list[Value], given: Iterable[Value]) -> list[Value]:
     return left
 
 
-def _renamed_attributes(before: Entry, new: DistinguishedName, record: Record) -> Attributes:
+def renamed_attributes(before: Entry, new: DistinguishedName, record: Record) -> Attributes:
     """Add the values of the new rdn; remove those of the old one if the record says so."""
     attributes = dict(before.attributes)
     fresh = rdn_values(new)

@@ -16,8 +16,11 @@ from purveyor.jetstream.headers import Headers
 from purveyor.model.errors import InvalidInput, PurveyorError, describe
 from purveyor.model.event import Event, encode_checked
 from purveyor.model.message_headers import PREFILL_PUBLISHER
-from purveyor.pipeline.transform.directory_records import InvalidRecord, parse_record
-from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, Store, apply_record, undo_changes
+from purveyor.pipeline.transform.directory_records import InvalidRecord
+from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, apply_record
+from purveyor.pipeline.transform.live_directory import LiveDirectory
+from purveyor.pipeline.transform.live_records import InvalidEntry, LiveRecord, parse_message
+from purveyor.pipeline.transform.live_rules import PartlyApplied, apply_live_record, note_invalid
 from purveyor.pipeline.transform.mapping import MappedObject, Mapping, Unmatched, object_classes
 from purveyor.queues.dead_letters.letter import DeadLetter, fit_letter
 
@@ -66,29 +69,45 @@ class TransformRules:
     """The size of the largest message that the server takes."""
 
 
-def transform(store: Store, rules: TransformRules, message: Message) -> list[Output]:
+def transform(directory: LiveDirectory, rules: TransformRules, message: Message) -> list[Output]:
     """Apply a message to the directory and return its outputs.
 
     A message on which these rules fail unexpectedly is parked as well, and the directory is as it was before: another
     attempt would fail in the same way and hold back everything behind it. An outage, or an error of the store, is not
     the fault of the message.
     """
-    problems: list[str] = []
-    changes: list[EntryChange] = []
+    directory.begin()
     try:
-        try:
-            changes = apply_record(store, parse_record(message.data), str(uuid.uuid5(_NAMESPACE, message.origin)))
-        except InvalidRecord as error:
-            problems.append(str(error))
+        changes, problems = _apply(directory, message)
         return list(_outputs(rules, message, changes, problems))
     except (MemoryError, OSError):
         raise
     except Exception as error:
         if isinstance(error, PurveyorError) and not isinstance(error, InvalidInput):
             raise
-        undo_changes(store, changes)
+        directory.undo()
         reason = f"the transform fails on it: {describe(error)}"
         return [_parked(message, reason, message.sequence << POSITION_BITS, rules.max_payload)]
+
+
+def _apply(directory: LiveDirectory, message: Message) -> tuple[Sequence[EntryChange], Sequence[str]]:
+    """Return the changes of a message, and why it has none or not all of them."""
+    try:
+        record = parse_message(message.data)
+    except InvalidRecord as error:
+        note_invalid(directory, error)
+        return (), [str(error)]
+    try:
+        if isinstance(record, LiveRecord):
+            return apply_live_record(directory, record), ()
+        return apply_record(directory, record, str(uuid.uuid5(_NAMESPACE, message.origin))), ()
+    except PartlyApplied as error:
+        return error.changes, [str(error)]
+    except InvalidRecord as error:
+        directory.undo()
+        if isinstance(error, InvalidEntry):
+            note_invalid(directory, error)
+        return (), [str(error)]
 
 
 def _outputs(

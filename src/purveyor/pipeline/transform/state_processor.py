@@ -18,6 +18,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from purveyor.model.errors import DataLost, Unavailable
 from purveyor.pipeline.transform.directory_pages import PagedDirectory
+from purveyor.pipeline.transform.live_directory import LiveDirectory
 from purveyor.pipeline.transform.record_transform import Message, Output, TransformRules, transform
 
 STATE_OPTIONS = {
@@ -77,12 +78,17 @@ class StatePages:
         """Store the index."""
         _call_spark(self._index.update, (data,))
 
+    def find(self, number: int) -> bytes | None:
+        """Return a page; None if there is none."""
+        found = _call_spark(self._pages.getValue, (number,))
+        return None if found is None else bytes(found[0])
+
     def read(self, number: int) -> bytes:
         """Return a page of the index."""
-        found = _call_spark(self._pages.getValue, (number,))
+        found = self.find(number)
         if found is None:
             raise DataLost(f"page {number} of the directory is missing in the state", fix="restore its checkpoint")
-        return bytes(found[0])
+        return found
 
     def write(self, number: int, data: bytes) -> None:
         """Store a page."""
@@ -109,7 +115,8 @@ class DirectoryProcessor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803 - Spark's
         """Process one batch of one source. The shuffle does not keep the order of the chunks: it is restored here."""
         del key, timerValues
-        directory = PagedDirectory(StatePages(self._index, self._pages))
+        pages = StatePages(self._index, self._pages)
+        directory = LiveDirectory(PagedDirectory(pages), pages)
         for row in sorted(rows, key=lambda each: int(each.first)):
             outputs: list[Output] = []
             for message in read_messages(bytes(row.chunk)):

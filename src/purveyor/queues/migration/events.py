@@ -1,4 +1,4 @@
-"""What a migration reports while it runs: steps, events and progress; and the options that say who receives them.
+"""The reports of a running migration: steps, events and progress; and the options that name their receivers.
 
 Operators read events as log lines of the logger `purveyor.migration`, in the words of the older system. Programs
 receive them as objects (`MigrationOptions.on_event`) and never parse the text.
@@ -30,7 +30,7 @@ class Step(Enum):
     DELETED = "deleted"
     """The old stream is deleted."""
     CREATED = "created"
-    """The new stream exists: publishers can go on."""
+    """The new stream exists: publishers can continue."""
     READERS_MADE = "readers made"
     """Its durables exist."""
     CONVERTED = "converted"

@@ -145,7 +145,7 @@ class Leases:
         finally:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
-        # After an error a deletion may still be under way: then the lease expires by itself, long after the deletion.
+        # After an error a deletion may still be under way: then the lease expires, long after the deletion.
         await lease.release()
 
     async def _take(self, queue: str) -> int | None:

@@ -82,7 +82,7 @@ class Strategy(Enum):
 
 
 class Change(Enum):
-    """What `apply` would do to a queue."""
+    """The ways of `apply` to change a queue."""
 
     NOTHING = "nothing"
     CREATE = "create"
@@ -105,7 +105,7 @@ class LiveQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What `apply` would do to a queue, the reasons, and the risks."""
+    """The change that `apply` would make to a queue, the reasons, and the risks."""
 
     queue: Queue
     change: Change

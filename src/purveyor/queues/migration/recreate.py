@@ -88,7 +88,7 @@ _RETRY_SECONDS = 0.1
 
 
 def restoring_config(record: Record) -> Json:
-    """Return the settings during a restore: a subject of its own, so that no publisher writes to it. Pure."""
+    """Return the settings during a restore: a separate subject, to which no publisher writes. Pure."""
     return initial_config(record) | {"subjects": [f"_purveyor.migrating.{record.queue}"]}
 
 
@@ -128,7 +128,7 @@ async def create_replacement(api: Api, record: Record, make: Callable[[], Awaita
             if error.err_code == NO_SUITABLE_PEERS:
                 raise NoAnswer(
                     f"stream {record.stream!r} cannot be created while a node is away: {error.message}",
-                    fix="bring the node back; the migration continues by itself",
+                    fix="bring the node back; the migration continues automatically",
                 ) from error
             if error.err_code not in NAME_IN_USE and not restore_failed:
                 raise

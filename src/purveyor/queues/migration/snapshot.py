@@ -5,7 +5,7 @@
 2. The snapshot is taken and checked. If anything was acknowledged in the meantime, it is taken again.
 3. The stream is deleted. From here on only the archive has the messages. The record says where the archive is, and any
    instance that finds both continues.
-4. The stream is restored under a subject of its own, to which no publisher writes, and compared with the archive. In a
+4. The stream is restored under a separate subject, to which no publisher writes, and compared with the archive. In a
    cluster that loses a node in between, the restored stream may lack its messages, or exist in name only: then it is
    deleted and restored again. When enough replicas hold everything, it gets its subjects, and its consumers resume.
 

@@ -5,7 +5,7 @@
             ...
 
 Bytes are received only while the caller asks for changes: a slow caller slows the server down, and memory holds about
-one megabyte and one message. All errors are PurveyorError: `retryable` says whether the source may try again by itself.
+one megabyte and one message. All errors are PurveyorError; `retryable` says whether another attempt can succeed.
 """
 
 import contextlib

@@ -55,7 +55,7 @@ class LdapConnection:
     async def open(cls, address: DirectoryAddress) -> Self:
         """Connect, set up TLS where it is wanted, and bind."""
         scheme, host, port = address.host_and_port()
-        place = f"{scheme}://{host}:{port}"
+        place = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         tls = address.tls_context() if scheme == "ldaps" or address.start_tls else None
         connection: Self | None = None
         try:

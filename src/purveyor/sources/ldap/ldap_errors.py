@@ -1,4 +1,4 @@
-"""The errors of a directory, as two types: the source tries again by itself, or a person must change something.
+"""The errors of a directory, as two types: the source tries again, or a person must change something.
 
 DirectoryUnavailable      retryable: busy, unavailable, connection lost, notice of disconnection, silence
 └── FollowEnded           the server ended a synchronisation that should go on

@@ -217,7 +217,7 @@ class SyncConsumer:
         sync = decode_sync_state(control.value)
         if not sync.uuid:
             raise DirectoryRefused(
-                f"{self._name}: the entry {entry.dn} has no entryUUID, so its changes cannot be told apart",
+                f"{self._name}: the entry {entry.dn} has no entryUUID, so its changes have no identity",
                 fix="leave it out with a filter: (&(entryUUID=*)(objectClass=*))",
             )
         change: SyncChange

@@ -32,7 +32,7 @@ class SyncMode(IntEnum):
     REFRESH_ONLY = 1
     """Until the content is refreshed."""
     REFRESH_AND_PERSIST = 3
-    """Until the connection ends: after the refresh each change arrives by itself."""
+    """Until the connection ends: after the refresh each change arrives alone, as it happens."""
 
 
 class EntryState(IntEnum):

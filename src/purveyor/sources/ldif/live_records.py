@@ -16,13 +16,18 @@ The subject is `ldif.<source>`, as for LDIF, and the body one JSON object with `
 
 - `epoch` is a whole number that grows with each process that takes over the source. The transform drops the records of
   an earlier process that was only paused.
-- A refresh is everything between `refresh-begin` and `refresh-end`. A source that starts over sends `refresh-begin`
-  again, and the set of seen entries is empty again. Outside of a refresh, records are changes as they happen.
+- A refresh is everything between `refresh-begin` and `refresh-end`. Each connection by RFC 4533 begins with one, even
+  if nothing changed. A source that starts over sends `refresh-begin` again, and the set of seen entries is empty again.
+  Outside of a refresh, records are changes as they happen.
+- A refresh that is not full begins with a cookie that is not newer than the end of the last complete refresh or the
+  last change that was acknowledged before the source began to refresh. So a source deletes its stored cookie before it
+  begins a full one, and stores a cookie that comes within a refresh only after `refresh-end`.
 - `csns` are the contextCSNs of the directory at the end of the refresh, one for each server id.
 - `catch_up` marks operations of the accesslog that the refresh before may contain already, or that are about entries
   it did not see: the transform ignores those that have no effect any more.
 
-A source may send records again, in their order, from any `refresh-begin` on, or from any operation on.
+After a crash a source begins a new refresh from its stored cookie, with the entries as they are then, or sends
+operations of the accesslog again, in their order, from any one on: what was applied before has no effect.
 """
 
 from collections.abc import Iterable, Mapping

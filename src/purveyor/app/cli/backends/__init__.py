@@ -1,1 +1,1 @@
-"""What commands do on the server: for each group of commands one interface, directly on NATS and over the HTTP API."""
+"""The work of commands: for each group of commands one interface, directly on NATS and over the HTTP API."""

@@ -20,13 +20,13 @@ _SETTLED_PER_REQUEST: Final = 100
 
 
 class Settlement(Enum):
-    """What to do with dead letters."""
+    """The action on dead letters."""
 
     RETRY = "retry"
     DISCARD = "discard"
 
 
-class DeadLetterBox(Protocol):
+class DeadLetterBackend(Protocol):
     """The dead letters of a deployment."""
 
     async def list_letters(self, choice: DeadLetterFilter, after: int, limit: int) -> Json:
@@ -55,7 +55,7 @@ class DirectDeadLetters:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, queues: Queues, settings: Settings) -> AsyncIterator[DeadLetterBox]:
+    async def open(cls, queues: Queues, settings: Settings) -> AsyncIterator[DeadLetterBackend]:
         """Open the dead letters."""
         async with open_dead_letters(queues, replicas=settings.replicas) as letters:
             yield cls(letters)

@@ -194,7 +194,7 @@ class RemoteEvents:
             await self._send(batch.lines, tally)
 
     async def _send(self, lines: Sequence[tuple[int, Json | InvalidInput]], tally: Tally) -> None:
-        """Send the events of some lines; if the API refuses one of them, send each half by itself."""
+        """Send the events of some lines; if the API refuses one of them, send each half separately."""
         from purveyor.client.api_client import RequestRefused  # noqa: PLC0415 - it loads aiohttp
 
         events = [event for _, event in lines if not isinstance(event, InvalidInput)]

@@ -4,16 +4,19 @@ import base64
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
 from purveyor.app.cli.backends.api_access import ApiRoutes, part
-from purveyor.app.json_views import lease_fields, message_json
+from purveyor.app.json_views import lease_fields, message_json, status_json
 from purveyor.app.settings import Settings
 from purveyor.delivery.pull import DeliveredMessage, PullService, open_pull
+from purveyor.delivery.subscription_status import read_status
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import InvalidInput, NotFound, UnknownMessage, UnknownSubscription
 from purveyor.model.json_fields import Json
 from purveyor.queues.client import Queues
+from purveyor.queues.registry import Registry
 
 
 class SubscriptionMessages(Protocol):
@@ -31,6 +34,10 @@ class SubscriptionMessages(Protocol):
         """Acknowledge the messages that the instance has leased, up to this one; return how many."""
         ...
 
+    async def status(self) -> Json:
+        """Return the status of the subscription, in the form of `GET .../status`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Consuming:
@@ -44,6 +51,7 @@ class Consuming:
 class DirectMessages:
     """The messages through the delivery service of the API, in this process."""
 
+    queues: Queues
     pull: PullService
     consuming: Consuming
 
@@ -54,7 +62,7 @@ class DirectMessages:
     ) -> AsyncIterator[SubscriptionMessages]:
         """Open the delivery service."""
         async with open_pull(queues, replicas=settings.replicas) as pull:
-            yield cls(pull, consuming)
+            yield cls(queues, pull, consuming)
 
     async def lease(self, count: int, wait_seconds: float) -> list[Json]:
         """Lease messages."""
@@ -70,6 +78,12 @@ class DirectMessages:
         """Acknowledge leased messages."""
         name, instance = self.consuming.name, self.consuming.instance
         return await self.pull.acknowledge_up_to(name, sequence, instance=instance)
+
+    async def status(self) -> Json:
+        """Read the status."""
+        registry = await Registry.open(self.queues)
+        found = await registry.get(self.consuming.name)
+        return status_json(await read_status(self.queues, registry, found), datetime.now(UTC))
 
 
 def _to_json(message: DeliveredMessage) -> Json:
@@ -107,6 +121,11 @@ class RemoteMessages:
     async def acknowledge_up_to(self, sequence: int) -> int:
         """Acknowledge leased messages."""
         return int((await self._call("PATCH", "status", {"status": "ok", "up_to": sequence}))["acknowledged"])
+
+    async def status(self) -> Json:
+        """Read the status."""
+        found: Json = (await self.routes.request("GET", "subscriptions", part(self.consuming.name), "status")).body
+        return found
 
     async def _call(self, method: str, path: str, body: Json, wait_seconds: float = 0.0) -> Json:
         """Send a request in the name of the instance."""

@@ -77,7 +77,7 @@ class ReplayRange:
         }
 
 
-class SubscriptionBook(Protocol):
+class SubscriptionBackend(Protocol):
     """The subscriptions of a deployment."""
 
     async def list_details(self) -> list[Json]:
@@ -135,7 +135,7 @@ class DirectSubscriptions:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, queues: Queues, settings: Settings) -> AsyncIterator[SubscriptionBook]:
+    async def open(cls, queues: Queues, settings: Settings) -> AsyncIterator[SubscriptionBackend]:
         """Open the registry."""
         yield cls(queues, Subscriptions(queues, replicas=settings.replicas), settings)
 

@@ -11,10 +11,9 @@ from nicegui import ui
 from purveyor.app.cli.parsers import parse_duration
 from purveyor.app.console import html
 from purveyor.app.console.alerts import Level
-from purveyor.app.console.copy_button import copy_button, copyable
 from purveyor.app.console.form_values import error_text
 from purveyor.app.console.formatting import format_ago, format_number, format_time
-from purveyor.app.console.html import Markup, TableColumn
+from purveyor.app.console.html import Markup, TableColumn, copy_button, copyable
 from purveyor.app.console.page_base import ConsolePage, LiveHtml, button, card, modal
 from purveyor.app.console.pages.queue_browser import action_link, format_body
 from purveyor.delivery.push.attempt_history import read_attempts

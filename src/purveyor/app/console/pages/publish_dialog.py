@@ -10,8 +10,8 @@ from nicegui import ui
 
 from purveyor.app.cli.parsers import parse_pair
 from purveyor.app.console import html
-from purveyor.app.console.copy_button import copy_button
 from purveyor.app.console.form_values import Places, check_form, error_text
+from purveyor.app.console.html import copy_button
 from purveyor.app.console.page_base import ConsolePage, button, modal
 from purveyor.app.http.events import publish_one
 from purveyor.model import json_fields

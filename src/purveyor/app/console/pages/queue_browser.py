@@ -12,9 +12,8 @@ from functools import partial
 from nicegui import ui
 
 from purveyor.app.console import html
-from purveyor.app.console.copy_button import copy_button
 from purveyor.app.console.formatting import format_ago, format_size, format_time
-from purveyor.app.console.html import Markup, TableColumn
+from purveyor.app.console.html import Markup, TableColumn, copy_button
 from purveyor.app.console.message_label import read_label
 from purveyor.app.console.page_base import ConsolePage, LiveHtml, button, modal
 from purveyor.app.console.snapshot import QueueSnapshot

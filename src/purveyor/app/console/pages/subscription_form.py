@@ -1,6 +1,7 @@
 """The form to add or edit a subscription, the dialog that sets its password, and the dialog that shows secrets once.
 
-The form has every option of the HTTP API and sends what a client of the API would send. An error stands at its field.
+The form has every option of the HTTP API and sends what a client of the API would send. Each error is shown
+at its field.
 """
 
 import contextlib
@@ -15,7 +16,6 @@ from pydantic import SecretStr, ValidationError
 
 from purveyor.app.cli.parsers import parse_duration
 from purveyor.app.console import html
-from purveyor.app.console.copy_button import copyable_code
 from purveyor.app.console.form_values import (
     DEFAULT,
     GENERATE,
@@ -29,6 +29,7 @@ from purveyor.app.console.form_values import (
     read_change,
     read_new,
 )
+from purveyor.app.console.html import copyable_code
 from purveyor.app.console.page_base import ConsolePage, button, modal
 from purveyor.app.http import subscriptions as api
 from purveyor.app.http.models import NewSubscription, SubscriptionChange
@@ -107,7 +108,7 @@ def _secret_row(result: FormResult) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Purpose:
-    """What a form is for: how its values are read, and how the request is carried out."""
+    """The purpose of a form: how its values are read, and how the request is carried out."""
 
     title: str
     yes: str

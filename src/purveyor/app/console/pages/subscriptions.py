@@ -112,7 +112,7 @@ _TROUBLES = {Kind.NOT_PUSHED: "not pushed", Kind.NO_CONSUMER: "no consumer", Kin
 
 
 def state_badge(found: Registered | Unreadable, alert: Alert | None = None) -> html.Markup:
-    """Return the state, or the trouble of an active subscription, as a badge."""
+    """Return the state, or the problem of an active subscription, as a badge."""
     word = _state_name(found)
     level = STATES.get(word, Level.NOTE)
     if alert is None:

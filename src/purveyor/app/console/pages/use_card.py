@@ -3,7 +3,7 @@
 from urllib.parse import quote
 
 from purveyor.app.console import html
-from purveyor.app.console.copy_button import copyable, copyable_code
+from purveyor.app.console.html import copyable, copyable_code
 from purveyor.model.delivery_policy import Delivery
 from purveyor.model.subscription import Subscription
 

@@ -1,12 +1,12 @@
-/* A copy button copies its text and says so for a moment. Browsers have no clipboard on plain http of another host. */
+/* A copy button copies its text and shows the result for a moment. Browsers have no clipboard on plain http of another host. */
 document.addEventListener("click", async (event) => {
   const found = event.target.closest("[data-copy]");
   if (!found) return;
   event.preventDefault();
-  const said = await copyText(found.dataset.copy, found) ? "Copied" : "Press Ctrl+C";
+  const result = await copyText(found.dataset.copy, found) ? "Copied" : "Press Ctrl+C";
   const before = found.dataset.label || found.textContent;
   found.dataset.label = before;
-  found.textContent = said;
+  found.textContent = result;
   clearTimeout(found.waits);
   found.waits = setTimeout(() => { found.textContent = before; delete found.dataset.label; }, 1600);
 });

@@ -4,7 +4,7 @@ A batch is built in two pieces. All rows but the first are built ahead, while th
 row carries what the writer expects of the subject, which is known only when the batch before is stored.
 
 In a chain, each row expects that the last message of the stream is the row before it, identified by its message id. If
-the stream does not store a row, for whatever reason, it stores no row after it: no gap can arise, and a message of
+the stream does not store a row, for any reason, it stores no row after it: no gap can arise, and a message of
 another writer ends the chain. (A predicted sequence would not do: the message of another writer takes the sequence of a
 row, and the row after that one finds exactly the sequence it expects.)
 
@@ -96,7 +96,7 @@ class Batch:
         return len(self.body) if self.body is not None else len(self.rows.payloads[0].as_buffer())
 
     def head(self, expected: bytes) -> bytes:
-        """Build the first frame with what it expects of the subject."""
+        """Build the first frame with the headers of its expectation."""
         lines = expected
         number = 2 * self.reply_number + 1
         if self.body is not None:

@@ -52,7 +52,7 @@ class ConnectionLost(ServerUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the server reports about itself."""
+    """The report of the server about itself."""
 
     name: str
     version: str

@@ -26,7 +26,7 @@ from purveyor.jetstream.bulk.publish.frame_builder import PreparedRows, build_fr
 from purveyor.jetstream.bulk.publish.pipelined import PipelinedPublisher, as_bytes, split_rows
 from purveyor.jetstream.bulk.publish.session import SILENCE_SECONDS, PublishSession, UnansweredMessage
 from purveyor.jetstream.bulk.replies import DUPLICATE_IN_BATCH, iterate_replies, parse_reply
-from purveyor.model.errors import NoAnswer, ServerUnavailable, Unavailable, UnknownStream
+from purveyor.model.errors import NoAnswer, ServerUnavailable, Unavailable
 
 MAX_BATCH_MESSAGES: Final = 1000
 BATCH_HEADER_BYTES: Final = 160
@@ -190,14 +190,8 @@ class AtomicPublisher:
             raise
         except ServerUnavailable as error:
             return error
-        if stream is None and self._session.will_reopen(subject, self._in_flight_count()):
-            return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
         if stream is None:
-            raise UnknownStream(
-                f"no stream takes message {batch.rows.first_index} on subject {subject!r};"
-                f" {self._session.tally.acknowledged} others are stored",
-                fix="create a stream for this subject, or check the subject",
-            )
+            return self._session.check_missing_stream(subject, batch.rows.first_index, self._in_flight_count())
         return None
 
     def _in_flight_count(self) -> int:

@@ -26,7 +26,7 @@ from purveyor.jetstream.bulk.net.connection import ConnectionLost
 from purveyor.jetstream.bulk.publish.frame_builder import PreparedRows, build_frames, index_digits
 from purveyor.jetstream.bulk.publish.session import SILENCE_SECONDS, PublishSession, UnansweredMessage
 from purveyor.jetstream.bulk.replies import ParsedReplies, parse_replies
-from purveyor.model.errors import NoAnswer, ServerUnavailable, Unavailable, UnknownStream
+from purveyor.model.errors import NoAnswer, ServerUnavailable, Unavailable
 
 _MAX_BATCH_ROWS: Final = 1250
 _MAX_BATCH_BYTES: Final = 1 << 20
@@ -263,14 +263,8 @@ class PipelinedPublisher:
             return ConnectionLost(error.message)
         except ServerUnavailable as error:
             return error
-        if stream is None and self._session.will_reopen(subject, self._in_flight_count()):
-            return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
         if stream is None:
-            raise UnknownStream(
-                f"no stream takes message {index} on subject {subject!r};"
-                f" {self._session.tally.acknowledged} others are stored",
-                fix="create a stream for this subject, or check the subject",
-            )
+            return self._session.check_missing_stream(subject, index, self._in_flight_count())
         if self._session.tally.last_indices.get(stream, -1) > index and not refusal.is_in_process:
             raise self._session.refusal_error(
                 ErrorReply(refusal.code, refusal.err_code, f"{refusal.reason}; stream {stream!r} stored later ones"),

@@ -32,6 +32,7 @@ from purveyor.model.errors import (
     PublishRefused,
     ServerUnavailable,
     Unavailable,
+    UnknownStream,
 )
 from purveyor.model.metrics import MIGRATION_WAITS
 
@@ -205,6 +206,15 @@ class PublishSession:
     def stream_of(self, subject: str) -> str | None:
         """Return the stream that takes a subject; None if there is none, or if we may not ask."""
         return self._stream_of(self.connection, subject)
+
+    def check_missing_stream(self, subject: str, index: int, in_flight: int) -> ServerUnavailable:
+        """Return why no stream takes a subject during a migration; raise UnknownStream if no migration runs."""
+        if self.will_reopen(subject, in_flight):
+            return ServerUnavailable(f"the queue for {subject!r} is being migrated", fix="try again later")
+        raise UnknownStream(
+            f"no stream takes message {index} on subject {subject!r}; {self.tally.acknowledged} others are stored",
+            fix="create a stream for this subject, or check the subject",
+        )
 
     def release(self) -> None:
         """Return the connection to the pool; all replies have arrived."""

@@ -61,7 +61,7 @@ class RangeCursor:
 
     @property
     def gather_bytes(self) -> int:
-        """The bytes to collect before parsing: many in a long range; near the end, whatever has arrived."""
+        """The bytes to collect before parsing: many in a long range; near the end, all that have arrived."""
         return self.options.batch_bytes if self.length > _GATHER_UNTIL_LEFT else 1
 
     def schema(self, *, filtered_here: bool) -> Any:

@@ -220,7 +220,7 @@ class _ConsumerReader:
         return bool(info.get("num_pending"))
 
     def stop(self) -> None:
-        """Delete the consumer. If the connection is lost, the server deletes the idle consumer by itself."""
+        """Delete the consumer. If the connection is lost, the server deletes the idle consumer."""
         if not self._connection.is_usable:
             return
         try:
