@@ -227,7 +227,7 @@ def _judge_sources(seen: Observation) -> Iterator[Condition]:
                 fix="does its process run? Start it: `purveyor up`, or `purveyor serve ldap`",
             )
         elif source.state == "failed":
-            # Not wrong: the source tries again by itself, and everything else works.
+            # Not wrong: the source tries again, and everything else works.
             yield Condition(
                 about=_ABOUT_SOURCES,
                 weight=Weight.WARNING,
