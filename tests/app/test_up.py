@@ -57,6 +57,13 @@ def test_the_nats_server_is_a_part_only_where_none_is_set() -> None:
     )
 
 
+def test_directories_are_followed_only_where_the_settings_name_one() -> None:
+    wanted = UpOptions(with_ldap=True, ldap=("--metrics-port", "0"))
+    parts = {part.name: part.command for part in make_parts(wanted)}
+    assert [*parts] == ["NATS", "pipeline", "LDAP", "push", "API"]
+    assert parts["LDAP"][-5:] == ("serve", "ldap", "--json", "--metrics-port", "0")
+
+
 def program(text: str, name: str = "part", *, must_be_ready: bool = False) -> Part:
     return Part(name, (sys.executable, "-u", "-c", f"import json, os, sys, time\n{text}"), 60, must_be_ready)
 

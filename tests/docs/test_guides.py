@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.slapd import is_ready
 from tests.docs.markdown import blocks
 from tests.docs.runner import (
     ONE_PROGRAM,
@@ -29,9 +30,15 @@ def guide_params() -> list[object]:
     The guides that need no `purveyor up` are first: it would take processor time from them.
     """
     ordered = sorted(GUIDES, key=starts_up)
-    return [
-        pytest.param(guide, id=guide.stem, marks=[pytest.mark.spark] if runs_spark(guide) else []) for guide in ordered
-    ]
+    return [pytest.param(guide, id=guide.stem, marks=marks(guide)) for guide in ordered]
+
+
+def marks(guide: Path) -> list[pytest.MarkDecorator]:
+    """Return the marks of a guide: it runs Spark, or a program that this machine does not have."""
+    found = [pytest.mark.spark] if runs_spark(guide) else []
+    if any("slapd -f" in step.command for step in commands(guide)) and not is_ready():
+        found.append(pytest.mark.skip(reason="no slapd: python -m scripts.slapd installs it where that is allowed"))
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ NATS: Final = "nats"
 API: Final = "api"
 PIPELINE: Final = "pipeline"
 PUSH: Final = "push"
+LDAP: Final = "ldap"
 _VERSION: Final = 1
 _MAX_BYTES: Final = 1 << 16
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class RunningPart:
     """A process that announced itself."""
 
     part: str
-    """Its name: `nats`, `api`, `pipeline`, `push`, or that of another `purveyor serve` command."""
+    """Its name: `nats`, `api`, `pipeline`, `push`, `ldap`, or that of another `purveyor serve` command."""
     pid: int
     host: str
     started_at: str
@@ -139,4 +140,15 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-__all__ = ["API", "NATS", "PIPELINE", "PUSH", "RunningPart", "announce", "known_parts", "running_api", "running_parts"]
+__all__ = [
+    "API",
+    "LDAP",
+    "NATS",
+    "PIPELINE",
+    "PUSH",
+    "RunningPart",
+    "announce",
+    "known_parts",
+    "running_api",
+    "running_parts",
+]

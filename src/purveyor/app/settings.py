@@ -9,10 +9,10 @@ import tomllib
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -21,13 +21,19 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from purveyor.app.ldap_settings import Base, Filter, LdapTable, SourceName, Uri
+from purveyor.app.setting_types import File, Secret, validated_by
 from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.jetstream.address import DEFAULT_INBOX, Address, Tls
 from purveyor.jetstream.server.config import ServerTls, check_sync
 from purveyor.jetstream.server.discovery import STORE_DIRECTORY, default_data_dir
-from purveyor.model.errors import InvalidConfig, InvalidInput, PurveyorError
+from purveyor.model.errors import InvalidConfig, InvalidInput
 from purveyor.model.name_rules import check_name, check_subject, check_subscription_name
 from purveyor.queues.catalogue import DEFAULT_GROUP
+from purveyor.sources.ldap.directory import DEFAULT_ACCESSLOG_BASE, DEFAULT_FILTER, DEFAULT_SOURCE, Mode
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 PREFIX = "PURVEYOR_"
 DEFAULT_CONNECTIONS = 4096
@@ -45,6 +51,9 @@ _SECRET = frozenset(
         "prefill_password",
         "push_key",
         "publishers",
+        "ldap_uri",
+        "ldap_password",
+        "ldap",
     }
 )
 _FLAGS = {
@@ -60,23 +69,20 @@ _FLAGS = {
     "push_allow": "allow",
     "push_per_host": "per-host",
     "database_url": "database",
+    "ldap_uri": "uri",
+    "ldap_base": "base",
+    "ldap_bind_dn": "bind-dn",
+    "ldap_password_file": "password-file",
+    "ldap_filter": "filter",
+    "ldap_source": "source",
+    "ldap_mode": "mode",
+    "ldap_accesslog_base": "accesslog-base",
+    "ldap_tls_ca": "tls-ca",
+    "ldap_starttls": "starttls",
 }
 """Flags with a shorter name than their key: their command gives the context."""
 _RENAMED = {"transform_mapping": "mapping"}
 """Keys of earlier versions, with their new names."""
-
-
-def _validated_by(check: Any) -> AfterValidator:
-    """Return a pydantic validator that runs one of our checks and raises ValueError."""
-
-    def validate(value: Any) -> Any:
-        try:
-            check(value)
-        except PurveyorError as error:
-            raise ValueError(error.fix or error.message) from error
-        return value
-
-    return AfterValidator(validate)
 
 
 def check_group(name: str) -> None:
@@ -147,9 +153,7 @@ def check_dead_letter_days(days: float) -> None:
         raise InvalidConfig(f"dead letters kept for {days:g} days", fix="give 0.05 or more, or 0 for no limit")
 
 
-Username = Annotated[str, _validated_by(check_username)]
-Secret = Annotated[SecretStr, Field(min_length=1, max_length=1024)]
-File = Annotated[Path, AfterValidator(Path.expanduser)]
+Username = Annotated[str, validated_by(check_username)]
 
 
 class Publisher(BaseModel):
@@ -171,11 +175,11 @@ class Settings(BaseSettings):
 
     data_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(default_factory=default_data_dir)
     """The data directory: the embedded server's store, the archive, checkpoints, generated passwords, logs."""
-    nats_url: Annotated[str, _validated_by(Address.parse)] | None = Field(default=None, repr=False)
+    nats_url: Annotated[str, validated_by(Address.parse)] | None = Field(default=None, repr=False)
     """The NATS server, or several separated by commas; unset: the embedded one."""
     nats_credentials: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
     """A .creds or nkey seed file for the NATS server."""
-    nats_inbox: Annotated[str, _validated_by(check_subject)] = DEFAULT_INBOX
+    nats_inbox: Annotated[str, validated_by(check_subject)] = DEFAULT_INBOX
     """The subject prefix for replies of the NATS server."""
     nats_tls_ca: File | None = None
     """The certificate authority of the NATS server (PEM)."""
@@ -189,27 +193,27 @@ class Settings(BaseSettings):
     """The certificate of the embedded server (PEM), which enables TLS."""
     nats_server_tls_key: File | None = None
     """The key of that certificate."""
-    nats_subscription_users: tuple[Annotated[str, _validated_by(check_subscription_name)], ...] = ()
+    nats_subscription_users: tuple[Annotated[str, validated_by(check_subscription_name)], ...] = ()
     """Subscriptions for which the embedded server has a separate user."""
     replicas: Annotated[int, Field(ge=1, le=5)] = 1
     """The number of cluster servers that store each queue."""
     migrate: bool = True
     """Whether a process may migrate a queue at its start if the queue cannot be updated in place."""
-    sync: Annotated[str, _validated_by(check_sync)] = "always"
+    sync: Annotated[str, validated_by(check_sync)] = "always"
     """When the embedded server syncs to disk: `always`, or a duration such as 2m."""
-    database_url: Annotated[str, _validated_by(check_database_url)] | None = Field(default=None, repr=False)
+    database_url: Annotated[str, validated_by(check_database_url)] | None = Field(default=None, repr=False)
     """The database of an application with stages, for the commands that read it."""
     spark_master: Annotated[str, Field(min_length=1)] = "local[*]"
     """The Spark master."""
     spark_ui: bool = False
     """Whether Spark serves its own web interface; the console links to it."""
-    dispatcher_group: Annotated[str, _validated_by(check_group)] = DEFAULT_GROUP
+    dispatcher_group: Annotated[str, validated_by(check_group)] = DEFAULT_GROUP
     """The durable with which this dispatcher reads `incoming`; each group gets all events."""
     mapping: Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)] = "udm"
     """How directory entries become objects: the built-in mapping `udm` or `plain`, or a file (TOML)."""
     archive_seconds: Annotated[float, Field(gt=0, le=3600)] = 2.0
     """The minimum time between two writes of the archive."""
-    dead_letter_days: Annotated[float, Field(ge=0, le=36_500), _validated_by(check_dead_letter_days)] | None = None
+    dead_letter_days: Annotated[float, Field(ge=0, le=36_500), validated_by(check_dead_letter_days)] | None = None
     """How long to keep dead letters; 0: for ever; unset: as the queue is configured."""
     api_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """The address of the API."""
@@ -219,7 +223,7 @@ class Settings(BaseSettings):
     """The certificate of the API (PEM), for HTTPS."""
     api_tls_key: File | None = None
     """The key of that certificate."""
-    api_url: Annotated[str, _validated_by(check_api_url)] | None = Field(default=None, repr=False)
+    api_url: Annotated[str, validated_by(check_api_url)] | None = Field(default=None, repr=False)
     """For commands: the URL of an API that they use instead of the NATS server, if it offers what they do."""
     api_username: Username | None = None
     """For commands: the login at that API, such as `admin`, `events` or the name of a subscription."""
@@ -236,12 +240,12 @@ class Settings(BaseSettings):
     api_connections: Annotated[int, Field(ge=16, le=1_000_000)] = DEFAULT_CONNECTIONS
     """The maximum number of open connections of an API process; one address that is no trusted proxy gets half."""
     trusted_proxies: Annotated[
-        tuple[str, ...], NoDecode, BeforeValidator(_split_commas), _validated_by(parse_ranges)
+        tuple[str, ...], NoDecode, BeforeValidator(_split_commas), validated_by(parse_ranges)
     ] = ()
     """Addresses or networks of proxies in front of the API: only their `X-Forwarded-For` and `-Proto` are trusted."""
     console: bool = True
     """Whether the API serves the console at `/`."""
-    push_allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas), _validated_by(parse_ranges)] = ()
+    push_allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_commas), validated_by(parse_ranges)] = ()
     """Address ranges that push may reach in addition to public ones, also without TLS."""
     push_key: Secret | None = None
     """The key that encrypts the secrets of push; unset: a key in the data directory."""
@@ -261,6 +265,30 @@ class Settings(BaseSettings):
     """Its password; unset: generated."""
     publishers: tuple[Publisher, ...] = ()
     """Additional logins that may publish, each into its realms only."""
+    ldap_uri: Uri | None = None
+    """The directory to follow, ldap://host:port or ldaps://host:port; unset: none."""
+    ldap_base: Base | None = None
+    """The entry below which to read, such as dc=example,dc=org."""
+    ldap_bind_dn: Base | None = None
+    """The account to bind with; unset: anonymous."""
+    ldap_password: Secret | None = None
+    """Its password."""
+    ldap_password_file: File | None = None
+    """A file with the password in its first line."""
+    ldap_filter: Filter = DEFAULT_FILTER
+    """Which entries to read."""
+    ldap_source: SourceName = DEFAULT_SOURCE
+    """The name of the source."""
+    ldap_mode: Mode = Mode.AUTO
+    """How to read changes: `accesslog`, `syncrepl`, or `auto` for what the server has."""
+    ldap_accesslog_base: Base = DEFAULT_ACCESSLOG_BASE
+    """The entry of the accesslog."""
+    ldap_tls_ca: File | None = None
+    """The certificate authority of the directory (PEM); unset: those of the system."""
+    ldap_starttls: bool = False
+    """Whether to use StartTLS on an ldap:// connection."""
+    ldap: tuple[LdapTable, ...] = ()
+    """Several directories, as `[[ldap]]` tables of the file."""
     metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """The address of the metrics port of processes other than the API."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
@@ -269,7 +297,7 @@ class Settings(BaseSettings):
     """The format of log lines."""
     log_level: LogLevel = LogLevel.WARNING
     """The lowest level that is logged."""
-    otel_endpoint: Annotated[str, _validated_by(check_collector)] | None = None
+    otel_endpoint: Annotated[str, validated_by(check_collector)] | None = None
     """The OpenTelemetry collector (OTLP over HTTP) for traces."""
 
     @classmethod
@@ -394,5 +422,20 @@ def _explain(error: ValidationError, flags: Mapping[str, object], path: Path) ->
             f"unknown key {key!r}{value} in {origin}",
             fix=f"did you mean {near[0]!r}?" if near else f"the keys are {known}",
         )
+    if key == "ldap" and len(first["loc"]) > 1:
+        return _explain_table(first, origin)
     value = "" if key in _SECRET else f" {first['input']!r}"
     return InvalidConfig(f"invalid {where}{value} from {origin}", fix=first["msg"].removeprefix("Value error, "))
+
+
+def _explain_table(first: "ErrorDetails", origin: str) -> InvalidConfig:
+    """Explain an error in a `[[ldap]]` table, without its value, which may be a password."""
+    where = f"[[ldap]] table {int(first['loc'][1]) + 1} from {origin}"
+    name = str(first["loc"][2]) if len(first["loc"]) > 2 else ""
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, list(LdapTable.model_fields), n=1)
+        known = f"the keys are {', '.join(LdapTable.model_fields)}"
+        return InvalidConfig(f"unknown key {name!r} in {where}", fix=f"did you mean {near[0]!r}?" if near else known)
+    if first["type"] == "missing":
+        return InvalidConfig(f"no {name!r} in {where}", fix=f"add {name!r}")
+    return InvalidConfig(f"invalid {name or 'table'} in {where}", fix=first["msg"].removeprefix("Value error, "))

@@ -31,6 +31,8 @@ from purveyor.queues.status_board import STATUS
 
 IMPORTS: Final = "imports"
 """The bucket of the ledgers of imports."""
+SOURCES_BUCKET: Final = "sources"
+"""The bucket of the states and leases of sources that follow a directory."""
 CREDENTIALS: Final = "credentials"
 """The bucket of passwords and tokens."""
 
@@ -50,7 +52,17 @@ PUSH: Final = "push"
 STAGES: Final = "stages"
 
 _API: Final = "$JS.API."
-_BUCKETS: Final = (SUBSCRIPTIONS, ACKNOWLEDGED, CREDENTIALS, IMPORTS, MIGRATIONS, STATUS, TOPICS, PUSH_ATTEMPTS)
+_BUCKETS: Final = (
+    SUBSCRIPTIONS,
+    ACKNOWLEDGED,
+    CREDENTIALS,
+    IMPORTS,
+    MIGRATIONS,
+    STATUS,
+    TOPICS,
+    PUSH_ATTEMPTS,
+    SOURCES_BUCKET,
+)
 _MIGRATION_LOOKUP: Final = (
     f"{_API}STREAM.NAMES",
     *(f"{_API}{request}.KV_{MIGRATIONS}" for request in ("STREAM.INFO", "STREAM.MSG.GET")),
@@ -134,7 +146,7 @@ def stages_user(*subscriptions: str) -> Permissions:
 def _sources() -> Permissions:
     return Permissions(
         user=SOURCES,
-        purpose="reads directories into the queue ldif",
+        purpose="reads and follows directories into the queue ldif",
         publish=(
             "ldif.>",
             f"dead-letters.{SOURCES}",
@@ -143,6 +155,11 @@ def _sources() -> Permissions:
             *_api_subjects(LDIF.stream, "STREAM.MSG.GET"),
             *_api_subjects(_bucket_stream(IMPORTS), "STREAM.CREATE", "STREAM.MSG.GET"),
             f"$KV.{IMPORTS}.>",
+            f"$KV.{SOURCES_BUCKET}.>",
+            f"$KV.{STATUS}.source.>",
+            *_bucket_subjects(SOURCES_BUCKET),
+            *_bucket_subjects(STATUS),
+            *_api_subjects(f"{_bucket_stream(SOURCES_BUCKET)}.*", *_CONSUME_REQUESTS),
             *_MIGRATION_LOOKUP,
         ),
     )
@@ -176,7 +193,11 @@ def _pipeline() -> Permissions:
         ),
         publish_denied=(
             *_destructive_subjects(),
-            *(subject for name in (CREDENTIALS, IMPORTS) for subject in _access_subjects(_bucket_stream(name))),
+            *(
+                subject
+                for name in (CREDENTIALS, IMPORTS, SOURCES_BUCKET)
+                for subject in _access_subjects(_bucket_stream(name))
+            ),
         ),
         listen=("$JS.EVENT.ADVISORY.API",),  # reports that the deletion of a migrated stream is complete
     )
@@ -217,7 +238,7 @@ def _api() -> Permissions:
             *_destructive_subjects(),
             *(subject for stream in unread for subject in _api_subjects(stream, "STREAM.MSG.GET", "DIRECT.GET")),
             *(subject for stream in unread for subject in _api_subjects(stream, "STREAM.MSG.DELETE")),
-            *_access_subjects(_bucket_stream(IMPORTS)),
+            *(subject for name in (IMPORTS, SOURCES_BUCKET) for subject in _access_subjects(_bucket_stream(name))),
         ),
         # It waits for messages of any subscription. Not `*.*`, which also matches subjects of `$JS.>`.
         listen=("*.main", "*.prefill", f"$KV.{ACKNOWLEDGED}.*"),
@@ -249,7 +270,11 @@ def _push() -> Permissions:
             *_destructive_subjects(),
             *(subject for stream in unread for subject in _api_subjects(stream, "STREAM.MSG.GET", "DIRECT.GET")),
             *(subject for stream in unread for subject in _api_subjects(stream, "STREAM.MSG.DELETE")),
-            *(subject for name in (CREDENTIALS, IMPORTS, TOPICS) for subject in _access_subjects(_bucket_stream(name))),
+            *(
+                subject
+                for name in (CREDENTIALS, IMPORTS, SOURCES_BUCKET, TOPICS)
+                for subject in _access_subjects(_bucket_stream(name))
+            ),
         ),
         listen=("*.main", "*.prefill", f"$KV.{ACKNOWLEDGED}.*"),
     )

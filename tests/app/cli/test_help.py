@@ -11,10 +11,11 @@ from tests.support.command_line import PROGRAM, Cli, invoke
 SUBCOMMANDS = {
     "up": [],
     "demo": [],
-    "serve": ["nats", "api", "pipeline"],
+    "serve": ["nats", "api", "pipeline", "ldap"],
     "stream": ["add", "edit", "ls", "info", "get", "purge", "seal", "rm"],
     "consumer": ["add", "ls", "info", "next", "pause", "resume", "rm", "samples"],
     "import": [],
+    "source": ["list", "show", "refresh"],
     "publish": [],
     "next": [],
     "ack": [],

@@ -13,6 +13,10 @@ from purveyor.delivery.pull import open_pull
 from purveyor.jetstream.address import Address
 from purveyor.queues.catalogue import endpoint_queue
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.status_board import write_notice
+from purveyor.sources.ldap.directory import Directory
+from purveyor.sources.ldap.source_status import SourceStatus
+from purveyor.sources.ldap.source_store import SourceStore
 from tests.support.command_line import Cli
 
 Make = Callable[[Cli, Address, str], None]
@@ -67,6 +71,18 @@ def add_endpoint(cli: Cli, address: Address, name: str) -> None:
     on_server(address, ensure)
 
 
+def add_source(cli: Cli, address: Address, name: str) -> None:
+    async def take(queues: Queues) -> None:
+        taken = await (await SourceStore.open(queues)).take(name)
+        assert taken is not None
+        status = SourceStatus(Directory(uri="ldap://a", base="dc=a", source=name))
+        status.begin_refresh()
+        status.end_refresh()
+        await write_notice(queues, status.key, status.to_json())
+
+    on_server(address, take)
+
+
 def is_of(name: str) -> Callable[[Any], bool]:
     return lambda item: any(str(value).startswith((name, f"{name}.")) for value in item.values())
 
@@ -78,6 +94,7 @@ LISTINGS: dict[str, tuple[Make, tuple[str, ...], Callable[[Any], tuple[str, ...]
     "schema": (add_topic, (), lambda item: (item["name"],)),
     "subscription": (add_subscription, (), lambda item: (item["name"],)),
     "dlq": (add_dead_letter, ("--subscription", "NAME"), lambda item: (str(item["id"]),)),
+    "source": (add_source, (), lambda item: (item["source"],)),
     "stages": (add_endpoint, (), lambda item: (item["endpoint"],)),
     "queues": (nothing, (), None),
 }

@@ -12,6 +12,7 @@ from purveyor.app.console.alerts import Kind, Level
 from purveyor.app.console.flow_graph import Flow, build_flow
 from purveyor.app.console.html import MAX_MEMBERS
 from purveyor.app.console.html import alerts as alerts_html
+from purveyor.app.console.pages.overview import sources_table
 from purveyor.app.console.snapshot import (
     PipelineSnapshot,
     QueueKind,
@@ -25,6 +26,7 @@ from purveyor.delivery.push.push_reports import EndpointFailure, PushProblem
 from purveyor.model.control_events import JobKind, job_id
 from purveyor.model.delivery_policy import Push
 from purveyor.model.registration import DispatchState, PrefillState, PrefillStatus, RecordState, Suspension
+from purveyor.sources.ldap.source_status import SourceReport
 from tests.app.console.worlds import NOW, PARTS, PIPELINE, flow_of, only, registered, unreadable, waiting, world
 
 
@@ -61,6 +63,33 @@ def test_a_failing_endpoint_is_red_with_its_cause_and_fitting_advice(
     alert = only(flow_of(expiring, seen_for=1.0))
     assert (alert.level, failure.reason in alert.title, advice in alert.next) == (Level.STUCK, True, True)
     assert "the first in 3 min" in alert.reason, "and the messages that expire because of it"
+
+
+@pytest.mark.parametrize(
+    ("values", "is_silent", "words"),
+    [
+        ({"state": "failed", "error": "the password is wrong", "fix": "set it"}, False, "the password is wrong"),
+        ({"state": "following"}, True, "has not reported for"),
+    ],
+)
+def test_a_source_that_does_not_follow_its_directory_is_a_warning(
+    values: dict[str, str], is_silent: bool, words: str
+) -> None:
+    report = SourceReport(source="people", values=values, at=NOW - timedelta(seconds=60), is_silent=is_silent)
+    alert = only(flow_of(world(sources=(report,))))
+    assert (alert.about, alert.level, alert.kind) == ("source:people", Level.WARNING, Kind.SOURCE_STOPPED)
+    assert words in alert.reason
+
+
+def test_the_overview_shows_the_directories() -> None:
+    values = {"state": "following", "base": "dc=<b>", "uri": "ldap://a", "entries": 1234, "lag_seconds": 0.004}
+    values |= {"mode": "syncrepl", "last_change": (NOW - timedelta(seconds=30)).isoformat()}
+    report = SourceReport(source="people", values=values, at=NOW)
+    shown = sources_table(world(sources=(report,)))
+    assert not flow_of(world(sources=(report,))).alerts
+    for words in ("people", "dc=&lt;b&gt;", "following", "30 s ago", "4 ms"):
+        assert words in shown
+    assert sources_table(world(sources=(SourceReport(source="x", values={}, at=None),)))
 
 
 def test_while_the_server_is_unreachable_there_is_only_that_alert() -> None:

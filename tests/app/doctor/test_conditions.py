@@ -23,6 +23,7 @@ from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.catalogue import incoming, subscription_queue
 from purveyor.queues.registry import Registered, Snapshot
 from purveyor.queues.unread import Backlog
+from purveyor.sources.ldap.source_status import SourceReport
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HERE = socket.gethostname()
@@ -243,3 +244,22 @@ def test_subscriptions_that_get_nothing_are_found() -> None:
     unpushed = only(observed(subscription("hook", pushed=True), queues=(queue("hook", 5, 400),)))
     assert "no push worker reports a problem" in unpushed.fact
     assert only(observed(subscription(state=RecordState.DELETING))).weight is Weight.WARNING
+
+
+@pytest.mark.parametrize(
+    ("values", "is_silent", "weight", "words"),
+    [
+        ({"state": "following", "mode": "syncrepl", "entries": 1234}, False, Weight.OK, "by syncrepl, 1,234 entries"),
+        ({"state": "standby"}, False, Weight.OK, "people is standby"),
+        ({"state": "failed", "error": "wrong password", "fix": "set it"}, False, Weight.WARNING, "cannot follow"),
+        ({"state": "following"}, True, Weight.WRONG, "has not reported for 60 s"),
+    ],
+)
+def test_a_source_is_wrong_only_if_its_process_is_gone(
+    values: dict[str, Any], is_silent: bool, weight: Weight, words: str
+) -> None:
+    source = SourceReport(source="people", values=values, at=ago(60), is_silent=is_silent)
+    (found,) = [each for each in judge(observed(sources=[source])) if each.about == "sources"]
+    assert found.weight is weight
+    assert words in found.fact
+    assert "wrong password" not in found.fact

@@ -11,6 +11,7 @@ from purveyor.app.cli.render import format_table
 from purveyor.app.doctor.api_checks import check_api
 from purveyor.app.doctor.deployment_checks import AskApi, check_pipeline, check_server
 from purveyor.app.doctor.machine_checks import Finding, Weight, check_machine, is_wrong
+from purveyor.app.ldap_settings import has_directories
 from purveyor.app.settings import Settings
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError
@@ -23,7 +24,7 @@ _MAX_PATIENCE_SECONDS = 5.0
 
 @app.command("doctor", epilog=examples("purveyor doctor", "purveyor --data-dir ./data doctor --json"))
 def doctor(ctx: typer.Context, as_json: JsonFlag = False) -> None:
-    """Check the machine, the NATS server, checkpoints, and whether the parts and the subscriptions make progress.
+    """Check the machine, NATS, directories and checkpoints, and whether parts and subscriptions make progress.
 
     A process that exists is not enough: doctor asks the API at the address where it really listens, and compares the
     positions of the pipeline and the age of backlogs with the time.
@@ -34,6 +35,7 @@ def doctor(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     cli = Cli.of(ctx, as_json)
     settings = cli.settings()
     findings = [*check_machine(settings), *check_api(settings), *asyncio.run(_server(cli, settings))]
+    findings += asyncio.run(_directories(settings))
     findings += check_pipeline(settings, _api_asker(cli))
     if cli.json:
         write_json({"wrong": is_wrong(findings), "findings": findings}, indent=2)
@@ -49,6 +51,14 @@ async def _server(cli: Cli, settings: Settings) -> list[Finding]:
         return cli.address(component)
 
     return [finding async for finding in check_server(settings, find, patience_seconds=_patience(cli))]
+
+
+async def _directories(settings: Settings) -> list[Finding]:
+    if not has_directories(settings):
+        return []
+    from purveyor.app.doctor.ldap_checks import check_directories  # noqa: PLC0415 - most installations have none
+
+    return [finding async for finding in check_directories(settings)]
 
 
 def _api_asker(cli: Cli) -> AskApi | None:

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stream": ("purveyor.app.cli.stream", "Add, show, edit, purge, seal and remove streams."),
     "consumer": ("purveyor.app.cli.consumer", "Add, show, read, pause and remove consumers."),
     "import": ("purveyor.app.cli.import_ldif", "Import LDIF files, each record once."),
+    "source": ("purveyor.app.cli.source", "Show the sources that follow directories, and refresh one."),
     "publish": ("purveyor.app.cli.publish", "Publish one event or many, and print their positions."),
     "next": ("purveyor.app.cli.consume:next_app", "Get the next messages of a subscription."),
     "ack": ("purveyor.app.cli.consume:ack_app", "Acknowledge messages of a subscription."),

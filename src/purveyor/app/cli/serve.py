@@ -14,6 +14,7 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import StatusPrinter, write_note
+from purveyor.app.cli.serve_ldap import ldap
 from purveyor.app.cli.serve_pipeline import pipeline
 from purveyor.app.process_setup import event_loop_factory, freeze_imports, private_umask, restrict_permissions
 from purveyor.app.running_parts import API, NATS, PUSH, announce
@@ -351,3 +352,12 @@ app.command(
         "purveyor serve pipeline --parts dispatch --group backup",
     ),
 )(pipeline)
+app.command(
+    "ldap",
+    epilog=examples(
+        "purveyor serve ldap --uri ldap://localhost --base dc=example,dc=org --bind-dn cn=reader,dc=example,dc=org"
+        " --password-file reader.password",
+        "purveyor serve ldap --uri ldaps://ldap.example --base dc=example,dc=org --tls-ca ca.pem --source people",
+        "purveyor --config purveyor.toml serve ldap --json",
+    ),
+)(ldap)

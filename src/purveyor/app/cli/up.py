@@ -9,6 +9,7 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import StatusPrinter
+from purveyor.app.ldap_settings import find_directories, has_directories
 from purveyor.app.process_setup import private_umask, restrict_permissions
 from purveyor.app.settings import Settings
 from purveyor.app.up.supervisor import ALL, LOG, PartEvent, Supervisor, UpOptions, hold_data_dir, make_parts
@@ -40,6 +41,8 @@ def up(
 ) -> None:
     """Run all parts on this machine: the NATS server (unless one is set), the pipeline, push and the HTTP API.
 
+    If the settings name directories (PURVEYOR_LDAP_URI, or `[[ldap]]` tables), `up` follows them as well.
+
     Each part prints a line with its address when it is ready, and each line begins with its time (UTC). `up` restarts a
     part that dies. Ctrl-C or SIGTERM stops the API, then push and the pipeline, and the NATS server last; a second
     Ctrl-C stops all at once. Passwords that are not set are generated into files of the data directory that only their
@@ -51,8 +54,10 @@ def up(
     options = UpOptions(
         options=_root_options(cli),
         with_nats=settings.nats_url is None,
+        with_ldap=has_directories(settings),
         pipeline=(*(() if master is None else ("--master", master)), *_metrics_port(settings, 0)),
         push=_metrics_port(settings, 1),
+        ldap=_metrics_port(settings, 2),
         api=tuple(word for flag, value in flags.items() if value is not None for word in (flag, str(value))),
     )
     require_extras("`purveyor up`", "spark")
@@ -121,6 +126,7 @@ def _check_settings(settings: Settings) -> None:
 
     check_tls(settings.api_tls_cert, settings.api_tls_key)
     check_logins(settings)
+    find_directories(settings)
     if settings.nats_address is None and settings.nats_server_tls is not None:
         settings.nats_server_tls.client.context()
 

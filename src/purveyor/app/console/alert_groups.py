@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from purveyor.app.console.alerts import Alert, Kind, Level, pipeline_alerts, queue_alerts, server_alerts
+from purveyor.app.console.alerts import Alert, Kind, Level, pipeline_alerts, queue_alerts, server_alerts, source_alerts
 from purveyor.app.console.formatting import format_number
 from purveyor.app.console.snapshot import SystemSnapshot
 from purveyor.app.console.subscription_alerts import subscription_alerts
@@ -15,6 +15,7 @@ _OF_MANY: Final = {
     Kind.PART_MISSING: "{} parts of the pipeline do not run",
     Kind.PART_FAILS: "{} parts of the pipeline fail",
     Kind.PART_STILL: "{} parts of the pipeline do not move",
+    Kind.SOURCE_STOPPED: "{} sources do not follow their directories",
     Kind.SUSPENDED: "{} subscriptions are suspended",
     Kind.UNREADABLE: "{} subscriptions have unreadable records",
     Kind.NOT_PUSHED: "{} subscriptions are not pushed",
@@ -64,6 +65,7 @@ def all_alerts(snapshot: SystemSnapshot, history: History) -> Iterator[Alert]:
         yield from server_alerts(snapshot)
         return
     yield from pipeline_alerts(snapshot, history)
+    yield from source_alerts(snapshot)
     yield from queue_alerts(snapshot, history)
     yield from subscription_alerts(snapshot, history)
 

@@ -46,18 +46,19 @@ class Kind(IntEnum):
     PART_MISSING = 2
     PART_FAILS = 3
     PART_STILL = 4
-    SUSPENDED = 5
-    UNREADABLE = 6
-    NOT_PUSHED = 7
-    PREFILL_FAILED = 8
-    EXPIRING = 9
-    DEAD_LETTERS = 10
-    NO_CONSUMER = 11
-    INTERRUPTED = 12
-    MIGRATION = 13
-    PREFILL_REQUESTS = 14
-    PAUSED = 15
-    FILLING = 16
+    SOURCE_STOPPED = 5
+    SUSPENDED = 6
+    UNREADABLE = 7
+    NOT_PUSHED = 8
+    PREFILL_FAILED = 9
+    EXPIRING = 10
+    DEAD_LETTERS = 11
+    NO_CONSUMER = 12
+    INTERRUPTED = 13
+    MIGRATION = 14
+    PREFILL_REQUESTS = 15
+    PAUSED = 16
+    FILLING = 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,25 @@ def pipeline_alerts(snapshot: SystemSnapshot, history: History) -> Iterator[Aler
                 next=f"Start it: purveyor serve pipeline --parts {name}",
                 link="/console/pipeline",
             )
+
+
+def source_alerts(snapshot: SystemSnapshot) -> Iterator[Alert]:
+    """Yield alerts about sources that do not follow their directory. What is known already is still delivered."""
+    for source in snapshot.sources:
+        is_failed = source.state == "failed"
+        if not is_failed and not source.is_silent:
+            continue
+        reason = str(source.values.get("error") or "the directory cannot be followed")
+        fix = str(source.values.get("fix") or "does the directory run, and can the source reach it?")
+        seconds = 0.0 if source.at is None else (snapshot.at - source.at).total_seconds()
+        yield Alert(
+            about=f"source:{source.source}",
+            kind=Kind.SOURCE_STOPPED,
+            level=Level.WARNING,
+            title=f"Source {source.source} does not follow its directory",
+            reason=reason if is_failed else f"Its process has not reported for {format_duration(seconds)}",
+            next=fix if is_failed else "Start it: purveyor serve ldap (or purveyor up)",
+        )
 
 
 def _no_pipeline(snapshot: SystemSnapshot, history: History, waiting: int) -> Alert:

@@ -31,6 +31,7 @@ from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.registry import Registered, Unreadable
 from purveyor.queues.status_board import Notice
+from purveyor.sources.ldap.source_status import SourceReport, read_sources
 
 _ARCHIVE: Final = "archive"
 SILENT_SECONDS: Final = 10.0
@@ -138,6 +139,8 @@ class SystemSnapshot:
     unreadable: Mapping[str, Unreadable] = field(default_factory=dict)
     """Subscriptions whose records this version cannot read."""
     pipelines: tuple[PipelineSnapshot, ...] = ()
+    sources: tuple[SourceReport, ...] = ()
+    """The sources that follow directories."""
     push_problems: Mapping[str, PushProblem] = field(default_factory=dict)
     """Why subscriptions are not pushed, by name."""
     dead_letters: Mapping[str, int] = field(default_factory=dict)
@@ -274,6 +277,7 @@ class Collector:
             subscriptions=registered.subscriptions,
             unreadable=registered.unreadable,
             pipelines=tuple(map(pipeline_snapshot, await status_board.read_notices(queues, "pipeline"))),
+            sources=tuple(await read_sources(queues, datetime.now(UTC))),
             push_problems=await read_problems(queues, [*registered.subscriptions.values()]),
             dead_letters=await DeadLetterStore(queues).counts(),
         )

@@ -33,6 +33,7 @@ _UNREAD_SECONDS: Final = 3600.0
 _ABOUT_SUBSCRIPTIONS: Final = "subscriptions"
 _ABOUT_PIPELINE: Final = "pipeline"
 _ABOUT_PUSH: Final = "push"
+_ABOUT_SOURCES: Final = "sources"
 _PROCESSES: Final = {
     _ABOUT_PIPELINE: ("the pipeline", "purveyor serve pipeline"),
     _ABOUT_PUSH: ("the push worker", "purveyor serve push"),
@@ -66,6 +67,7 @@ def judge(seen: Observation, *, group: str = DEFAULT_GROUP, archive_seconds: flo
     """Yield the conditions of a deployment. `archive_seconds` is how long the archive may collect events."""
     yield from _judge_pipelines(seen, group, archive_seconds)
     yield from _judge_push_workers(seen)
+    yield from _judge_sources(seen)
     yield from _judge_subscriptions(seen)
 
 
@@ -211,6 +213,32 @@ def _judge_push_workers(seen: Observation) -> Iterator[Condition]:
             fact=f"no push worker runs, and {_count(len(pushed), 'subscription')} should be pushed",
             fix="start one: `purveyor up`, or `purveyor serve push`",
         )
+
+
+def _judge_sources(seen: Observation) -> Iterator[Condition]:
+    for source in seen.sources:
+        name, values = source.source, source.values
+        entries, mode = values.get("entries"), values.get("mode")
+        if source.is_silent:
+            yield Condition(
+                about=_ABOUT_SOURCES,
+                weight=Weight.WRONG,
+                fact=f"{name} has not reported for {_duration(seen.age_seconds(source.at))}",
+                fix="does its process run? Start it: `purveyor up`, or `purveyor serve ldap`",
+            )
+        elif source.state == "failed":
+            # Not wrong: the source tries again, and everything else works.
+            yield Condition(
+                about=_ABOUT_SOURCES,
+                weight=Weight.WARNING,
+                fact=f"{name} cannot follow its directory since {_clock(_moment(values.get('since')))}",
+                reason=str(values.get("error") or ""),
+                fix=str(values.get("fix") or "does the directory run, and can the source reach it?"),
+            )
+        else:
+            known = f", {entries:,} entries" if isinstance(entries, int) else ""
+            by = f" by {mode}" if mode else ""
+            yield Condition(about=_ABOUT_SOURCES, weight=Weight.OK, fact=f"{name} is {source.state}{by}{known}")
 
 
 def _judge_subscriptions(seen: Observation) -> Iterator[Condition]:

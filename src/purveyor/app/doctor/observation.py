@@ -19,6 +19,7 @@ from purveyor.queues.client import Queues
 from purveyor.queues.registry import Snapshot
 from purveyor.queues.status_board import Notice, read_notices
 from purveyor.queues.unread import Backlog, FirstSeen, read_backlogs
+from purveyor.sources.ldap.source_status import SourceReport, read_sources
 
 PIPELINE: Final = "pipeline"
 PUSH: Final = "push"
@@ -58,6 +59,7 @@ class Observation:
     backlogs: Sequence[Backlog]
     pipelines: Sequence[Report]
     push_workers: Sequence[Report]
+    sources: Sequence[SourceReport] = ()
 
     def age_seconds(self, since: datetime | None) -> float:
         """Return how long ago something was; 0 if it is unknown."""
@@ -75,14 +77,16 @@ async def observe(
     if usages:
         with contextlib.suppress(PermissionDenied, UnknownStream):  # then the clock of this machine has to do
             offset_seconds = await clock_offset_seconds(queues, usages[0].stream) or 0.0
+    now = datetime.now(UTC) + timedelta(seconds=offset_seconds)
     return Observation(
-        at=datetime.now(UTC) + timedelta(seconds=offset_seconds),
+        at=now,
         snapshot=snapshot,
         problems=await read_problems(queues, [*snapshot.subscriptions.values()]),
         usages={usage.stream: usage for usage in usages},
         backlogs=await read_backlogs(queues, usages, first_seen),
         pipelines=[_report(each) for each in await read_notices(queues, PIPELINE)],
         push_workers=[_report(each) for each in await read_notices(queues, PUSH)],
+        sources=await read_sources(queues, now),
     )
 
 

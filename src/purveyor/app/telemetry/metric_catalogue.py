@@ -150,6 +150,30 @@ STAGE_FAILING: Final = MetricInfo(
 DATABASE_UP: Final = MetricInfo(
     "purveyor_database_up", MetricKind.GAUGE, "1 if the database of an application answers", ("app",)
 )
+SOURCE_UP: Final = MetricInfo(
+    "purveyor_source_up",
+    MetricKind.GAUGE,
+    "1 if this process follows the directory of a source; 0 if it stands by or cannot",
+    ("source",),
+)
+SOURCE_ENTRIES: Final = MetricInfo(
+    "purveyor_source_entries", MetricKind.GAUGE, "Entries of the directory of a source, as far as known", ("source",)
+)
+SOURCE_RECORDS: Final = MetricInfo(
+    "purveyor_source_records_total", MetricKind.COUNTER, "Records of a source that the queue has stored", ("source",)
+)
+SOURCE_LAG: Final = MetricInfo(
+    "purveyor_source_lag_seconds",
+    MetricKind.GAUGE,
+    "How long the last change took from the directory into the queue, by the clocks of both",
+    ("source",),
+)
+SOURCE_WAITING: Final = MetricInfo(
+    "purveyor_source_waiting_records",
+    MetricKind.GAUGE,
+    "Records of a source that were read and are not stored yet",
+    ("source",),
+)
 BUILD: Final = MetricInfo("purveyor_build_info", MetricKind.GAUGE, "Always 1; the version is the label", ("version",))
 
 SCRAPED: Final = (
@@ -183,6 +207,11 @@ SCRAPED: Final = (
     OUTBOX,
     STAGE_FAILING,
     DATABASE_UP,
+    SOURCE_UP,
+    SOURCE_ENTRIES,
+    SOURCE_RECORDS,
+    SOURCE_LAG,
+    SOURCE_WAITING,
 )
 
 

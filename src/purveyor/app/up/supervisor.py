@@ -30,6 +30,7 @@ NATS: Final = "NATS"
 PIPELINE: Final = "pipeline"
 API: Final = "API"
 PUSH: Final = "push"
+LDAP: Final = "LDAP"
 _MAX_LINE_BYTES: Final = 1 << 20
 _KEPT_ERROR_LINES: Final = 20
 RESTART_POLICY: Final = RestartPolicy(max_deaths=None, first_pause_seconds=0.5, max_pause_seconds=30.0)
@@ -54,10 +55,12 @@ class UpOptions:
 
     options: tuple[str, ...] = ()
     with_nats: bool = True
+    with_ldap: bool = False
     pipeline: tuple[str, ...] = ()
     push: tuple[str, ...] = ()
     api: tuple[str, ...] = ()
     nats: tuple[str, ...] = ()
+    ldap: tuple[str, ...] = ()
 
 
 def make_parts(options: UpOptions) -> tuple[Part, ...]:
@@ -65,6 +68,8 @@ def make_parts(options: UpOptions) -> tuple[Part, ...]:
 
     >>> [part.name for part in make_parts(UpOptions())]
     ['NATS', 'pipeline', 'push', 'API']
+    >>> [part.name for part in make_parts(UpOptions(with_ldap=True))]
+    ['NATS', 'pipeline', 'LDAP', 'push', 'API']
     """
 
     def command(name: str, *flags: str) -> tuple[str, ...]:
@@ -74,6 +79,7 @@ def make_parts(options: UpOptions) -> tuple[Part, ...]:
     return (
         *((nats,) if options.with_nats else ()),
         Part(PIPELINE, command("pipeline", *options.pipeline), grace_seconds=60),
+        *((Part(LDAP, command("ldap", *options.ldap), grace_seconds=20),) if options.with_ldap else ()),
         Part(PUSH, command("push", *options.push), grace_seconds=20),
         Part(API, command("api", *options.api), grace_seconds=20),
     )

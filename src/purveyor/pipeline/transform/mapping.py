@@ -140,6 +140,12 @@ class Mapping:
     unmatched: Unmatched = Unmatched.DEAD_LETTER
     unmatched_classes: MappingOf[str, Unmatched] = field(default_factory=dict)
 
+    @property
+    def dropped_secrets(self) -> Secrets:
+        """The secrets that no rule shows, so that a source need not store them; none if a rule keeps secrets."""
+        keeps = any(rule.secrets is AttributeHandling.KEEP for rule in self.rules)
+        return Secrets() if keeps else self.secrets
+
     def map(self, entry: Entry) -> MappedObject | Unmatched:
         """Return the object of an entry, or what happens to an entry that is none."""
         classes = object_classes(entry)

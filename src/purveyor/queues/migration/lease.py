@@ -5,9 +5,6 @@ and delete a stream that others have created since. The server has no conditiona
 conditional writes, and it republishes stored messages: the deletion is a message in the bucket, which the server stores
 only if the lease is still at the revision that its holder knows, and republishes as the request to delete. So the
 server refuses a late deletion; no clock decides.
-
-Nor does a lease expire by a clock that two machines would have to share. Its holder renews it while it works; an
-instance that sees it unchanged for long enough, by its own clock, takes it over.
 """
 
 import asyncio
@@ -16,7 +13,6 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
-from typing import TypeAlias
 
 from purveyor.jetstream.api import API_PREFIX, Api
 from purveyor.jetstream.config import to_wire
@@ -35,10 +31,9 @@ from purveyor.model.errors import (
     UnknownStream,
     WrongRevision,
 )
+from purveyor.queues.lease import RENEWALS, HeldLease, SeenRevisions, is_abandoned
 from purveyor.queues.migration.record import deletion_key, lease_key
 
-SeenLeases: TypeAlias = dict[str, tuple[int, float]]
-"""For each queue the revision of its lease, and since when it is unchanged, by the clock of this process."""
 _EXPECTED_ON = f"{EXPECTED_LAST_SUBJECT_SEQUENCE}-Subject"
 _ADVISORIES = "$JS.EVENT.ADVISORY.API"
 _ADVISORY_SECONDS = 2.0
@@ -56,41 +51,17 @@ async def create_bucket(api: Api, replicas: int) -> None:
         await api.request(f"STREAM.CREATE.{RECORDS_STREAM}", config)
 
 
-class Lease:
+class Lease(HeldLease):
     """The right to work on the migration of one queue, while it is held."""
 
     def __init__(self, bucket: Bucket, queue: str, revision: int) -> None:
-        self._bucket = bucket
+        super().__init__(bucket, lease_key(queue), revision, _owner)
         self._queue = queue
-        self._revision = revision
-        self._lost = False
-        self._busy = asyncio.Lock()
 
     def check(self) -> None:
         """Raise LeaseLost if another instance has taken the lease."""
-        if self._lost:
+        if self.is_lost:
             raise LeaseLost(f"another instance continues the migration of {self._queue!r}", fix="wait for it")
-
-    async def keep_renewed(self, every_seconds: float) -> None:
-        """Renew the lease until the task is cancelled or the lease is lost."""
-        while not self._lost:
-            await asyncio.sleep(every_seconds)
-            async with self._busy:
-                await self._renew()
-
-    async def _renew(self) -> None:
-        try:
-            self._revision = await self._bucket.update(lease_key(self._queue), _owner(), self._revision)
-        except WrongRevision:
-            self._lost = True
-        except Unavailable:
-            pass  # the server is away, for the others too
-
-    async def release(self) -> None:
-        """Release the lease, so that the next instance can take it at once."""
-        async with self._busy:
-            with contextlib.suppress(WrongRevision, Unavailable):
-                await self._bucket.delete(lease_key(self._queue), revision=self._revision)
 
     async def delete_stream(self, api: Api, publisher: Publisher, streams: Streams, created: str) -> None:
         """Delete the stream of the queue, if it was created at that time and this lease is still held.
@@ -102,7 +73,7 @@ class Lease:
         try:
             give_up = time.monotonic() + _GIVE_UP_SECONDS
             while await _still_exists(streams, stream, created):
-                async with self._busy:
+                async with self.busy:
                     await self._request_deletion(publisher, stream)
                     await _wait_for_answer(advisories, f"{API_PREFIX}STREAM.DELETE.{stream}")
                 if time.monotonic() > give_up:
@@ -115,7 +86,7 @@ class Lease:
         stream = f"{STREAM_PREFIX}{self._queue}"
         advisories = await api.connection.subscribe(_ADVISORIES)
         try:
-            async with self._busy:
+            async with self.busy:
                 await self._request_deletion(publisher, stream)
                 await _wait_for_answer(advisories, f"{API_PREFIX}STREAM.DELETE.{stream}")
         finally:
@@ -124,14 +95,14 @@ class Lease:
     async def _request_deletion(self, publisher: Publisher, stream: str) -> None:
         self.check()
         condition = {
-            EXPECTED_LAST_SUBJECT_SEQUENCE: str(self._revision),
+            EXPECTED_LAST_SUBJECT_SEQUENCE: str(self.revision),
             _EXPECTED_ON: key_subject(lease_key(self._queue)),
         }
         subject, expect = key_subject(deletion_key(stream)), Expect(stream=RECORDS_STREAM)
         try:
             await publisher.publish(subject, headers=condition, msg_id=uuid.uuid4().hex, expect=expect)
         except WrongRevision:
-            self._lost = True
+            self.lose()
             self.check()
 
 
@@ -155,10 +126,10 @@ class Leases:
     pipeline does, would otherwise never see a lease unchanged for long enough.
     """
 
-    def __init__(self, bucket: Bucket, lease_seconds: float, seen: "SeenLeases | None" = None) -> None:
+    def __init__(self, bucket: Bucket, lease_seconds: float, seen: SeenRevisions | None = None) -> None:
         self._bucket = bucket
         self._seconds = lease_seconds
-        self._seen: SeenLeases = {} if seen is None else seen
+        self._seen: SeenRevisions = {} if seen is None else seen
 
     @contextlib.asynccontextmanager
     async def hold(self, queue: str) -> AsyncIterator[Lease | None]:
@@ -168,7 +139,7 @@ class Leases:
             yield None
             return
         lease = Lease(self._bucket, queue, revision)
-        renewal = asyncio.create_task(lease.keep_renewed(self._seconds / 4))
+        renewal = asyncio.create_task(lease.keep_renewed(self._seconds / RENEWALS))
         try:
             yield lease
         finally:
@@ -200,11 +171,7 @@ class Leases:
         return self._is_abandoned(queue, found.revision)
 
     def _is_abandoned(self, queue: str, now: int) -> bool:
-        revision, since = self._seen.get(queue, (0, 0.0))
-        if revision != now:
-            self._seen[queue] = (now, time.monotonic())
-            return False
-        return time.monotonic() - since >= self._seconds
+        return is_abandoned(self._seen, queue, now, self._seconds)
 
 
 def _owner() -> bytes:

@@ -27,6 +27,7 @@ from purveyor.model.errors import (
     WrongRevision,
 )
 from purveyor.queues.catalogue import DEAD_LETTERS, Queue, find_keepers
+from purveyor.queues.lease import SeenRevisions
 from purveyor.queues.migration import recreate
 from purveyor.queues.migration.drain import (
     SHARED_DURABLE,
@@ -48,7 +49,7 @@ from purveyor.queues.migration.events import (
     StreamDraining,
     StreamSealed,
 )
-from purveyor.queues.migration.lease import Lease, Leases, SeenLeases, create_bucket
+from purveyor.queues.migration.lease import Lease, Leases, create_bucket
 from purveyor.queues.migration.plan import LiveQueue, Plan, Strategy, plan_queue
 from purveyor.queues.migration.record import QueueStatus, Record, position_key
 from purveyor.queues.migration.recreate import (
@@ -62,7 +63,7 @@ from purveyor.queues.migration.snapshot import Snapshots
 _ATTEMPTS = 20
 _REPORT_INTERVAL_SECONDS = 5.0
 _POLL_INTERVAL_SECONDS = 0.2
-_SEEN_LEASES: dict[tuple[str, ...], SeenLeases] = {}
+_SEEN_LEASES: dict[tuple[str, ...], SeenRevisions] = {}
 """The leases that this process has seen, by server: they outlive a connection."""
 
 

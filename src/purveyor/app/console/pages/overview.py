@@ -38,6 +38,7 @@ def install_overview(console: Console) -> None:
         with page_frame(console, "/", "Overview", "Every change, to every subscriber, in order, once.") as page:
             alerts = LiveHtml()
             numbers = LiveHtml()
+            directories = LiveHtml()
             with card("The flow", "Each arrow shows its rate, the waiting messages, and the age of the oldest one."):
                 drawn, ways = LiveHtml(), LiveHtml(classes="live ways")
 
@@ -45,6 +46,7 @@ def install_overview(console: Console) -> None:
             flow = build_flow(snapshot, console.collector.history)
             alerts.show(html.alerts(flow.alerts))
             numbers.show(key_numbers(snapshot, console.collector.history))
+            directories.show(sources_table(snapshot) if snapshot.sources else "")
             drawn.show(render_svg(flow))
             ways.show(as_list(flow))
 
@@ -85,6 +87,38 @@ def key_numbers(snapshot: SystemSnapshot, history: History) -> str:
     )
 
 
+def sources_table(snapshot: SystemSnapshot) -> str:
+    """Return the sources that follow directories as a table."""
+    heads = (
+        TableColumn("Directory"),
+        TableColumn("State"),
+        TableColumn("Mode"),
+        TableColumn("Entries", numeric=True),
+        TableColumn("Last change"),
+        TableColumn("Lag", numeric=True, hint="How long the last change took into the queue"),
+        TableColumn("Last error", shape="prose"),
+    )
+    rows = []
+    for source in snapshot.sources:
+        values = source.values
+        level = _SOURCE_STATES.get(source.state, Level.NOTE)
+        lag, changed = values.get("lag_seconds"), source.last_change
+        rows.append(
+            (
+                f"{source.source}: {values.get('base')} at {values.get('uri')}",
+                html.badge(source.state, level),
+                values.get("mode"),
+                format_number(values["entries"]) if isinstance(values.get("entries"), int) else None,
+                None
+                if changed is None
+                else f"{format_duration(max((snapshot.at - changed).total_seconds(), 0.0))} ago",
+                format_milliseconds(int(lag * 1000)) if isinstance(lag, int | float) else None,
+                values.get("error"),
+            )
+        )
+    return html.table(heads, rows, label="Directories")
+
+
 def as_list(flow: Flow) -> str:
     """Return the arrows as a table, for narrow screens."""
     heads = (
@@ -105,6 +139,13 @@ def as_list(flow: Flow) -> str:
     return html.table(heads, rows, label="The flow", stays=True)
 
 
+_SOURCE_STATES = {
+    "following": Level.FINE,
+    "refreshing": Level.FINE,
+    "standby": Level.FINE,
+    "failed": Level.WARNING,
+    "silent": Level.WARNING,
+}
 _CHART_SECONDS = 10.0
 _STATES = {"running": Level.FINE, "starting": Level.NOTE, "waiting": Level.STUCK, "failed": Level.STUCK}
 _PARTS = ("transform", "dispatch", "archive")
