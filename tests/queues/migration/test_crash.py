@@ -127,8 +127,8 @@ async def test_one_that_slept_through_its_lease_deletes_nothing(queues: Queues, 
     old = str((await queues.streams.raw_info(stream))["created"])
     async with asleep.hold(unique) as held:
         assert held is not None
-        stale = Lease(bucket, unique, held._revision)  # as it was before it fell asleep, and never renewed since
-        held._lost = True
+        stale = Lease(bucket, unique, held.revision)  # as it was before it fell asleep, and never renewed since
+        held.lose()
         await until(lambda: _takes_over(awake, queues, unique, old), what="a lease that runs out")
     await publish(queues, unique, 1, 3)
     new = str((await queues.streams.raw_info(stream))["created"])

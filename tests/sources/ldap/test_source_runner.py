@@ -96,7 +96,7 @@ async def test_a_restarted_slapd_is_followed_again(queues: Queues, slapd: Slapd,
         assert copy.refreshes[0] is True
         assert not any(copy.refreshes[1:])
         await until(lambda: runner.status.error is None)
-    assert "trouble" in harness.event_names()
+    assert "problem" in harness.event_names()
 
 
 async def test_a_full_refresh_follows_when_an_operator_deletes_the_cookie(

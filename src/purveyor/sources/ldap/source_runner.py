@@ -273,7 +273,7 @@ class SourceRunner:
         self.status.fail(message, fix)
         if message != self._reported_error:
             self._reported_error = message
-            event = "trouble" if self.ready.is_set() else "waiting"
+            event = "problem" if self.ready.is_set() else "waiting"
             self._event(event, f"{message}{f'; {fix}' if fix else ''}", error=message, fix=fix)
 
     def _event(self, event: str, detail: str, **fields: object) -> None:
