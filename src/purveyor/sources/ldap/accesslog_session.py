@@ -98,7 +98,7 @@ class AccesslogSession:
             await self._follow_log(client, cookie, check_cookie=True)
 
     async def _follow_log(self, client: LdapClient, cookie: str | None, *, check_cookie: bool) -> None:
-        log, options = self._directory.accesslog_base, FollowOptions(check_cookie=check_cookie)
+        log, options = self._directory.accesslog_base, FollowOptions(check_cookie=check_cookie, repeat_last=False)
         async for changes in client.follow_batches(log, WRITES_FILTER, cookie, options=options):
             for change in changes:
                 await self._receive(change)
