@@ -365,7 +365,8 @@ class Connection:
         if self.connected:
             with contextlib.suppress(PurveyorError):
                 await self.flush()
-        with contextlib.suppress(RuntimeError):  # uvloop raises it for a transport whose server is gone
+        # The server is gone: uvloop raises RuntimeError, and unsent data raises ConnectionError.
+        with contextlib.suppress(RuntimeError, ConnectionError):
             await self._client.close()
 
     async def __aenter__(self) -> Self:
