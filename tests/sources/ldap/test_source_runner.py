@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from purveyor.jetstream.server.server_checks import free_port
-from purveyor.queues.catalogue import DEAD_LETTERS
+from purveyor.queues.catalogue import DEAD_LETTERS, LDIF
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.status_board import Notice, read_notices
 from purveyor.sources.ldap.source_status import SourceActivity
@@ -300,6 +300,27 @@ async def test_changes_during_an_outage_of_the_nats_server_arrive_after_it(
             harness.address = server.address
             await harness.until_copy(has(*(f"p{number}" for number in range(20))))
             await until(lambda: runner.status.activity is SourceActivity.FOLLOWING)
+
+
+async def test_records_whose_outcome_stays_unknown_come_in_a_refresh_of_another_epoch(
+    own_server: OwnServer, slapd: Slapd, unique: str, tmp_path: Path
+) -> None:
+    server = own_server(directory=tmp_path / "store")
+    async with connect(server.address) as queues:
+        harness = SourceHarness.of(queues, slapd, unique)
+        await queues.ensure(LDIF)
+        await queues.streams.update(LDIF.stream, {"duplicate_window": timedelta(seconds=1)})
+        async with harness.running() as runner:
+            await until(lambda: runner.status.activity is SourceActivity.FOLLOWING)
+            before = runner.status.epoch or 0
+            server.stop()
+            add_person(slapd, "anna")
+            await until(lambda: any("has not confirmed records" in text for _, text in harness.events))
+            server = own_server(directory=tmp_path / "store")
+            harness.address = server.address
+            copy = await harness.until_copy(has("anna"))
+        assert copy.epoch > before
+        assert len(copy.refreshes) > 1
 
 
 async def test_a_nats_server_that_is_back_at_another_port_is_found(
