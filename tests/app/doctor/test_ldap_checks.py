@@ -5,6 +5,7 @@ import pytest
 from purveyor.app.doctor.ldap_checks import check_directories
 from purveyor.app.doctor.machine_checks import Finding, Weight
 from purveyor.app.settings import load
+from tests.support.command_line import invoke
 from tests.support.slapd import (
     LIMITED_DN,
     LIMITED_PASSWORD,
@@ -44,6 +45,14 @@ async def test_a_directory_that_can_be_followed_has_nothing_wrong(
     assert texts(found, Weight.WRONG) + texts(found, Weight.WARNING) == ""
     assert "syncprov sends 3 entries" in texts(found, Weight.OK)
     assert "followed by syncrepl" in texts(found, Weight.NOTE)
+
+
+def test_doctor_checks_the_directories_of_the_settings(slapd: Slapd, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"uri": slapd.uri, "base": SUFFIX, "bind_dn": READER_DN, "password": READER_PASSWORD, "source": "people"}
+    for key, value in given.items():
+        monkeypatch.setenv(f"PURVEYOR_LDAP_{key.upper()}", value)
+    findings = invoke("doctor", "--json").json["findings"]
+    assert {"ok", "note"} == {each["weight"] for each in findings if each["about"] == "ldap people"}
 
 
 async def test_an_account_with_a_size_limit_is_wrong(slapd: Slapd, monkeypatch: pytest.MonkeyPatch) -> None:

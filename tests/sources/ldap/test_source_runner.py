@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from purveyor.jetstream.server.server_checks import free_port
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.status_board import Notice, read_notices
 from purveyor.sources.ldap.source_status import SourceActivity
 from purveyor.sources.ldap.source_store import SourceStore
 from tests.support.nats_servers import FAST, OwnServer
@@ -241,8 +243,21 @@ async def test_a_wrong_password_is_reported_with_what_to_do(queues: Queues, slap
         await until(lambda: runner.status.error)
         assert runner.status.activity is SourceActivity.FAILED
         assert runner.status.fix == "check the bind DN and the password"
+        # The error stays on the status board while the source waits for its next attempt.
+        key = runner.status.key
+        first = await until(lambda: read_notice(queues, key))
+        later = await until(lambda: read_notice(queues, key, after=first.at))
+        assert (later.value["state"], later.value["fix"]) == ("failed", runner.status.fix)
     assert "not-this-one" not in str(harness.events)
     assert await harness.records() == []
+
+
+async def read_notice(queues: Queues, key: str, after: datetime | None = None) -> Notice | None:
+    """Return the notice of a failed source, if it was written after a time."""
+    for each in await read_notices(queues, "source"):
+        if each.key == key and each.at is not None and each.value["state"] == "failed":
+            return each if after is None or each.at > after else None
+    return None
 
 
 async def test_a_server_without_syncprov_is_reported_by_the_name_of_the_overlay(

@@ -72,24 +72,27 @@ class SourceRunner:
         self._secrets = SecretFilter(options.is_secret)
         self._seen: SeenRevisions = {}
         self._reported_error = ""
+        self._records_at_failure = 0
+        self._transient, self._refused = RetryDelays(_UNAVAILABLE_BACKOFF), RetryDelays(_REFUSED_BACKOFF)
+        self._changed = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the directory until `stop`."""
-        transient, refused = RetryDelays(_UNAVAILABLE_BACKOFF), RetryDelays(_REFUSED_BACKOFF)
         while not stop.is_set():
-            before = self.status.records
             try:
                 await self._run_once(stop)
-            except (RefreshRequested, LeaseLost) as error:
-                self._event("released", error.message)
             except Exception as error:  # noqa: BLE001 - the other directories of the process go on
-                if self.status.records > before:
-                    transient.reset()
-                    refused.reset()
-                retryable = isinstance(error, PurveyorError) and error.retryable
-                self._fail(error)
-                await _wait(stop, (transient if retryable else refused).next_seconds(jitter=random_jitter()))
+                await self._pause_after(error, stop)
         self.status.enter(SourceActivity.STOPPED)
+
+    async def _pause_after(self, error: Exception, stop: asyncio.Event) -> None:
+        if self.status.records > self._records_at_failure:
+            self._transient.reset()
+            self._refused.reset()
+        self._records_at_failure = self.status.records
+        self._fail(error)
+        delays = self._transient if isinstance(error, PurveyorError) and error.retryable else self._refused
+        await _wait(stop, delays.next_seconds(jitter=random_jitter()))
 
     async def _run_once(self, stop: asyncio.Event) -> None:
         options, name = self._options, f"purveyor-{self.directory.source}"
@@ -117,9 +120,19 @@ class SourceRunner:
                             await delete_notice(queues, self.status.key, replicas=options.replicas)
 
     async def _work(self, queues: Queues, store: SourceStore, stop: asyncio.Event) -> None:
-        taken = await self._take(store, stop)
-        if taken is not None:
-            await self._run_taken(queues, store, taken, stop)
+        """Follow the directory again and again while the NATS server is there; meanwhile the status is posted."""
+        while not stop.is_set():
+            taken = await self._take(store, stop)
+            if taken is None:
+                return
+            try:
+                await self._run_taken(queues, store, taken, stop)
+            except (RefreshRequested, LeaseLost) as error:
+                self._event("released", error.message)
+            except Exception as error:
+                if not queues.connection.connected:
+                    raise
+                await self._pause_after(error, stop)
 
     async def _watch_server(self, queues: Queues, address: Address) -> None:
         """Report that the NATS server is away, or back; raise ServerUnavailable if it is back at another address."""
@@ -222,14 +235,17 @@ class SourceRunner:
         status.waiting = writer.added - writer.stored
 
     async def _post_status(self, queues: Queues) -> None:
+        """Write the status to the status board: once a second, and when the activity changes."""
         while True:
+            self._changed.clear()
             with contextlib.suppress(PurveyorError):  # it is posted again
                 await write_notice(queues, self.status.key, self.status.to_json(), replicas=self._options.replicas)
-            await asyncio.sleep(_STATUS_SECONDS)
+            await _wait(self._changed, _STATUS_SECONDS)
 
     def _report_activity(self, status: SourceStatus) -> None:
         """Print what the process does from now on."""
         base = self.directory.base
+        self._changed.set()
         match status.activity:
             case SourceActivity.STANDBY:
                 self._event("standby", "another process follows the directory; this one takes over if that one stops")
@@ -265,9 +281,9 @@ class SourceRunner:
         self._options.on_event(source, event, detail, {"source": source, **fields})
 
 
-async def _wait(stop: asyncio.Event, seconds: float) -> None:
+async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
+        await asyncio.wait_for(event.wait(), seconds)
 
 
 async def _first_to_end(*tasks: asyncio.Task[None]) -> None:
