@@ -34,7 +34,7 @@ def test_a_directory_in_the_settings_is_followed_and_its_metrics_are_on_the_page
                 )
             )
             assert (shown["source"], shown["entries"]) == ("people", 3)
-            assert "LDAP" not in up.parts_with("trouble")
+            assert "LDAP" not in up.parts_with("problem")
             assert up.stop(signal.SIGTERM) == 0
         finally:
             up.close()

@@ -119,7 +119,7 @@ def ldap(
 async def _serve(
     runners: "Sequence[SourceRunner]", stop: asyncio.Event, printer: StatusPrinter, *, is_json: bool
 ) -> None:
-    """Run all directories until a signal. An error of one does not stop the others: each begins again after a pause."""
+    """Run all directories until a signal. An error of one does not stop the others: its runner begins again."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
