@@ -24,7 +24,7 @@ from nats.aio.msg import Msg
 
 from benchmarks.api import free_port, nats_url
 from benchmarks.http_client import HttpConnection
-from benchmarks.ldap_source import PEOPLE, running_directory, serving
+from benchmarks.ldap_source import PEOPLE, machine_load, running_directory, serving
 from benchmarks.report import Row, Section
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer
@@ -99,7 +99,8 @@ def _section(changes: list[tuple[float, ...]], people: int) -> Section:
     words = (
         f"`purveyor up` follows a slapd with {people:,} people on a server that syncs every write. {len(changes)} "
         "changes, each made when the consumer had the one before, after a minute of the same; the times are those at "
-        "which the streams stored the messages. The peer of the first row is its p50, of the others the p50 of all."
+        "which the streams stored the messages. The peer of the first row is its p50, of the others the p50 of all. "
+        f"The machine was {machine_load()}."
     )
     return Section("LDAP: latency", words, rows)
 

@@ -55,14 +55,15 @@ def _refresh(address: Address, entries: int, rounds: int) -> Section:
         if python is not None:
             ways["python-ldap"] = partial(bench.peer, python)
         rates = best_of(rounds, ways)
-    peer = rates.get("python-ldap", 0.0)
-    rows = [
-        Row(f"refresh of {entries:,} entries into the queue / python-ldap", rates["purveyor"], peer, at_least=0.5),
-        Row("our client alone, entries thrown away / python-ldap", rates["client"], peer),
-    ]
-    rows = [Row(row.name, row.ours, row.peer, "entries/s", at_least=row.at_least) for row in rows if peer]
-    if not peer:
-        rows = [Row("refresh into the queue / our client alone", rates["purveyor"], rates["client"], "entries/s")]
+    ours, client, peer = rates["purveyor"], rates["client"], rates.get("python-ldap", 0.0)
+    if peer:
+        rows = [
+            Row(f"refresh of {entries:,} entries into the queue / python-ldap", ours, peer, "entries/s", at_least=0.5),
+            Row("our client alone, entries thrown away / python-ldap", client, peer, "entries/s"),
+            Row("processor time of a refresh / python-ldap", bench.processor, bench.peer_processor, "s"),
+        ]
+    else:
+        rows = [Row("refresh into the queue / our client alone", ours, client, "entries/s")]
     first, half, whole = (bench.memory[mark] for mark in _MARKS)
     rows += [
         Row("memory at 50 % of the refresh / at 20 %", half, first, "MB"),
@@ -72,7 +73,8 @@ def _refresh(address: Address, entries: int, rounds: int) -> Section:
         f"A slapd with {entries:,} people of ten attributes and ten operational ones, loaded by slapadd. "
         "`purveyor serve ldap` reads it as a whole, until every record is acknowledged in `stream:ldif`; the peer is "
         "the syncrepl consumer of python-ldap, which throws entries away. Both begin with the first entry. Best of "
-        f"{rounds} rounds in which all take turns; memory is the resident set, the largest of the rounds."
+        f"{rounds} rounds in which all take turns; memory is the resident set, the largest of the rounds. The machine "
+        f"was {machine_load()}; processor time counts the client's process only, and slapd takes the other core."
     )
     words += "" if peer else " python-ldap could not be had here: its rows are left out."
     return Section("LDAP: refresh", words, rows)
@@ -143,6 +145,8 @@ class _Refresh:
     expected: int
     home: Path
     memory: dict[float, float] = field(default_factory=lambda: dict.fromkeys(_MARKS, 0.0))
+    processor: float = float("inf")
+    peer_processor: float = float("inf")
     _turn: int = 0
 
     def ours(self) -> float:
@@ -156,7 +160,7 @@ class _Refresh:
             for line in process.stdout:
                 if json.loads(line)["event"] == "refreshing":
                     break
-            began = time.perf_counter()
+            began, began_processor = time.perf_counter(), processor_seconds(process.pid)
             marks = list(_MARKS)
             while marks:
                 stored = self._stored()
@@ -167,6 +171,7 @@ class _Refresh:
                     raise AssertionError(f"the refresh ended at {stored:,} records")
                 if marks:
                     time.sleep(_POLL_SECONDS)
+            self.processor = min(self.processor, processor_seconds(process.pid) - began_processor)
             return self.expected / (time.perf_counter() - began)
 
     def client(self) -> float:
@@ -192,6 +197,7 @@ class _Refresh:
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         found = json.loads(done.stdout)
         assert found["entries"] == self.expected
+        self.peer_processor = min(self.peer_processor, float(found["processor"]))
         return float(found["entries"] / found["seconds"])
 
     def _stored(self) -> int:
@@ -201,6 +207,18 @@ class _Refresh:
     def _purge(self) -> None:
         with contextlib.suppress(Exception):  # the first turn has no stream yet
             request_api(self.address, "STREAM.PURGE.stream:ldif", {})
+
+
+def machine_load() -> str:
+    """Return how busy the machine is with everything that runs on it."""
+    ready, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return f"busy with other programs (load {ready:.0f} on {cores} cores)" if ready > 2 * cores else "quiet"
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has taken, in user and kernel mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
