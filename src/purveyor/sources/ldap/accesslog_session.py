@@ -201,7 +201,7 @@ class AccesslogSession:
         await self._sync.write(Gone(tuple(sorted(uuid for uuid in uuids if uuid is not None))))
 
     async def _read_base(self, client: LdapClient) -> str:
-        """Return the base as the server spells it, which is how the log does: `\\,` and `\\2C` are the same name."""
+        """Return the base as the server spells it, and the log with it: a comma in a name has two spellings."""
         with contextlib.suppress(NoSuchBase):  # the refresh reports it; a log that continues may say that it is deleted
             for entry in await client.search(self._directory.base, scope=Scope.BASE, attributes=(NO_ATTRIBUTES,)):
                 return normalise_dn(entry.dn)
