@@ -24,8 +24,8 @@ from nats.aio.msg import Msg
 
 from benchmarks.api import free_port, nats_url
 from benchmarks.http_client import HttpConnection
-from benchmarks.ldap_source import PEOPLE, machine_load, running_directory, serving
-from benchmarks.report import Row, Section
+from benchmarks.ldap_source import PEOPLE, running_directory, serving
+from benchmarks.report import Row, Section, machine_load
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer
 from tests.support.slapd import ADMIN_DN, ADMIN_PASSWORD, READER_DN, SUFFIX, Slapd

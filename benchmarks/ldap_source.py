@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.api import memory_mb, nats_url
-from benchmarks.report import Row, Section, best_of
+from benchmarks.report import Row, Section, best_of, machine_load
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.sources.ldap import ldap_client
@@ -74,7 +74,7 @@ def _refresh(address: Address, entries: int, rounds: int) -> Section:
         "`purveyor serve ldap` reads it as a whole, until every record is acknowledged in `stream:ldif`; the peer is "
         "the syncrepl consumer of python-ldap, which throws entries away. Both begin with the first entry. Best of "
         f"{rounds} rounds in which all take turns; memory is the resident set, the largest of the rounds. The machine "
-        f"was {machine_load()}; processor time counts the client's process only, and slapd takes the other core."
+        f"was {machine_load()}; processor time is that of the client's process, without slapd."
     )
     words += "" if peer else " python-ldap could not be had here: its rows are left out."
     return Section("LDAP: refresh", words, rows)
@@ -207,12 +207,6 @@ class _Refresh:
     def _purge(self) -> None:
         with contextlib.suppress(Exception):  # the first turn has no stream yet
             request_api(self.address, "STREAM.PURGE.stream:ldif", {})
-
-
-def machine_load() -> str:
-    """Return how busy the machine is with everything that runs on it."""
-    ready, cores = os.getloadavg()[0], os.cpu_count() or 1
-    return f"busy with other programs (load {ready:.0f} on {cores} cores)" if ready > 2 * cores else "quiet"
 
 
 def processor_seconds(pid: int) -> float:

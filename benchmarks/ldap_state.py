@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from benchmarks.report import Row, Section
+from benchmarks.report import Row, Section, machine_load
 from purveyor.jetstream.address import Address
 from purveyor.pipeline.transform import load_mapping
 from purveyor.pipeline.transform.directory_pages import PagedDirectory
@@ -100,7 +100,7 @@ def run(_address: Address, *, small: int = SMALL, large: int = LARGE) -> list[Se
         f"The rules of the transform with pages in memory; Spark keeps the same pages in RocksDB. {large:,} people "
         f"have a state of {many.state / 1e6:,.0f} MB, {small:,} one of {few.state / 1e6:,.1f} MB. The end of a full "
         f"refresh takes {many.end_seconds:.1f} s and {few.end_seconds * 1000:.0f} ms. Median of {_ROUNDS} batches of "
-        "one entry, chosen at random."
+        f"one entry, chosen at random. The machine was {machine_load()}."
     )
     return [Section("LDAP: state of the transform", words, rows)]
 
