@@ -102,10 +102,11 @@ class AccesslogSession:
 
     async def _follow_log(self, client: LdapClient, cookie: str | None, *, check_cookie: bool) -> None:
         log, options = self._directory.accesslog_base, FollowOptions(check_cookie=check_cookie)
-        async for changes in client.follow_batches(log, WRITES_FILTER, cookie, options=options):
-            for change in changes:
-                await self._receive(change)
-            self._sync.show_waiting()
+        async with contextlib.aclosing(client.follow_batches(log, WRITES_FILTER, cookie, options=options)) as batches:
+            async for changes in batches:
+                for change in changes:
+                    await self._receive(change)
+                self._sync.show_waiting()
 
     async def _receive(self, change: SyncChange) -> None:
         match change:
