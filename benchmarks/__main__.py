@@ -5,7 +5,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import api, bulk, ldif_import, migration, pipeline, push, spark, stages
+from benchmarks import (
+    api,
+    bulk,
+    ldap_live,
+    ldap_source,
+    ldap_state,
+    ldif_import,
+    migration,
+    pipeline,
+    push,
+    spark,
+    stages,
+)
 from benchmarks.report import RESULTS, Section, record, table
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer, ServerOptions
@@ -13,6 +25,9 @@ from purveyor.jetstream.server import EmbeddedServer, ServerOptions
 BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "bulk": bulk.run,
     "import": ldif_import.run,
+    "ldap": ldap_source.run,
+    "ldap-live": ldap_live.run,
+    "ldap-state": ldap_state.run,
     "spark": spark.run,
     "spark-latency": spark.latency,
     "spark-start": spark.start_up,

@@ -106,3 +106,9 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     return f"{os.cpu_count()} cores, {memory:.0f} GiB, {system}"
+
+
+def machine_load() -> str:
+    """Return how busy the machine is with everything that runs on it."""
+    ready, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return f"busy with other programs (load {ready:.0f} on {cores} cores)" if ready > 2 * cores else "quiet"

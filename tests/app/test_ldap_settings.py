@@ -71,6 +71,7 @@ def test_tables_of_the_file_name_several_directories(monkeypatch: pytest.MonkeyP
         ({"PURVEYOR_LDAP_URI": "ldap://a:secret@x"}, "", ["ldap_uri", "leave the user out"]),
         (ONE | {"PURVEYOR_LDAP_BASE": "example"}, "", ["ldap_base", "'example'", "dc=example,dc=org"]),
         (ONE | {"PURVEYOR_LDAP_FILTER": "uid=a"}, "", ["ldap_filter", "in parentheses"]),
+        (ONE | {"PURVEYOR_LDAP_FILTER": "(&(uid=a)(b))"}, "", ["ldap_filter", "near"]),
         (ONE | {"PURVEYOR_LDAP_SOURCE": "a.b"}, "", ["ldap_source", "letters, digits"]),
         (ONE | {"PURVEYOR_LDAP_MODE": "fast"}, "", ["ldap_mode", "'fast'", "accesslog"]),
         (ONE | {"PURVEYOR_LDAP_PASSWORD": "secret"}, "", ["a password without a bind DN"]),

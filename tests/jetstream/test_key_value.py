@@ -10,7 +10,7 @@ from purveyor.jetstream.key_value import BucketConfig, Entry, Operation
 from purveyor.model.errors import AlreadyExists, InvalidName, UnknownKey, WrongRevision
 from purveyor.queues.client import Queues, connect
 from tests.support.nats_servers import OwnServer
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 
 async def test_put_get_delete_purge(queues: Queues, unique: str) -> None:
@@ -105,6 +105,17 @@ async def test_a_watch_continues_after_a_server_restart(own_server: OwnServer) -
             change = await asyncio.wait_for(waiting, 120)
             assert change is not None
             assert change.value == b"2"
+
+
+async def test_a_watch_ends_while_the_server_is_away(own_server: OwnServer) -> None:
+    server = own_server()
+    async with connect(server.address, patience_seconds=3600) as queues:
+        bucket = await queues.bucket("state")
+        changes = bucket.watch()
+        assert await anext(changes) is None
+        await asyncio.to_thread(server.stop)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await changes.aclose()
 
 
 async def test_keys_and_deletion_markers_expire(queues: Queues, unique: str) -> None:

@@ -73,7 +73,9 @@ def find_directories(settings: "Settings") -> tuple[Directory, ...]:
     found = [_directory(table, f"the [[ldap]] table of source {table.source!r}") for table in settings.ldap]
     if settings.ldap_uri is not None:
         if settings.ldap_base is None:
-            raise InvalidConfig("ldap_uri without ldap_base", fix="set PURVEYOR_LDAP_BASE, such as dc=example,dc=org")
+            raise InvalidConfig(
+                "ldap_uri without ldap_base", fix="give --base or set PURVEYOR_LDAP_BASE, such as dc=example,dc=org"
+            )
         table = LdapTable.model_construct(
             uri=settings.ldap_uri,
             base=settings.ldap_base,
@@ -91,7 +93,7 @@ def find_directories(settings: "Settings") -> tuple[Directory, ...]:
     else:
         alone = [key for key in _OTHER_KEYS if f"ldap_{key}" in settings.model_fields_set]
         if alone:
-            raise InvalidConfig(f"ldap_{alone[0]} without ldap_uri", fix="set PURVEYOR_LDAP_URI as well")
+            raise InvalidConfig(f"ldap_{alone[0]} without ldap_uri", fix="give --uri or set PURVEYOR_LDAP_URI as well")
     names = Counter(directory.source for directory in found)
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:
@@ -106,7 +108,10 @@ def _directory(table: LdapTable, where: str) -> Directory:
     password = _password(table, where)
     if (table.bind_dn is None) != (password is None):
         given, missing = ("a password", "a bind DN") if table.bind_dn is None else ("a bind DN", "a password")
-        raise InvalidConfig(f"{where}: {given} without {missing}", fix="set both, or neither for an anonymous bind")
+        raise InvalidConfig(
+            f"{where}: {given} without {missing}",
+            fix="set both, the password in the environment or in a file, or neither for an anonymous bind",
+        )
     if table.starttls and table.uri.startswith("ldaps:"):
         raise InvalidConfig(f"{where}: StartTLS on ldaps://", fix="use ldap:// with StartTLS, or ldaps:// without it")
     return Directory(

@@ -1,5 +1,6 @@
 """Key-value buckets: a bucket is a stream with one subject per key; every write has a revision."""
 
+import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -38,6 +39,7 @@ from purveyor.model.errors import (
 )
 from purveyor.model.name_rules import check_bucket, check_key, check_subject
 
+_REMOVE_WATCHER_SECONDS = 2.0
 OPERATION = "KV-Operation"
 """The header that marks a deletion."""
 
@@ -217,9 +219,11 @@ class Bucket:
             except UnknownConsumer:
                 continue  # its server restarted: continue after the last revision seen
             finally:
-                # An error would hide the cancellation of this task. The server removes an idle watcher after a minute.
-                with contextlib.suppress(NotFound, Unavailable, PermissionDenied):
-                    await self._services.consumers.remove(self._stream, info.name)
+                # An error would hide the cancellation of this task, and a lost server would delay it.
+                # The server removes an idle watcher after a minute.
+                with contextlib.suppress(NotFound, Unavailable, PermissionDenied, TimeoutError):
+                    async with asyncio.timeout(_REMOVE_WATCHER_SECONDS):
+                        await self._services.consumers.remove(self._stream, info.name)
 
     async def _add_watcher(self, pattern: str, values: bool, revision: int) -> ConsumerInfo:
         begin = (

@@ -135,6 +135,21 @@ async def test_moves_over_the_border_of_the_base(queues: Queues, slapd: Slapd, u
     assert "ignored" not in str([each for each in await operations(harness) if each["change"] == "modify"])
 
 
+async def test_a_move_out_of_the_base_while_it_was_stopped_leaves_nothing_behind(
+    queues: Queues, slapd: Slapd, unique: str
+) -> None:
+    team = f"ou=team,{PEOPLE}"
+    slapd.add(team, objectClass="organizationalUnit", ou="team")
+    add_person(slapd, "member", team)
+    harness = SourceHarness.of(queues, slapd, unique, base=PEOPLE)
+    async with harness.running() as runner:
+        await until(lambda: runner.status.activity is SourceActivity.FOLLOWING)
+    slapd.rename(team, "ou=team", new_superior=OTHERS)
+    slapd.delete(f"uid=member,ou=team,{OTHERS}")
+    async with harness.running():
+        await harness.until_copy(lambda copy: copy.dns == {PEOPLE})
+
+
 async def test_a_log_that_was_purged_begins_with_a_full_refresh(queues: Queues, slapd: Slapd, unique: str) -> None:
     anna = add_person(slapd, "anna")
     harness = SourceHarness.of(queues, slapd, unique)
@@ -160,3 +175,24 @@ async def test_a_filter_excludes_the_accesslog(queues: Queues, slapd: Slapd, uni
     async with wrong.running() as runner:
         await until(lambda: runner.status.error)
         assert "leave the filter out" in str(runner.status.fix)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        rf"OU = Sales\, North, {SUFFIX}",
+        rf"ou=Sales\2c North,{SUFFIX}",
+        rf"organizationalUnitName=Sales\, North,{SUFFIX}",
+    ],
+)
+async def test_a_base_may_be_spelled_in_another_way_than_by_the_server(
+    queues: Queues, slapd: Slapd, unique: str, base: str
+) -> None:
+    north = rf"ou=Sales\, North,{SUFFIX}"
+    slapd.add(north, objectClass="organizationalUnit", ou="Sales, North")
+    harness = SourceHarness.of(queues, slapd, unique, base=base)
+    async with harness.running() as runner:
+        await until(lambda: runner.status.activity is SourceActivity.FOLLOWING)
+        add_person(slapd, "anna", north)
+        found = await until_operations(harness, lambda seen: "add" in kinds(seen))
+        assert found[-1]["dn"].startswith("uid=anna,")

@@ -1,5 +1,6 @@
 """Checks of the directories in the settings: bind, base, limits, overlays and clock. They read, and change nothing."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Final
@@ -67,10 +68,12 @@ async def _check_refresh(client: LdapClient, directory: Directory, about: str) -
     """Begin a refresh as the source does: it meets the size limit of the account, and the lack of the overlay."""
     options = FollowOptions(attributes=(NO_ATTRIBUTES,), mode=SyncMode.REFRESH_ONLY)
     count = 0
-    async for changes in client.follow_batches(directory.base, directory.filter, options=options):
-        count += sum(isinstance(change, EntryReported) for change in changes)
-        if count >= _COUNTED_ENTRIES:
-            break
+    following = client.follow_batches(directory.base, directory.filter, options=options)
+    async with contextlib.aclosing(following) as batches:
+        async for changes in batches:
+            count += sum(isinstance(change, EntryReported) for change in changes)
+            if count >= _COUNTED_ENTRIES:
+                break
     more = " or more" if count >= _COUNTED_ENTRIES else ""
     if not count:
         return warning(about, f"no entry of {directory.base} matches {directory.filter}", "check the filter")

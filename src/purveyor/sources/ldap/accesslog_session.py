@@ -15,9 +15,11 @@ slapd writes an operation first into the directory, and then into its log: one t
 last operation. The refresh of step 2 has it. The operations of step 1 carry `catch_up`, because they may depend on it.
 
 Operations outside the base are ignored. An entry that is moved into the base is fetched with all entries below it, as
-they are now; operations up to their CSNs carry `catch_up`. An entry that is moved out of it is gone with all below it.
+they are now; operations up to their CSNs carry `catch_up`. An entry that is moved out of it is gone with all below it;
+if that happened while the source was away, a full refresh follows, because an entry below it may be deleted since.
 """
 
+import contextlib
 from typing import Final
 
 from purveyor.model.errors import InvalidConfig
@@ -26,8 +28,8 @@ from purveyor.sources.ldap import accesslog
 from purveyor.sources.ldap.accesslog import WRITES_FILTER, AccesslogError, read_operation
 from purveyor.sources.ldap.directory import DEFAULT_FILTER, Directory, Mode
 from purveyor.sources.ldap.ldap_client import FollowOptions, LdapClient, connect
-from purveyor.sources.ldap.ldap_errors import DirectoryRefused
-from purveyor.sources.ldap.ldap_messages import Scope, SearchResultEntry
+from purveyor.sources.ldap.ldap_errors import DirectoryRefused, NoSuchBase
+from purveyor.sources.ldap.ldap_messages import NO_ATTRIBUTES, Scope, SearchResultEntry
 from purveyor.sources.ldap.source_status import SourceStatus
 from purveyor.sources.ldap.sync_consumer import (
     CookieAdvanced,
@@ -83,14 +85,15 @@ class AccesslogSession:
         """The CSN of each server up to which a refresh may contain an operation."""
         self._fetched: dict[str, str] = {}
         """The CSN of each entry that was fetched when it was moved into the base."""
-        self._is_live = False
+        self._is_live = self._is_resuming = False
         self._is_before_refresh = False
         """Whether a refresh follows the operations that are read now."""
 
     async def follow(self, client: LdapClient, cookie: str | None) -> None:
         """Write every operation until the connection ends. RefreshDue if the log does not hold the cookie any more."""
         self._refreshed = {}
-        self._is_live = False
+        self._is_live, self._is_resuming = False, cookie is not None
+        self._base = await self._read_base(client)
         if cookie is None:
             csns = await self._read_csns(client, self._directory.accesslog_base)
             begin = SyncCookie(csns=csns, rid=0).to_store() if csns else None
@@ -111,13 +114,14 @@ class AccesslogSession:
         end: str | None = cookie
         options = FollowOptions(mode=SyncMode.REFRESH_ONLY, repeat_last=False)
         log = self._directory.accesslog_base
-        async for changes in client.follow_batches(log, WRITES_FILTER, cookie, options=options):
-            for change in changes:
-                if isinstance(change, RefreshEnded):
-                    end = change.cookie
-                elif not isinstance(change, CookieAdvanced):
-                    await self._receive(change)
-            self._sync.show_waiting()
+        async with contextlib.aclosing(client.follow_batches(log, WRITES_FILTER, cookie, options=options)) as batches:
+            async for changes in batches:
+                for change in changes:
+                    if isinstance(change, RefreshEnded):
+                        end = change.cookie
+                    elif not isinstance(change, CookieAdvanced):
+                        await self._receive(change)
+                self._sync.show_waiting()
         self._is_before_refresh = False
         return end
 
@@ -131,17 +135,18 @@ class AccesslogSession:
 
     async def _follow_log(self, client: LdapClient, cookie: str | None) -> None:
         log, options = self._directory.accesslog_base, FollowOptions(check_cookie=False, repeat_last=False)
-        async for changes in client.follow_batches(log, WRITES_FILTER, cookie, options=options):
-            for change in changes:
-                await self._receive(change)
-            self._sync.show_waiting()
+        async with contextlib.aclosing(client.follow_batches(log, WRITES_FILTER, cookie, options=options)) as batches:
+            async for changes in batches:
+                for change in changes:
+                    await self._receive(change)
+                self._sync.show_waiting()
 
     async def _receive(self, change: SyncChange) -> None:
         match change:
             case EntryReported():
                 await self._receive_entry(change)
             case RefreshEnded(cookie=cookie):
-                self._is_live = True
+                self._is_live, self._is_resuming = True, False
                 self._status.end_refresh()
                 self._sync.mark(cookie)
             case CookieAdvanced(cookie=cookie):
@@ -223,6 +228,8 @@ class AccesslogSession:
 
     async def _drop(self, operation: accesslog.Operation) -> None:
         """Write that an entry is gone that was moved out of the base, with all entries below it."""
+        if self._is_resuming:
+            raise RefreshDue(f"{operation.dn} was moved out of the base while the source was away")
         try:
             async with connect(self._directory.address) as client:
                 found = await client.search(_new_dn(operation), attributes=("entryUUID",))
@@ -230,6 +237,13 @@ class AccesslogSession:
             raise RefreshDue(f"{operation.dn} was moved out of the base: {error.message}") from error
         uuids = {operation.uuid, *(_text(entry, "entryUUID") for entry in found)}
         await self._sync.write(Gone(tuple(sorted(uuid for uuid in uuids if uuid is not None))))
+
+    async def _read_base(self, client: LdapClient) -> str:
+        """Return the base as the server spells it, and the log with it: a comma in a name has two spellings."""
+        with contextlib.suppress(NoSuchBase):  # the refresh reports it; a log that continues may say that it is deleted
+            for entry in await client.search(self._directory.base, scope=Scope.BASE, attributes=(NO_ATTRIBUTES,)):
+                return normalise_dn(entry.dn)
+        return normalise_dn(self._directory.base)
 
     def _is_inside(self, dn: str) -> bool:
         return f",{normalise_dn(dn)}".endswith(f",{self._base}")

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from purveyor.model.errors import InvalidConfig
 from purveyor.sources.ldap.directory_address import DirectoryAddress
+from purveyor.sources.ldap.search_filter import FilterError, encode_filter
 from purveyor.sources.ldif.records import source_subject
 
 DEFAULT_SOURCE: Final = "ldap"
@@ -85,6 +86,10 @@ def check_base(base: str) -> None:
 
 
 def check_filter(text: str) -> None:
-    """Check that a filter has the form of one; the server checks the rest."""
-    if not text.startswith("(") or text.count("(") != text.count(")"):
+    """Check that a text is a search filter."""
+    if not text.startswith("("):
         raise InvalidConfig(f"{text!r} is not an LDAP filter", fix="write it in parentheses: (objectClass=person)")
+    try:
+        encode_filter(text)
+    except FilterError as error:
+        raise InvalidConfig(error.message, fix=f"correct it: {error.message}") from None

@@ -3,6 +3,7 @@
 The cookie of a change is marked behind its record, so it is stored only after the queue has the record.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -116,12 +117,14 @@ class SyncSession:
         directory = self._directory
         options = FollowOptions(mode=mode, check_cookie=check_cookie)
         ended: str | None = None
-        async for changes in client.follow_batches(directory.base, directory.filter, cookie, options=options):
-            for change in changes:
-                if isinstance(change, RefreshEnded):
-                    ended = change.cookie
-                await self._receive(change)
-            self.show_waiting()
+        following = client.follow_batches(directory.base, directory.filter, cookie, options=options)
+        async with contextlib.aclosing(following) as batches:
+            async for changes in batches:
+                for change in changes:
+                    if isinstance(change, RefreshEnded):
+                        ended = change.cookie
+                    await self._receive(change)
+                self.show_waiting()
         return ended
 
     def show_waiting(self) -> None:
