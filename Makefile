@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-WORKERS ?= 2
+WORKERS ?= 3
 RUNS ?= 3
 # Spark starts a third quicker with an archive of its classes, and without it all the same.
 CLASSES := $(VENV)/.classes

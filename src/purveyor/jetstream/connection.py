@@ -217,7 +217,7 @@ class Connection:
             await asyncio.wait_for(self._connected.wait(), None if math.isinf(patience_seconds) else patience_seconds)
         except TimeoutError:
             raise ServerUnavailable(
-                f"no NATS server answered at {self.address} for {patience_seconds:.0f} s", fix="is it running?"
+                f"no NATS server answered at {self.address} for {patience_seconds:g} s", fix="is it running?"
             ) from None
 
     async def request(

@@ -72,7 +72,7 @@ def test_the_status_says_what_waits_who_holds_it_and_what_went_wrong(
     wanted = {field: value for field, value in now.items() if value is not None and field not in changing}
     assert {field: shown.get(field) for field in wanted} == wanted
     text = cli("subscription", "show", name).ok().out
-    for line in ("Leased: 1 by one until ", "Delayed: 1 messages, the next attempt at ", "Dead letters: 1\n"):
+    for line in ("Leased: 1 by one until ", "Delayed: 1 message, the next attempt at ", "Dead letters: 1\n"):
         assert f" {line}" in text
     assert f" Last error: delivery of message {got['sequence_number']}: instance 'two' asked for a retry (" in text
 

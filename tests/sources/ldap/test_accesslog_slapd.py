@@ -13,6 +13,8 @@ from tests.support.waiting import until
 PHOTO = bytes(range(256))
 _OF_THE_SERVER = {"entryCSN", "modifiersName", "modifyTimestamp"}
 
+ONCE = FollowOptions(repeat_last=False)
+
 
 @pytest.fixture(scope="module")
 def slapd_options() -> SlapdOptions:
@@ -38,7 +40,7 @@ def changes_of(operation: Operation) -> list[AttributeChange]:
 
 async def test_every_operation_is_recorded_in_order(slapd: Slapd, unit: str) -> None:
     dn = f"uid=a,{unit}"
-    follower = Follower(slapd, base=LOG_SUFFIX, filter_text=WRITES_FILTER)
+    follower = Follower(slapd, base=LOG_SUFFIX, filter_text=WRITES_FILTER, options=ONCE)
     async with follower.follow():
         slapd.add(dn, objectClass="inetOrgPerson", uid="a", cn=["a", "ä"], sn="a", jpegPhoto=PHOTO)
         slapd.apply(
@@ -85,7 +87,7 @@ async def test_every_operation_is_recorded_in_order(slapd: Slapd, unit: str) -> 
 
 
 async def test_operations_while_no_one_reads_the_log_are_not_merged(slapd: Slapd, unit: str) -> None:
-    follower = Follower(slapd, base=LOG_SUFFIX, filter_text=WRITES_FILTER)
+    follower = Follower(slapd, base=LOG_SUFFIX, filter_text=WRITES_FILTER, options=ONCE)
     async with follower.follow():
         pass
     for number in range(5):
@@ -97,7 +99,7 @@ async def test_operations_while_no_one_reads_the_log_are_not_merged(slapd: Slapd
 
 
 async def test_the_log_proves_each_change_of_a_cookie(slapd: Slapd, unit: str) -> None:
-    follower = Follower(slapd, base=LOG_SUFFIX, filter_text=WRITES_FILTER)
+    follower = Follower(slapd, base=LOG_SUFFIX, filter_text=WRITES_FILTER, options=ONCE)
     async with follower.follow():
         pass
     slapd.replace(unit, description="1")

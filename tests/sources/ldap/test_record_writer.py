@@ -1,14 +1,18 @@
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import pytest
 
-from purveyor.model.errors import LeaseLost
+from purveyor.jetstream.server import EmbeddedServer
+from purveyor.model.errors import LeaseLost, ServerUnavailable
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF
-from purveyor.queues.client import Queues
+from purveyor.queues.client import Queues, connect
 from purveyor.sources.ldap.record_writer import RecordWriter
 from purveyor.sources.ldap.source_store import SourceStore
+from tests.support.nats_servers import OwnServer
 from tests.support.waiting import until
 
 
@@ -30,15 +34,22 @@ class Harness:
 
 @pytest.fixture
 async def harness(queues: Queues, unique: str) -> AsyncIterator[Harness]:
+    async with write_to(queues, unique, lease_seconds=0.0) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def write_to(queues: Queues, source: str, *, lease_seconds: float) -> AsyncIterator[Harness]:
     await queues.ensure(LDIF)
     await queues.ensure(DEAD_LETTERS)
-    store = await SourceStore.open(queues, lease_seconds=0.0)
-    taken = await store.take(unique)
+    store = await SourceStore.open(queues, lease_seconds=lease_seconds)
+    taken = await store.take(source)
     assert taken is not None
     places: list[int] = []
-    writer = RecordWriter[int](queues, f"ldif.{unique}", taken, lease_seconds=0.0, on_stored=places.append)
+    subject = f"ldif.{source}"
+    writer = RecordWriter[int](queues, subject, taken, lease_seconds=lease_seconds, on_stored=places.append)
     running = asyncio.create_task(writer.run())
-    yield Harness(writer, queues, f"ldif.{unique}", store, running, places)
+    yield Harness(writer, queues, subject, store, running, places)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -79,3 +90,19 @@ async def test_a_writer_whose_source_was_taken_over_writes_nothing_more(harness:
     with pytest.raises(LeaseLost):
         harness.running.result()
     assert await harness.bodies() == [b"before"]
+
+
+async def test_a_writer_ends_before_the_server_would_store_its_records_a_second_time(own_server: OwnServer) -> None:
+    server: EmbeddedServer = own_server()
+    async with connect(server.address, name="tests", patience_seconds=60) as queues:
+        await queues.ensure(LDIF)
+        await queues.streams.update(LDIF.stream, {"duplicate_window": timedelta(seconds=1)})
+        async with write_to(queues, "people", lease_seconds=1000.0) as harness:
+            await harness.writer.add(b"before")
+            await harness.writer.flush()
+            await asyncio.to_thread(server.stop)
+            await harness.writer.add(b"its outcome is unknown")
+            await until(harness.running.done)
+            with pytest.raises(ServerUnavailable, match="begins again at its cookie"):
+                harness.running.result()
+            assert harness.writer.stored == 1

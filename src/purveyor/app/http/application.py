@@ -352,7 +352,11 @@ async def readyz(request: Request) -> ReadinessBody:
             await services.queues.connection.wait_until_connected(0.1)
             await services.queues.streams.names(subject=SUBJECT)
     except TimeoutError:  # it is suspended, or its machine does not answer
-        raise ServerUnavailable("the NATS server does not answer", fix="find out why: `purveyor doctor`") from None
+        address = services.queues.address
+        raise ServerUnavailable(
+            f"no NATS server answered at {address} for {_READINESS_TIMEOUT_SECONDS:g} s",
+            fix="find out why: `purveyor doctor`",
+        ) from None
     found = [
         DegradedThing(about=each.about, text=each.fact, fix=each.fix) for each in await services.readiness.degraded()
     ]

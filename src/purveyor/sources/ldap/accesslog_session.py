@@ -10,6 +10,10 @@ Without a valid cookie:
 A cookie is a position in the log. It is stored only behind the operations of step 3: a crash before begins again. A log
 that does not hold the position any more, or an operation in it that cannot be read, leads to another full refresh.
 
+With a cookie, step 1 writes the operations since the cookie, and step 2 reads what changed in the directory since then.
+slapd writes an operation first into the directory, and then into its log: one that is killed in between never logs the
+last operation. The refresh of step 2 has it. The operations of step 1 carry `catch_up`, because they may depend on it.
+
 Operations outside the base are ignored. An entry that is moved into the base is fetched with all entries below it, as
 they are now; operations up to their CSNs carry `catch_up`. An entry that is moved out of it is gone with all below it;
 if that happened while the source was away, a full refresh follows, because an entry below it may be deleted since.
@@ -82,6 +86,8 @@ class AccesslogSession:
         self._fetched: dict[str, str] = {}
         """The CSN of each entry that was fetched when it was moved into the base."""
         self._is_live = self._is_resuming = False
+        self._is_before_refresh = False
+        """Whether a refresh follows the operations that are read now."""
 
     async def follow(self, client: LdapClient, cookie: str | None) -> None:
         """Write every operation until the connection ends. RefreshDue if the log does not hold the cookie any more."""
@@ -90,18 +96,45 @@ class AccesslogSession:
         self._base = await self._read_base(client)
         if cookie is None:
             csns = await self._read_csns(client, self._directory.accesslog_base)
-            cookie = SyncCookie(csns=csns, rid=0).to_store() if csns else None
-            ended = await self._sync.follow(client, None, mode=SyncMode.REFRESH_ONLY)
-            newest = [*csns_of(ended), *await self._read_csns(client, await self._find_suffix(client))]
-            for csn in newest:
-                self._refreshed[server_of(csn)] = max(csn, self._refreshed.get(server_of(csn), ""))
-            await self._follow_log(client, cookie, check_cookie=False)
+            begin = SyncCookie(csns=csns, rid=0).to_store() if csns else None
         else:
-            self._status.begin_refresh()
-            await self._follow_log(client, cookie, check_cookie=True)
+            begin = await self._read_log(client, cookie)
+            await self._check_place(client, cookie)
+        # The log has the cookie, so the directory need not prove it: a later change of its entry is no reason to doubt.
+        ended = await self._sync.follow(client, cookie, mode=SyncMode.REFRESH_ONLY, check_cookie=False)
+        newest = [*csns_of(ended), *await self._read_csns(client, await self._find_suffix(client))]
+        for csn in newest:
+            self._refreshed[server_of(csn)] = max(csn, self._refreshed.get(server_of(csn), ""))
+        await self._follow_log(client, begin)
 
-    async def _follow_log(self, client: LdapClient, cookie: str | None, *, check_cookie: bool) -> None:
-        log, options = self._directory.accesslog_base, FollowOptions(check_cookie=check_cookie)
+    async def _read_log(self, client: LdapClient, cookie: str) -> str | None:
+        """Write the operations since the cookie; return the place in the log behind them."""
+        self._status.begin_refresh()
+        self._is_before_refresh = True
+        end: str | None = cookie
+        options = FollowOptions(mode=SyncMode.REFRESH_ONLY, repeat_last=False)
+        log = self._directory.accesslog_base
+        async with contextlib.aclosing(client.follow_batches(log, WRITES_FILTER, cookie, options=options)) as batches:
+            async for changes in batches:
+                for change in changes:
+                    if isinstance(change, RefreshEnded):
+                        end = change.cookie
+                    elif not isinstance(change, CookieAdvanced):
+                        await self._receive(change)
+                self._sync.show_waiting()
+        self._is_before_refresh = False
+        return end
+
+    async def _check_place(self, client: LdapClient, cookie: str) -> None:
+        """Raise RefreshDue if the directory itself does not know the last operations of the cookie."""
+        found = await self._read_csns(client, await self._find_suffix(client))
+        known = {server_of(csn): csn for csn in found}
+        for csn in csns_of(cookie):
+            if csn > known.get(server_of(csn), ""):
+                raise RefreshDue(f"the directory does not know the operation {csn} of its accesslog")
+
+    async def _follow_log(self, client: LdapClient, cookie: str | None) -> None:
+        log, options = self._directory.accesslog_base, FollowOptions(check_cookie=False, repeat_last=False)
         async with contextlib.aclosing(client.follow_batches(log, WRITES_FILTER, cookie, options=options)) as batches:
             async for changes in batches:
                 for change in changes:
@@ -162,6 +195,8 @@ class AccesslogSession:
         return Operation(record, uuid, operation.csn, catch_up=self._is_catch_up(operation.csn, uuid))
 
     def _is_catch_up(self, csn: str, uuid: str) -> bool:
+        if self._is_before_refresh:
+            return True
         fetched = self._fetched.get(uuid)
         if fetched is not None:
             if csn <= fetched:
@@ -173,6 +208,8 @@ class AccesslogSession:
         status = self._status
         if status.is_refreshing:
             status.read += 1
+        if self._is_before_refresh:
+            return
         if status.entries is not None and operation.csn > self._refreshed.get(server_of(operation.csn), ""):
             change = {Change.ADD: 1, Change.DELETE: -1}.get(operation.change, 0)
             status.entries = max(status.entries + change, 0)

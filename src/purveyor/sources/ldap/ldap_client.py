@@ -56,6 +56,8 @@ class FollowOptions:
     mode: SyncMode = SyncMode.REFRESH_AND_PERSIST
     check_cookie: bool = True
     """Ask for a refresh without a cookie unless the server proves that it had the changes which the cookie names."""
+    repeat_last: bool = True
+    """Let the server send the last changes of the cookie again: see `move_back`."""
 
 
 _FOLLOW: Final = FollowOptions()
@@ -186,7 +188,7 @@ class LdapClient:
             if lost is not None:
                 yield [RefreshRequired(f"the server does not prove that it had the change {lost} of the cookie")]
                 return
-        consumer = SyncConsumer(cookie, mode=options.mode, name=doing)
+        consumer = SyncConsumer(cookie, mode=options.mode, name=doing, repeat_last=options.repeat_last)
         request = SearchRequest(base=base, filter=encode_filter(filter_text), attributes=options.attributes)
         controls = (consumer.request_control(), _MANAGE)
 

@@ -8,6 +8,7 @@ A record that is larger than a message of the server becomes a dead letter, and 
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Final, Generic, TypeVar
 
 from purveyor.jetstream import Outgoing, PublishMode, PublishOptions, outgoing, publish_many
 from purveyor.jetstream.headers import MSG_ID
-from purveyor.model.errors import OutcomeUnknown, Unavailable
+from purveyor.model.errors import OutcomeUnknown, ServerUnavailable, Unavailable
 from purveyor.model.retries import Backoff, RetryDelays
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues
@@ -33,6 +34,8 @@ _MOST_RECORDS: Final = 8000
 _MOST_BYTES: Final = 16 << 20
 _HEADER_BYTES: Final = 1024  # of the largest message: its id, and its place in a batch
 _PATIENCE_SECONDS: Final = 30.0
+_DEFAULT_WINDOW_SECONDS: Final = 120.0
+"""For how long a server recognises ids, if the stream does not say."""
 _RETRY_BACKOFF: Final = Backoff(0.1, 2.0)
 P = TypeVar("P")
 
@@ -65,6 +68,7 @@ class RecordWriter(Generic[P]):
         self._places: deque[tuple[int, P]] = deque()
         self._work = asyncio.Event()
         self._changed = asyncio.Condition()
+        self._window_seconds = _DEFAULT_WINDOW_SECONDS
 
     async def add(self, data: bytes, substitute: Callable[[], bytes] | None = None) -> None:
         """Add a record; wait while too many are not stored. `substitute` takes the place of one that is too large."""
@@ -94,7 +98,12 @@ class RecordWriter(Generic[P]):
             await self._changed.wait_for(lambda: self.stored == self.added and not self._places)
 
     async def run(self) -> None:
-        """Publish what is added, without end. LeaseLost if another process has taken the source."""
+        """Publish what is added, without end.
+
+        LeaseLost if another process has taken the source; ServerUnavailable if the outcome of a batch stays unknown.
+        """
+        window = (await self._queues.streams.info(LDIF.stream)).config.duplicate_window
+        self._window_seconds = _DEFAULT_WINDOW_SECONDS if window is None else window.total_seconds()
         while True:
             await self._work.wait()
             self._work.clear()
@@ -124,20 +133,28 @@ class RecordWriter(Generic[P]):
             self._on_stored(place)
 
     async def _publish(self, batch: list[Outgoing]) -> None:
-        """Publish a batch, again and again while the server is away: the ids of its messages stay the same.
+        """Publish a batch, again while the server is away: the ids of its messages stay the same.
 
-        An outage that is longer than the time in which the server recognises ids stores some records twice, as a crash
-        does; the transform recognises them.
+        ServerUnavailable if the outcome is unknown for half of the time in which the server recognises ids. A later
+        attempt could store the versions of an entry again, behind newer ones: v1, v2, v1, v2. The next run has another
+        epoch and begins at the stored cookie with a refresh, which reports only what is there now.
         """
-        options = PublishOptions(
-            mode=PublishMode.ATOMIC, expected_stream=LDIF.stream, patience_seconds=_PATIENCE_SECONDS
-        )
-        delays = RetryDelays(_RETRY_BACKOFF)
+        began, delays = time.monotonic(), RetryDelays(_RETRY_BACKOFF)
         while True:
             await self._taken.ensure_held(self._lease_seconds)
+            left = began + self._window_seconds / 2 - time.monotonic()
+            if left <= 0:
+                raise _unknown_outcome(time.monotonic() - began)
+            options = PublishOptions(
+                mode=PublishMode.ATOMIC,
+                expected_stream=LDIF.stream,
+                patience_seconds=min(_PATIENCE_SECONDS, left),
+            )
             try:
                 await run_in_thread(partial(publish_many, self._queues.address, outgoing(batch, rows=1000), options))
-            except (Unavailable, OutcomeUnknown):
+            except OutcomeUnknown as error:
+                raise _unknown_outcome(time.monotonic() - began) from error
+            except Unavailable:
                 await asyncio.sleep(delays.next_seconds())
             else:
                 return
@@ -165,3 +182,10 @@ class RecordWriter(Generic[P]):
             else:
                 self.parked += 1
                 return
+
+
+def _unknown_outcome(seconds: float) -> ServerUnavailable:
+    return ServerUnavailable(
+        f"the queue {LDIF.name} has not confirmed records for {seconds:.0f} s: the source begins again at its cookie",
+        fix="check that the NATS server runs and has room",
+    )

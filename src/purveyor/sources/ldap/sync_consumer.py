@@ -74,7 +74,7 @@ from purveyor.sources.ldap.sync_controls import (
     decode_sync_state,
     encode_sync_request,
 )
-from purveyor.sources.ldap.sync_cookie import drop_empty_cookie, merge_cookie, replace_cookie
+from purveyor.sources.ldap.sync_cookie import drop_empty_cookie, merge_cookie, move_back, replace_cookie
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,11 @@ class SyncConsumer:
         *,
         mode: SyncMode = SyncMode.REFRESH_AND_PERSIST,
         name: str = "synchronisation",
+        repeat_last: bool = False,
     ) -> None:
         self._mode = mode
         self._name = name
+        self._repeat_last = repeat_last
         self._requested_with = self._cookie = drop_empty_cookie(cookie)
         self._stage = SyncStage.REQUESTED
         self._present_phase = False
@@ -177,8 +179,10 @@ class SyncConsumer:
 
     def request_control(self) -> Control:
         """Return the control that goes with the search."""
-        cookie = None if self._requested_with is None else self._requested_with.encode()
-        return encode_sync_request(self._mode, cookie)
+        cookie = self._requested_with
+        if cookie is not None and self._repeat_last:
+            cookie = move_back(cookie)
+        return encode_sync_request(self._mode, None if cookie is None else cookie.encode())
 
     def receive(self, message: LdapMessage) -> tuple[SyncChange, ...]:
         """Return the changes that a response to the search means.

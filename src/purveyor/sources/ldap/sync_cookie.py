@@ -13,7 +13,8 @@ Cookies of other servers are opaque: the newest one is kept as it is.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Final, Self
 
 from purveyor.model.errors import InvalidInput
@@ -88,6 +89,22 @@ def server_of(csn: str) -> int:
     return int(match[1], 16)
 
 
+def move_back(cookie: str) -> str:
+    """Return a cookie for the moment before its last changes, so that the server sends these once more.
+
+    slapd says that nothing has changed since its own last CSN. After a crash this CSN can be older than a deletion: it
+    is the newest one of the entries that are left. From a cookie of the moment before, slapd compares all entries.
+
+    >>> move_back("rid=000,csn=20261119000000.000000Z#000000#001#000000")
+    'rid=000,csn=20261118235959.999999Z#000000#001#000000'
+    """
+    try:
+        known = SyncCookie.parse(cookie)
+        return str(replace(known, csns=tuple(_before(csn) for csn in known.csns)))
+    except (CookieError, ValueError, OverflowError):
+        return cookie
+
+
 def drop_empty_cookie(cookie: str | None) -> str | None:
     """Return None for a cookie without a CSN: slapd answers it with the whole content, as if there were none."""
     if cookie is None:
@@ -122,6 +139,13 @@ def merge_cookie(known: str | None, received: bytes) -> str:
     except CookieError:
         older = SyncCookie()
     return older.merge(newer).to_store()
+
+
+def _before(csn: str) -> str:
+    time, _, rest = csn.partition("Z#")
+    pattern = "%Y%m%d%H%M%S.%f" if "." in time else "%Y%m%d%H%M%S"
+    before = datetime.strptime(time, pattern).replace(tzinfo=UTC) - timedelta(microseconds=1)
+    return f"{before:%Y%m%d%H%M%S.%f}Z#{rest}"
 
 
 def _newest_by_server(csns: list[str]) -> tuple[str, ...]:

@@ -101,7 +101,12 @@ class SyncSession:
         self._new = self._gone = 0
 
     async def follow(
-        self, client: LdapClient, cookie: str | None, *, mode: SyncMode = SyncMode.REFRESH_AND_PERSIST
+        self,
+        client: LdapClient,
+        cookie: str | None,
+        *,
+        mode: SyncMode = SyncMode.REFRESH_AND_PERSIST,
+        check_cookie: bool = True,
     ) -> str | None:
         """Write every change until the connection ends, or until the end of a refreshOnly, and return its cookie.
 
@@ -110,7 +115,7 @@ class SyncSession:
         self._known_at = newest_change(cookie)
         self._is_persistent = mode is SyncMode.REFRESH_AND_PERSIST
         directory = self._directory
-        options = FollowOptions(mode=mode)
+        options = FollowOptions(mode=mode, check_cookie=check_cookie)
         ended: str | None = None
         following = client.follow_batches(directory.base, directory.filter, cookie, options=options)
         async with contextlib.aclosing(following) as batches:
