@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks import (
     api,
     bulk,
+    latency,
     ldap_live,
     ldap_source,
     ldap_state,
@@ -33,7 +34,8 @@ BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "spark-start": spark.start_up,
     "dispatch": pipeline.dispatch,
     "growth": pipeline.growth,
-    "latency": pipeline.latency,
+    "dispatch-latency": pipeline.latency,
+    "latency": latency.run,
     "prefill": pipeline.prefill,
     "api": api.run,
     "push": push.run,

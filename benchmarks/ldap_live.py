@@ -28,7 +28,7 @@ from benchmarks.ldap_source import PEOPLE, running_directory, serving
 from benchmarks.report import Row, Section, machine_load
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer
-from tests.support.slapd import ADMIN_DN, ADMIN_PASSWORD, READER_DN, SUFFIX, Slapd
+from tests.support.slapd import ADMIN_DN, ADMIN_PASSWORD, READER_DN, READER_PASSWORD, SUFFIX, Slapd
 
 PEOPLE_COUNT: Final = 1000
 _CHANGES: Final = 200
@@ -59,6 +59,7 @@ def run(_address: Address, *, people: int = PEOPLE_COUNT, changes: int = _CHANGE
             "PURVEYOR_LDAP_URI": slapd.uri,
             "PURVEYOR_LDAP_BASE": SUFFIX,
             "PURVEYOR_LDAP_BIND_DN": READER_DN,
+            "PURVEYOR_LDAP_PASSWORD": READER_PASSWORD,
             **{f"PURVEYOR_{who}_PASSWORD": _PASSWORD for who in ("ADMIN", "EVENTS", "PREFILL")},
         }
         arguments = ("up", "--json", "--port", str(port), "--master", "local[2]")

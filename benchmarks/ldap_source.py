@@ -155,7 +155,8 @@ class _Refresh:
         source = f"turn{self._turn}"
         self._purge()
         options = ("--uri", self.slapd.uri, "--base", SUFFIX, "--bind-dn", READER_DN, "--source", source)
-        with serving(self.home / "data", ("serve", "ldap", "--json", *options), nats_url(self.address)) as process:
+        arguments, password = ("serve", "ldap", "--json", *options), {"PURVEYOR_LDAP_PASSWORD": READER_PASSWORD}
+        with serving(self.home / "data", arguments, nats_url(self.address), **password) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 if json.loads(line)["event"] == "refreshing":
@@ -217,8 +218,8 @@ def processor_seconds(pid: int) -> float:
 
 @contextlib.contextmanager
 def serving(data: Path, arguments: Sequence[str], url: str, **more: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run a command of Purveyor on a NATS server, as the reader of the directory."""
-    environment = {"PURVEYOR_NATS_URL": url, "PURVEYOR_LDAP_PASSWORD": READER_PASSWORD, **more}
+    """Run a command of Purveyor on a NATS server; `more` are settings."""
+    environment = {"PURVEYOR_NATS_URL": url, **more}
     command = [*_PROGRAM, "--data-dir", str(data), *arguments]
     process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
     try:

@@ -183,7 +183,7 @@ def _resident(pid: int) -> float:
         return 0.0
 
 
-def _probe(address: Address, variant: str, what: str) -> dict[str, Any]:
+def probe(address: Address, variant: str, what: str) -> dict[str, Any]:
     prefix = f"probe-{uuid4().hex[:8]}"
     asyncio.run(_probe_streams(address, prefix))
     command = [sys.executable, "-m", "benchmarks.spark_probe", variant, what, _url(address), prefix]
@@ -207,7 +207,7 @@ async def _probe_streams(address: Address, prefix: str) -> None:
 
 
 def _latency(address: Address) -> Section:
-    tuned, default = _probe(address, "tuned", "latency"), _probe(address, "default", "latency")
+    tuned, default = probe(address, "tuned", "latency"), probe(address, "default", "latency")
     parts = ", ".join(f"{name} {value:.0f}" for name, value in tuned["parts"].items())
     defaults = ", ".join(f"{name} {value:.0f}" for name, value in default["parts"].items())
     rows = [
@@ -229,7 +229,7 @@ def _start_up(address: Address) -> Section:
     seconds: dict[str, list[float]] = {"tuned": [], "default": []}
     for _ in range(ROUNDS):
         for variant, found in seconds.items():
-            found.append(float(_probe(address, variant, "start")["first_batch_seconds"]))
+            found.append(float(probe(address, variant, "start")["first_batch_seconds"]))
     row = Row("process start to first batch", min(seconds["tuned"]), min(seconds["default"]), "s", at_most=0.75)
     words = (
         f"From the start of Python to the first committed streaming batch, best of {ROUNDS}; peer: Spark's defaults."

@@ -225,6 +225,8 @@ async def test_the_pipeline_writes_queues_and_sees_no_password(as_user: Callable
         await job.ack(confirm=True)
         await queues.publish("prefill-failures", b"{}", msg_id="f-1")
         await queues.publish(JOB_SUBJECT, b"{}", msg_id="j-1")  # a catch-up that the dispatcher asks for
+        for subject in (*LDIF.subjects, *incoming().subjects):  # the signals that wake transform and dispatch
+            await queues.connection.subscribe(subject, confirm=True)
         await refused(
             queues,
             lambda it: it.bucket(CREDENTIALS),

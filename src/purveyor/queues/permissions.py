@@ -199,7 +199,12 @@ def _pipeline() -> Permissions:
                 for subject in _access_subjects(_bucket_stream(name))
             ),
         ),
-        listen=("$JS.EVENT.ADVISORY.API",),  # reports that the deletion of a migrated stream is complete
+        listen=(
+            "$JS.EVENT.ADVISORY.API",  # reports that the deletion of a migrated stream is complete
+            # The next message ends the wait of an idle query.
+            *LDIF.subjects,
+            *incoming().subjects,
+        ),
     )
 
 

@@ -58,6 +58,8 @@ class StreamView:
     continues: frozenset[str] = frozenset()
     """Creation times of the streams whose sequences this one continues."""
     sealed: bool = False
+    subjects: tuple[str, ...] = ()
+    """The subjects that the stream stores; none for a stream that copies others."""
 
     @property
     def begins(self) -> int:

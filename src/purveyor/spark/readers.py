@@ -11,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from purveyor.jetstream.bulk import ReadOptions, read_range
 from purveyor.model.errors import DataLost, PlanOutdated
+from purveyor.spark.arrival_signal import ArrivalWait
 from purveyor.spark.offsets import (
     ROWS_PER_PARTITION,
     BatchSizer,
@@ -27,9 +28,6 @@ from purveyor.spark.stream_control import LONG_MOVE_MESSAGES, DurableMover, Rele
 from purveyor.spark.task_tuning import freeze_imports
 
 _log = logging.getLogger(__name__)
-_SHORTEST_POLL_SECONDS = 0.004
-_IDLE_POLL_SECONDS = 0.03
-_LONGEST_POLL_SECONDS = 0.1
 _DRAIN_INTERVAL_SECONDS = 1.0
 _SYNC_INTERVAL_SECONDS = 1.0
 _MAX_BATCH_ROWS = ROWS_PER_PARTITION
@@ -118,8 +116,8 @@ def _plan_outdated_error(error: DataLost) -> PlanOutdated:
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read. Lives on the driver, in a process that Spark starts for it; only `read` runs on executors.
 
-    When there is no new message, `latestOffset` waits a little before it returns, and polls at growing intervals: an
-    idle query costs next to nothing, and still sees a new message within a tenth of a second.
+    When there is no new message, `latestOffset` waits a little before it returns (see `arrival_signal`): an idle query
+    costs next to nothing, and still sees a new message at once.
     """
 
     def __init__(self, settings: ReadSettings) -> None:
@@ -135,7 +133,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._begun_at = 0
         self._committed = 0
         self._latest: StreamView | None = None
-        self._first_pause_seconds = _SHORTEST_POLL_SECONDS
+        self._arrivals = ArrivalWait(settings.address)
         self._drain_at = 0.0
         self._sizer = (
             BatchSizer(settings.batch_seconds, settings.max_offsets or _MAX_BATCH_ROWS)
@@ -175,11 +173,10 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             paced = self._sizer.limit(time.monotonic())
             max_rows = paced if max_rows is None else min(max_rows, paced)
         deadline = time.monotonic() + self._settings.idle_wait_seconds
-        pause = self._first_pause_seconds
         while True:
             end = self._next_end(begin, max_rows)
             if end != begin:
-                self._first_pause_seconds = _SHORTEST_POLL_SECONDS
+                self._arrivals.found()
                 if self._sizer is not None:
                     self._sizer.begin(end.sequence - begin.sequence, time.monotonic())
                 return end.to_json()
@@ -187,11 +184,15 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             # and logged, so when there is no more, this is the moment to let the durable catch up.
             self._release(begin, idle=True)
             self._drain_if_sealed(begin)
-            if self._stop_at is not None or time.monotonic() + pause > deadline:
-                self._first_pause_seconds = _IDLE_POLL_SECONDS
+            left = deadline - time.monotonic()
+            if self._stop_at is not None or left <= 0:
+                self._arrivals.found_nothing()
                 return end.to_json()
-            time.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
+            self._arrivals.pause(self._signal_subjects(), left)
+
+    def _signal_subjects(self) -> tuple[str, ...]:
+        """Return the subjects whose messages the query reads."""
+        return self._settings.subjects or (self._latest.subjects if self._latest is not None else ())
 
     def _drain_if_sealed(self, begin: Offset) -> None:
         """Try to complete the migration of a stream that has nothing left to read."""
@@ -253,7 +254,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._committed = due.sequence
 
     def stop(self) -> None:
-        """Let a move in progress complete. The process keeps its connections."""
+        """Let a move in progress complete. The process keeps its connections for requests."""
+        self._arrivals.close()
         self._mover.end()
 
     def _create_durable(self, start: Offset) -> None:

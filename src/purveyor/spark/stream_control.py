@@ -56,6 +56,7 @@ class StreamControl:
             drops_other_subjects=_retention(config) is not Retention.LIMITS and self._leaves_some_out(config),
             continues=_continues(config),
             sealed=bool(config.get("sealed")),
+            subjects=tuple(config.get("subjects") or ()),
         )
 
     def _info(self) -> dict[str, Any]:

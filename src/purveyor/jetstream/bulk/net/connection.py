@@ -149,9 +149,10 @@ class BulkConnection:
         self.queue(f"SUB {subject} {self._sid}\r\n".encode())
         return self._sid
 
-    def unsubscribe(self, sid: int) -> None:
-        """End a subscription; frames that the server has sent still arrive."""
-        self.queue(f"UNSUB {sid}\r\n".encode())
+    def unsubscribe(self, sid: int, *, after_messages: int = 0) -> None:
+        """End a subscription, at once or after a number of messages; frames that the server has sent still arrive."""
+        limit = f" {after_messages}" if after_messages else ""
+        self.queue(f"UNSUB {sid}{limit}\r\n".encode())
 
     def publish(self, subject: str, data: bytes = b"", reply: str = "") -> None:
         """Send one small message."""
