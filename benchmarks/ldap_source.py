@@ -24,7 +24,7 @@ from benchmarks.report import Row, Section, best_of, machine_load
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.sources.ldap import ldap_client
-from purveyor.sources.ldap.directory_address import DirectoryAddress
+from purveyor.sources.ldap.directory import DirectoryAddress
 from purveyor.sources.ldap.sync_consumer import EntryReported, RefreshEnded
 from scripts.slapd import find_slapd
 from tests.support.slapd import READER_DN, READER_PASSWORD, SUFFIX, Slapd, SlapdOptions

@@ -19,7 +19,7 @@ from purveyor.model.errors import InvalidInput, Refused
 from purveyor.model.registration import RECORD, DispatchState, PrefillState, PrefillStatus, Record, Suspension
 from purveyor.model.selection import Selection
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
-from purveyor.pipeline.audit.selections import ControlEventAt, SelectionRange, selection_ranges
+from purveyor.pipeline.audit.scope import ControlEventAt, SelectionRange, selection_ranges
 from purveyor.pipeline.dispatch.batch_plan import SubscriptionTracker
 from purveyor.queues.client import Queues, connect
 from tests.support.delivery import definition, stored

@@ -16,7 +16,7 @@ from purveyor.stages.flow import (
     message_identity,
     read_key,
 )
-from purveyor.stages.message_ids import derived_id
+from purveyor.stages.handler_types import derived_id
 
 
 def test_a_header_carries_a_flow_and_a_reply_goes_to_the_last_requester() -> None:

@@ -17,9 +17,9 @@ from purveyor.jetstream.streams import StoredMessage
 from purveyor.model.errors import InvalidInput
 from purveyor.model.event import OUTBOX_SUBJECT, SUBJECT, Event
 from purveyor.model.message_headers import EVENT_ID
+from purveyor.queues.backlog import unread_since
 from purveyor.queues.catalogue import DEFAULT_GROUP, incoming, outbox_receipts
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.unread import unread_since
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages
 from purveyor.stages.crash_points import CrashPoint
 from tests.stages.program import Job, Plan, job_event, start

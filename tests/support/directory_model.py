@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from purveyor.sources.ldap.ldap_errors import ResultCode
 from purveyor.sources.ldap.ldap_messages import LdapMessage
-from purveyor.sources.ldap.result_codes import ResultCode
 from purveyor.sources.ldap.sync_consumer import (
     CookieAdvanced,
     EntriesDeleted,

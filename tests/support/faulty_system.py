@@ -25,8 +25,8 @@ from purveyor.app.doctor.machine_checks import Finding
 from purveyor.app.doctor.observation import observe
 from purveyor.app.http.application import Api
 from purveyor.app.http.context import Services
-from purveyor.app.push_input import PushInput
 from purveyor.app.running_parts import API, NATS, announce
+from purveyor.app.subscription_input import PushInput
 from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.server import EmbeddedServer, ServerEvent, ServerOptions

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from purveyor.model.errors import PurveyorError
-from purveyor.sources.ldap.directory_address import DirectoryAddress
+from purveyor.sources.ldap.directory import DirectoryAddress
 from purveyor.sources.ldap.ldap_client import ALL_ENTRIES, FollowOptions, LdapClient, connect
 from purveyor.sources.ldap.ldap_errors import NoSuchBase
 from purveyor.sources.ldap.sync_consumer import RefreshEnded, RefreshRequired, SyncChange

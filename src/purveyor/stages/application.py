@@ -18,9 +18,8 @@ from purveyor.queues.catalogue import DEAD_LETTERS, STAGE_REPLIES, Queue, check_
 from purveyor.queues.client import Queues
 from purveyor.stages.endpoint import Endpoint, Timing
 from purveyor.stages.flow import FLOW, Flow, Frame, Outgoing, check_sendable, event_message, first_message
-from purveyor.stages.handler_types import NewFlow, Target, checked_event
+from purveyor.stages.handler_types import NewFlow, Target, checked_event, new_id
 from purveyor.stages.message_codec import load
-from purveyor.stages.message_ids import new_id
 from purveyor.stages.relay import Relay
 from purveyor.stages.runner import Runner, StageServices
 from purveyor.stages.source import QueueSource, Source

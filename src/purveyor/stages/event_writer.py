@@ -46,7 +46,7 @@ from purveyor.model.event import OUTBOX_SUBJECT
 from purveyor.queues.catalogue import incoming, outbox_receipts
 from purveyor.queues.client import Queues
 from purveyor.stages.crash_points import CrashPoint, reach
-from purveyor.stages.message_ids import new_id
+from purveyor.stages.handler_types import new_id
 from purveyor.stages.sql_statements import Row
 from purveyor.stages.sql_store import SqlStore
 

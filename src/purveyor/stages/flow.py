@@ -28,9 +28,18 @@ from purveyor.model.name_rules import check_header, check_subject
 from purveyor.model.tracing import Carrier
 from purveyor.queues.catalogue import stage_subject
 from purveyor.stages.endpoint import Stage
-from purveyor.stages.handler_types import Context, Goto, NewFlow, Next, PublishedEvent, Reply, Request, Target
+from purveyor.stages.handler_types import (
+    Context,
+    Goto,
+    NewFlow,
+    Next,
+    PublishedEvent,
+    Reply,
+    Request,
+    Target,
+    derived_id,
+)
 from purveyor.stages.message_codec import dump, to_json
-from purveyor.stages.message_ids import derived_id
 
 KEY: Final = "Purveyor-Key"
 KEY_JSON: Final = "Purveyor-Key-Json"

@@ -3,14 +3,27 @@
 The returned value says what the flow does next. A stage sends nothing before the handler's transaction is committed.
 """
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Generic, TypeAlias, TypeVar
+from uuid import uuid4
 
 from purveyor.model.errors import InvalidInput, PurveyorError
 from purveyor.model.event import Event, check_event, check_event_id, check_event_size
-from purveyor.stages.message_ids import derived_id
+
+
+def derived_id(origin: str, cause: str, index: int) -> str:
+    """Return the id of the nth message that a message causes at a stage: the same each time it is processed."""
+    text = "\0".join((origin, cause, str(index)))
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def new_id() -> str:
+    """Return the id of a message that no other message caused."""
+    return uuid4().hex
+
 
 Q = TypeVar("Q")
 R = TypeVar("R")

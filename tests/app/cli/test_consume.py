@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from purveyor.app.cli import consume
-from purveyor.app.cli.no_message import explain_no_message
+from purveyor.app.cli.consume import explain_no_message
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import ServerUnavailable, UnknownMessage

@@ -14,8 +14,7 @@ from purveyor.app.cli.subscription_options import OptionFlags, Order, Resettable
 from purveyor.app.cli.subscription_password import password
 from purveyor.app.cli.subscription_push import PushFlags
 from purveyor.app.http.models import NewSubscription, SubscriptionChange
-from purveyor.app.push_input import PushInput
-from purveyor.app.subscription_input import changed_definition, new_definition
+from purveyor.app.subscription_input import PushInput, changed_definition, new_definition
 from purveyor.model.delivery_policy import Delivery, OrderBy, Push, RetryPolicy
 from purveyor.model.errors import InvalidInput
 from purveyor.model.subscription import RealmTopic, Subscription

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from purveyor.app.http.application import ApiOptions
-from purveyor.app.push_input import PushInput
+from purveyor.app.subscription_input import PushInput
 from purveyor.delivery.push.attempt_history import read_attempts
 from purveyor.delivery.push.attempt_record import AttemptQuery
 from purveyor.delivery.push.egress_policy import parse_ranges

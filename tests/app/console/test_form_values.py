@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from purveyor.app.console.form_values import FormValues, read_change, read_new
-from purveyor.app.push_input import PushInput
+from purveyor.app.subscription_input import PushInput
 from purveyor.delivery.push.egress_policy import parse_ranges
 from purveyor.delivery.push.push_request import SecretCipher
 from purveyor.model.json_fields import Json

@@ -20,9 +20,9 @@ from purveyor.jetstream.streams import StreamUsage
 from purveyor.model.delivery_policy import Delivery, OrderBy, Push
 from purveyor.model.registration import DispatchState, PrefillState, PrefillStatus, Record, RecordState, Suspension
 from purveyor.model.subscription import RealmTopic, Subscription
+from purveyor.queues.backlog import Backlog
 from purveyor.queues.catalogue import incoming, subscription_queue
 from purveyor.queues.registry import Registered, Snapshot
-from purveyor.queues.unread import Backlog
 from purveyor.sources.ldap.source_status import SourceReport
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

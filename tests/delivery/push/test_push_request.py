@@ -16,7 +16,7 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from purveyor.app.push_input import PushInput
+from purveyor.app.subscription_input import PushInput
 from purveyor.delivery.push.egress_policy import check_endpoint, is_public, parse_ranges, resolve
 from purveyor.delivery.push.endpoint_pool import EndpointHealth, EndpointSender
 from purveyor.delivery.push.http_pool import HostPool

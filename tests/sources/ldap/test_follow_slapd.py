@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from purveyor.sources.ldap.directory_address import DirectoryAddress
+from purveyor.sources.ldap.directory import DirectoryAddress
 from purveyor.sources.ldap.ldap_client import FollowOptions, connect
 from purveyor.sources.ldap.ldap_errors import (
     CertificateRefused,

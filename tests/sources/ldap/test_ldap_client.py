@@ -9,7 +9,7 @@ import pytest
 
 from purveyor.model.errors import InvalidConfig, PurveyorError
 from purveyor.sources.ldap.ber import encode_integer, encode_octets, encode_sequence
-from purveyor.sources.ldap.directory_address import DirectoryAddress
+from purveyor.sources.ldap.directory import DirectoryAddress
 from purveyor.sources.ldap.ldap_client import LdapClient, connect
 from purveyor.sources.ldap.ldap_errors import (
     CertificateRefused,

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purveyor.sources.ldap.ber import BerError, encode_element, encode_integer, encode_octets, encode_sequence
+from purveyor.sources.ldap.ldap_errors import ResultCode, explain_result, name_result
 from purveyor.sources.ldap.ldap_messages import (
     NOTICE_OF_DISCONNECTION,
     START_TLS,
@@ -30,7 +31,6 @@ from purveyor.sources.ldap.ldap_messages import (
     encode_start_tls,
     encode_unbind,
 )
-from purveyor.sources.ldap.result_codes import ResultCode, explain_result, name_result
 from purveyor.sources.ldap.search_filter import encode_filter
 from purveyor.sources.ldap.sync_controls import (
     SYNC_DONE,

@@ -13,6 +13,7 @@ from purveyor.sources.ldap.ldap_errors import (
     LimitExceeded,
     NotUnderstood,
     ReferralRefused,
+    ResultCode,
     SyncNotSupported,
 )
 from purveyor.sources.ldap.ldap_messages import (
@@ -24,7 +25,6 @@ from purveyor.sources.ldap.ldap_messages import (
     SearchResultEntry,
     SearchResultReference,
 )
-from purveyor.sources.ldap.result_codes import ResultCode
 from purveyor.sources.ldap.sync_consumer import (
     CookieAdvanced,
     EntriesDeleted,

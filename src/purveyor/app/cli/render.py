@@ -3,16 +3,17 @@
 import base64
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from typing import Final
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from purveyor.app.cli.output import escape, write, write_json
-from purveyor.app.cli.table_layout import GAP, fit_widths, pipe_lines, row_blocks
 from purveyor.jetstream.connection import RawMessage
 from purveyor.jetstream.headers import Headers
 from purveyor.jetstream.messages import Message
@@ -20,6 +21,14 @@ from purveyor.jetstream.messages import Message
 _DUMP_BYTES = 256
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
+_COLUMN_GAP: Final = "  "
+_MIN_COLUMN_CHARACTERS: Final = 12
+"""A wrapped column keeps this width, and its heading: narrower ones cannot be read."""
+_MAX_PADDING_CHARACTERS: Final = 200
+"""In a pipe, a longer cell does not move the columns behind it in the other rows."""
+
+Cells = Sequence[Sequence[str]]
+"""Rows of cells, the first one with the headings."""
 Rows = Sequence[tuple[str, object]]
 
 
@@ -145,7 +154,7 @@ def format_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, wr
     widths = fit_widths(cells, console.width, wrap)
     if widths is None:
         return row_blocks(cells) if len(cells) > 1 else "\n".join(pipe_lines(cells))
-    built = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="bold")
+    built = Table(box=None, pad_edge=False, padding=(0, len(_COLUMN_GAP), 0, 0), header_style="bold")
     for column, width in zip(columns, widths, strict=True):
         built.add_column(column, overflow="fold", width=width)
     for row in cells[1:]:
@@ -202,3 +211,75 @@ def write_object(message: Message | RawMessage, **more: object) -> None:
 def format_headers(headers: Headers) -> list[str]:
     """Return one line for each value of a header."""
     return [f"{escape(name)}: {escape(value)}" for name, values in headers.items() for value in values]
+
+
+def fit_widths(cells: Cells, available: int, wrap: Collection[str]) -> list[int] | None:
+    """Return the widths of the columns in a terminal; None if the table does not fit even with wrapped columns.
+
+    The columns in `wrap` shrink first, the widest of them first; then the other columns of text. Numbers are never
+    wrapped.
+    """
+    natural = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    available -= len(_COLUMN_GAP) * (len(natural) - 1)
+    if sum(natural) <= available:
+        return natural
+    texts = [not _is_numeric(column[1:]) for column in zip(*cells, strict=True)]
+    first = [is_text and heading in wrap for heading, is_text in zip(cells[0], texts, strict=True)]
+    for shrinkable in (first, texts):
+        least = [
+            max(cell_len(heading), min(width, _MIN_COLUMN_CHARACTERS)) if shrinks else width
+            for heading, width, shrinks in zip(cells[0], natural, shrinkable, strict=True)
+        ]
+        if sum(least) <= available:
+            return _shrink(natural, least, available)
+    return None
+
+
+def _shrink(natural: Sequence[int], least: Sequence[int], available: int) -> list[int]:
+    """Limit the widths to the highest common cap with which they fit; no width is below its least."""
+    low, high = 0, max(natural)
+    while low < high:
+        cap = (low + high + 1) // 2
+        if sum(_capped(natural, least, cap)) <= available:
+            low = cap
+        else:
+            high = cap - 1
+    return _capped(natural, least, low)
+
+
+def _capped(natural: Sequence[int], least: Sequence[int], cap: int) -> list[int]:
+    return [min(width, max(cap, floor)) for width, floor in zip(natural, least, strict=True)]
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    return all(cell == "-" or cell.replace(".", "", 1).isdigit() for cell in cells)
+
+
+def pipe_lines(cells: Cells) -> list[str]:
+    """Return the lines of a table for a pipe: each row on one line, with nothing cut.
+
+    >>> pipe_lines([("NAME", "N"), ("ox", "1")])
+    ['NAME  N', 'ox    1']
+    """
+    widths = [
+        max((length for length in map(cell_len, column) if length <= _MAX_PADDING_CHARACTERS), default=0)
+        for column in zip(*cells, strict=True)
+    ]
+    padded = ([cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)] for row in cells)
+    return [_COLUMN_GAP.join(row).rstrip() for row in padded]
+
+
+def row_blocks(cells: Cells) -> str:
+    """Return a table as a block of lines for each row, with the headings before the values.
+
+    >>> print(row_blocks([("NAME", "N"), ("ox", "1")]))
+    NAME: ox
+       N: 1
+    """
+    headings, *rows = cells
+    width = max(map(cell_len, headings))
+    blocks = (
+        [f"{' ' * (width - cell_len(head))}{head}: {cell}" for head, cell in zip(headings, row, strict=True)]
+        for row in rows
+    )
+    return "\n\n".join("\n".join(lines) for lines in blocks)

@@ -131,8 +131,8 @@ def api(
     from purveyor.app.http.application import ApiOptions  # noqa: PLC0415
     from purveyor.app.http.connections import ConnectionLimits  # noqa: PLC0415
     from purveyor.app.http.server import ApiServer, check_tls, listen  # noqa: PLC0415
-    from purveyor.app.push_input import PushInput  # noqa: PLC0415
     from purveyor.app.static_logins import is_loopback, load_logins  # noqa: PLC0415
+    from purveyor.app.subscription_input import PushInput  # noqa: PLC0415
     from purveyor.app.telemetry.setup import telemetry  # noqa: PLC0415
     from purveyor.app.wiring import build_api  # noqa: PLC0415
     from purveyor.delivery.push.egress_policy import parse_ranges  # noqa: PLC0415
@@ -294,7 +294,7 @@ def push(
 
 async def _run_push(settings: Settings, find_address: Callable[[], Address], printer: StatusPrinter) -> None:
     """Run a push worker until a signal; connect again whenever the NATS server was away."""
-    from purveyor.app.push_input import open_cipher  # noqa: PLC0415 - as above
+    from purveyor.app.subscription_input import open_cipher  # noqa: PLC0415 - as above
     from purveyor.delivery.push.egress_policy import parse_ranges  # noqa: PLC0415
     from purveyor.delivery.push.push_worker import PushOptions, PushWorker  # noqa: PLC0415
     from purveyor.queues.client import connect  # noqa: PLC0415

@@ -17,6 +17,7 @@ from purveyor.app.cli.output import write, write_json
 from purveyor.app.cli.parsers import parse_topic
 from purveyor.app.cli.secret_input import AskPassword, GeneratePassword, PasswordFile, choose_password
 from purveyor.app.cli.subscription_options import (
+    AddTopics,
     DeadLetters,
     DeliveryOption,
     FilterAttribute,
@@ -27,10 +28,14 @@ from purveyor.app.cli.subscription_options import (
     MaxAttempts,
     MaxBackoff,
     MinBackoff,
+    NewTopics,
     OptionFlags,
     OrderOption,
+    PrefillNewTopics,
+    RemoveTopics,
     Reset,
     Retention,
+    TopicFlags,
 )
 from purveyor.app.cli.subscription_password import check_not_login
 from purveyor.app.cli.subscription_push import (
@@ -48,9 +53,7 @@ from purveyor.app.cli.subscription_push import (
     choose_bearer,
     choose_secret,
 )
-from purveyor.app.cli.subscription_topics import AddTopics, NewTopics, PrefillNewTopics, RemoveTopics, TopicFlags
-from purveyor.app.push_input import PushInput
-from purveyor.app.subscription_input import new_definition
+from purveyor.app.subscription_input import PushInput, new_definition
 from purveyor.model.errors import InvalidInput
 from purveyor.model.json_fields import Json
 

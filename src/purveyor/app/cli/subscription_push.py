@@ -11,7 +11,7 @@ import typer
 
 from purveyor.app.cli.parsers import parse_seconds
 from purveyor.app.cli.secret_input import read_first_line
-from purveyor.app.push_input import SECRET_GRACE_FIELD
+from purveyor.app.subscription_input import SECRET_GRACE_FIELD
 from purveyor.delivery.push.push_request import generate_secret
 from purveyor.model.delivery_policy import FROM_ENVIRONMENT, AckCodes, AfterDeadLetter, PushFormat
 from purveyor.model.errors import InvalidInput

@@ -16,7 +16,7 @@ from purveyor.app.console.console_login import Sessions
 from purveyor.app.console.snapshot import Collector
 from purveyor.app.http.authentication import Authenticator
 from purveyor.app.http.context import ApiObjects, Services
-from purveyor.app.push_input import PushInput
+from purveyor.app.subscription_input import PushInput
 from purveyor.jetstream.address import Address
 from purveyor.model.errors import InvalidConfig
 from purveyor.queues.catalogue import DEFAULT_GROUP

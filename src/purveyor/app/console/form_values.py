@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from purveyor.app.cli.parsers import parse_duration, parse_pair, parse_scalar, parse_topic
 from purveyor.app.http.models import NewSubscription, SubscriptionChange
-from purveyor.app.push_input import PushInput
+from purveyor.app.subscription_input import PushInput
 from purveyor.delivery.push.push_request import generate_secret
 from purveyor.model.delivery_policy import (
     DEFAULT_ACK_DEADLINE_SECONDS,

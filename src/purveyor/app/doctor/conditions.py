@@ -16,10 +16,10 @@ from purveyor.model.delivery_policy import Delivery
 from purveyor.model.file_lock import process_exists
 from purveyor.model.json_fields import UPGRADE
 from purveyor.model.registration import PrefillStatus, RecordState
+from purveyor.queues.backlog import Backlog
 from purveyor.queues.catalogue import DEFAULT_GROUP, LDIF, PREFILL, incoming, subscription_queue
 from purveyor.queues.registry import Registered
 from purveyor.queues.status_board import SILENT_SECONDS
-from purveyor.queues.unread import Backlog
 
 STILL_SECONDS: Final = 60.0
 """A part that makes no step for this time, while messages wait, does not move."""

@@ -15,10 +15,10 @@ from purveyor.delivery.push.push_reports import PushProblem, read_problems
 from purveyor.jetstream.api import clock_offset_seconds
 from purveyor.jetstream.streams import StreamUsage
 from purveyor.model.errors import PermissionDenied, UnknownStream
+from purveyor.queues.backlog import Backlog, FirstSeen, read_backlogs
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import Snapshot
 from purveyor.queues.status_board import Notice, read_notices
-from purveyor.queues.unread import Backlog, FirstSeen, read_backlogs
 from purveyor.sources.ldap.source_status import SourceReport, read_sources
 
 PIPELINE: Final = "pipeline"

@@ -15,9 +15,9 @@ from purveyor.app.doctor.machine_checks import Weight
 from purveyor.app.doctor.observation import observe
 from purveyor.app.telemetry.queue_metrics import RegistrySnapshots
 from purveyor.model.errors import PermissionDenied, PurveyorError
+from purveyor.queues.backlog import FirstSeen
 from purveyor.queues.catalogue import DEFAULT_GROUP
 from purveyor.queues.client import Queues
-from purveyor.queues.unread import FirstSeen
 
 _FRESH_SECONDS: Final = 2.0
 _WAIT_SECONDS: Final = 0.5

@@ -41,7 +41,7 @@ from purveyor.app.http.authentication import Authenticator, Login
 from purveyor.app.http.context import AuthMiddleware, Services
 from purveyor.app.http.messages import FastPath
 from purveyor.app.http.problems import document_errors
-from purveyor.app.push_input import PushInput
+from purveyor.app.subscription_input import PushInput
 from purveyor.app.telemetry.part_metrics import PartMetrics
 from purveyor.app.telemetry.prometheus import CONTENT_TYPE, render
 from purveyor.app.telemetry.queue_metrics import server_up

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from purveyor.app.doctor.readiness import Readiness
 from purveyor.app.http.authentication import CHALLENGE, Authenticator, Backend, Principal, Role
 from purveyor.app.http.problems import Problem, answer_to
-from purveyor.app.push_input import PushInput
+from purveyor.app.subscription_input import PushInput
 from purveyor.app.telemetry.queue_metrics import QueueMetrics, RegistrySnapshots
 from purveyor.delivery.credentials import Credentials
 from purveyor.delivery.dead_letters.service import DeadLetters

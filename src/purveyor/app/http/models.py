@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from purveyor.app.json_views import expired_json, replay_json
-from purveyor.app.push_input import PushInput
-from purveyor.app.subscription_input import changed_definition, new_definition
+from purveyor.app.subscription_input import PushInput, changed_definition, new_definition
 from purveyor.delivery.pull import MAX_WAIT_SECONDS
 from purveyor.model.ack_ranges import Expired
 from purveyor.model.control_events import ReplayPoint

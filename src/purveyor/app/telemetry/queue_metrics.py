@@ -23,12 +23,12 @@ from purveyor.model.delivery_policy import Delivery
 from purveyor.model.errors import PermissionDenied, Unavailable
 from purveyor.model.metrics import ACKNOWLEDGED, DELIVERED, DISPATCHED, REDELIVERED, RETURNED
 from purveyor.model.registration import PrefillStatus, RecordState
+from purveyor.queues.backlog import FirstSeen, unread_since
 from purveyor.queues.catalogue import STAGE_STREAMS, reserved_names
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.registry import Registered, Snapshot, Unreadable, read_snapshot
 from purveyor.queues.status_board import SILENT_SECONDS, read_notices
-from purveyor.queues.unread import FirstSeen, unread_since
 
 _log = logging.getLogger(__name__)
 _FRESH_SECONDS: Final = 1.0

@@ -30,8 +30,16 @@ from purveyor.model.errors import InvalidConfig, UnknownStream
 from purveyor.model.message_headers import ORIGINAL_KIND, PARKED_POSITION
 from purveyor.pipeline.archive.reader import ArchiveSource, events
 from purveyor.pipeline.audit.report import Account, Difference, Findings, Location, Report
-from purveyor.pipeline.audit.scope import Scope, acknowledged, count_dead_letters, dispatched_until, find_scopes
-from purveyor.pipeline.audit.selections import ControlEventAt, read_control_events, selection_ranges
+from purveyor.pipeline.audit.scope import (
+    ControlEventAt,
+    Scope,
+    acknowledged,
+    count_dead_letters,
+    dispatched_until,
+    find_scopes,
+    read_control_events,
+    selection_ranges,
+)
 from purveyor.pipeline.job_failures import PARKED_ORIGIN
 from purveyor.pipeline.matching import Matcher
 from purveyor.queues.catalogue import DEAD_LETTERS, subscription_queue

@@ -1,13 +1,13 @@
-"""A directory to follow: where it is, what to read of it, and under which name its records are stored."""
+"""A directory to follow: where it is, how to log in, what to read of it, and the source name of its records."""
 
+import ssl
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from purveyor.model.errors import InvalidConfig
-from purveyor.sources.ldap.directory_address import DirectoryAddress
+from purveyor.model.errors import InvalidConfig, describe
 from purveyor.sources.ldap.search_filter import FilterError, encode_filter
 from purveyor.sources.ldif.records import source_subject
 
@@ -15,6 +15,50 @@ DEFAULT_SOURCE: Final = "ldap"
 DEFAULT_FILTER: Final = "(objectClass=*)"
 DEFAULT_ACCESSLOG_BASE: Final = "cn=accesslog"
 _PORTS: Final = {"ldap": 389, "ldaps": 636}
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryAddress:
+    """Where a directory is, and how to log in. InvalidConfig names what makes no sense."""
+
+    uri: str
+    """`ldap://host[:port]` or `ldaps://host[:port]`."""
+    bind_dn: str = ""
+    """The account; empty: anonymous."""
+    password: str = field(default="", repr=False)
+    tls_ca: Path | None = None
+    """A PEM file with the authorities to trust, instead of those of the system."""
+    start_tls: bool = False
+    connect_seconds: float = 10.0
+    """For the connection, TLS and bind, together."""
+    response_seconds: float = 60.0
+    """The longest silence of the server in a search."""
+    refresh_seconds: float = 600.0
+    """The longest silence in a refresh: a server may look through a large directory before it answers."""
+    max_message_bytes: int = 256 << 20
+    """The largest message that is accepted, which is the largest entry."""
+
+    def __post_init__(self) -> None:
+        scheme, _, _ = self.host_and_port()
+        if self.start_tls and scheme == "ldaps":
+            raise InvalidConfig(f"StartTLS with {self.uri}", fix="use ldap:// with StartTLS, or ldaps:// without it")
+        if self.bind_dn and not self.password:
+            raise InvalidConfig(
+                f"no password for {self.bind_dn}", fix="set a password: a bind without one is anonymous to the server"
+            )
+
+    def host_and_port(self) -> tuple[str, str, int]:
+        """Return scheme, host and port of the URI."""
+        return _parse_uri(self.uri)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return the context that checks the server's certificate."""
+        try:
+            return ssl.create_default_context(cafile=self.tls_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidConfig(
+                f"the authorities in {self.tls_ca} cannot be read: {describe(error)}", fix="name a PEM file"
+            ) from error
 
 
 class Mode(Enum):
@@ -61,17 +105,25 @@ class Directory:
 
 
 def check_uri(uri: str) -> None:
-    """Check the URI of a server. The error does not contain the URI, which may hold a password."""
-    wrong = InvalidConfig("not the URI of a directory", fix="use ldap://host:port or ldaps://host:port")
+    """Check the URI of a server."""
+    _parse_uri(uri)
+
+
+def _parse_uri(uri: str) -> tuple[str, str, int]:
+    """Return scheme, host and port. An error about a URI with a user does not contain it: it may hold a password."""
+    if "@" in unquote(uri):
+        raise InvalidConfig(
+            "invalid LDAP URI: it names a user", fix="leave the user out; set the bind DN and the password"
+        )
+    wrong = InvalidConfig(f"invalid LDAP URI {uri!r}", fix="use ldap://host:port or ldaps://host:port")
     try:
         parts = urlsplit(uri)
-        host, _ = parts.hostname, parts.port
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError:  # unbalanced brackets, or a port that is not a number
         raise wrong from None
-    if "@" in unquote(parts.netloc):
-        raise InvalidConfig("a URI with a user", fix="leave the user out; set the bind DN and the password")
-    if parts.scheme not in _PORTS or not host or parts.path not in ("", "/") or parts.query or parts.fragment:
+    if scheme not in _PORTS or not host or parts.path not in ("", "/") or parts.query or parts.fragment:
         raise wrong
+    return scheme, host, port or _PORTS[scheme]
 
 
 def check_source_name(name: str) -> None:

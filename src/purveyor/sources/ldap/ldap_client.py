@@ -16,12 +16,13 @@ from typing import Final
 
 from purveyor.model.errors import PurveyorError
 from purveyor.sources.ldap.ber import BerError
-from purveyor.sources.ldap.directory_address import DirectoryAddress
+from purveyor.sources.ldap.directory import DirectoryAddress
 from purveyor.sources.ldap.ldap_connection import LdapConnection, check_result
 from purveyor.sources.ldap.ldap_errors import (
     FollowEnded,
     NoSuchBase,
     NotUnderstood,
+    ResultCode,
     refuse_referral,
 )
 from purveyor.sources.ldap.ldap_messages import (
@@ -38,7 +39,6 @@ from purveyor.sources.ldap.ldap_messages import (
     SearchResultEntry,
     SearchResultReference,
 )
-from purveyor.sources.ldap.result_codes import ResultCode
 from purveyor.sources.ldap.search_filter import encode_filter
 from purveyor.sources.ldap.sync_consumer import RefreshRequired, SyncChange, SyncConsumer, SyncStage
 from purveyor.sources.ldap.sync_controls import SYNC_REQUEST, SyncMode

@@ -9,11 +9,12 @@ from typing import Final, Self
 from purveyor.model.errors import PurveyorError, describe
 from purveyor.sources.ldap.ber import SEQUENCE, BerError
 from purveyor.sources.ldap.byte_stream import ByteStream
-from purveyor.sources.ldap.directory_address import DirectoryAddress
+from purveyor.sources.ldap.directory import DirectoryAddress
 from purveyor.sources.ldap.ldap_errors import (
     CertificateRefused,
     DirectoryUnavailable,
     NotUnderstood,
+    ResultCode,
     translate_result,
 )
 from purveyor.sources.ldap.ldap_messages import (
@@ -32,7 +33,6 @@ from purveyor.sources.ldap.ldap_messages import (
     encode_start_tls,
     encode_unbind,
 )
-from purveyor.sources.ldap.result_codes import ResultCode
 
 _BATCH_MESSAGES: Final = 500
 _BATCH_BYTES: Final = 4 << 20

@@ -45,6 +45,7 @@ from purveyor.sources.ldap.ldap_errors import (
     DirectoryRefused,
     DirectoryUnavailable,
     NotUnderstood,
+    ResultCode,
     SyncNotSupported,
     refuse_referral,
     translate_result,
@@ -58,7 +59,6 @@ from purveyor.sources.ldap.ldap_messages import (
     SearchResultEntry,
     SearchResultReference,
 )
-from purveyor.sources.ldap.result_codes import ResultCode
 from purveyor.sources.ldap.sync_controls import (
     SYNC_DONE,
     SYNC_INFO,

@@ -13,10 +13,9 @@ from urllib.parse import urlencode
 
 from purveyor.app.cli.backends.api_access import ApiRoutes, part
 from purveyor.app.cli.subscription_options import OptionFlags
-from purveyor.app.push_input import PushInput
 from purveyor.app.settings import Settings
 from purveyor.app.subscription_details import read_all_details, read_details
-from purveyor.app.subscription_input import changed_definition, new_definition
+from purveyor.app.subscription_input import PushInput, changed_definition, new_definition
 from purveyor.delivery.credentials import Credentials, PasswordHasher
 from purveyor.delivery.push.attempt_history import read_attempts
 from purveyor.delivery.push.attempt_record import AttemptQuery, attempt_id

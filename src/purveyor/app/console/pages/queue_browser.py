@@ -8,13 +8,13 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Final
 
 from nicegui import ui
 
 from purveyor.app.console import html
 from purveyor.app.console.formatting import format_ago, format_size, format_time
 from purveyor.app.console.html import Markup, TableColumn, copy_button
-from purveyor.app.console.message_label import read_label
 from purveyor.app.console.page_base import ConsolePage, LiveHtml, button, modal
 from purveyor.app.console.snapshot import QueueSnapshot
 from purveyor.delivery.dead_letters.park import Attempt, as_attempt_log, parse_attempt
@@ -25,6 +25,7 @@ from purveyor.jetstream.streams import PageRequest, StoredMessage, read_page
 from purveyor.model import delivery_state
 from purveyor.model.delivery_state import DeliveryState, SubjectKind
 from purveyor.model.errors import PurveyorError, UnknownKey, UnknownStream, UnreadableRecord
+from purveyor.model.event import event_key
 from purveyor.queues.catalogue import reserved_names, subscription_queue
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import ACKNOWLEDGED, Registered
@@ -281,3 +282,45 @@ async def show_message(message: StoredMessage, more: str = "") -> None:
         with ui.element("div").classes("bar"):
             ui.element("span").classes("grow")
             button("Close", dialog.close).props("autofocus")
+
+
+_MAX_LABEL_BYTES: Final = 262_144
+"""A larger body is not parsed for a table, which pages draw every second."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLabel:
+    """The topic, as `realm:topic`, and the key of the object; None where the message has none."""
+
+    topic: str | None = None
+    key: str | None = None
+
+
+def read_label(data: bytes) -> MessageLabel:
+    """Return the topic and the key of an event, the name of a job or control event, or the DN of an LDIF record.
+
+    >>> read_label(b'{"realm": "udm", "topic": "users/user", "body": {"old": {}, "new": {"uuid": "u-1"}}}')
+    MessageLabel(topic='udm:users/user', key='u-1')
+    >>> read_label(b'{"dn": "cn=a", "change": "add"}'), read_label(b"no JSON")
+    (MessageLabel(topic=None, key='cn=a'), MessageLabel(topic=None, key=None))
+    """
+    if len(data) > _MAX_LABEL_BYTES:
+        return MessageLabel()
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return MessageLabel()
+    if not isinstance(found, dict):
+        return MessageLabel()
+    realm, topic = found.get("realm"), found.get("topic")
+    if isinstance(realm, str) and isinstance(topic, str):
+        body = found.get("body")
+        old, new = (body.get("old"), body.get("new")) if isinstance(body, dict) else (None, None)
+        given = found.get("key")
+        key = event_key(
+            new if isinstance(new, dict) else {},
+            old if isinstance(old, dict) else {},
+            given=given if isinstance(given, str) else None,
+        )
+        return MessageLabel(f"{realm}:{topic}", key)
+    return MessageLabel(key=next((found[name] for name in ("name", "dn") if isinstance(found.get(name), str)), None))

@@ -20,7 +20,7 @@ from purveyor.app.console.html import TableColumn
 from purveyor.app.console.page_base import ConsolePage, button, confirm, modal, notify_error
 from purveyor.app.console.pages.publish_dialog import publish_event
 from purveyor.app.console.pages.subscription_form import edit_subscription, set_password
-from purveyor.app.push_input import PushInput
+from purveyor.app.subscription_input import PushInput
 from purveyor.delivery.push.endpoint_pool import EndpointHealth, EndpointSender
 from purveyor.delivery.push.http_pool import HttpPool
 from purveyor.delivery.push.push_request import PushSecrets

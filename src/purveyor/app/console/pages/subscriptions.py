@@ -15,7 +15,7 @@ from purveyor.app.console.alert_groups import all_alerts, ranked
 from purveyor.app.console.alerts import Alert, Kind, Level
 from purveyor.app.console.console import Console
 from purveyor.app.console.formatting import format_ago, format_duration, format_number, format_rate, format_time
-from purveyor.app.console.html import TableColumn
+from purveyor.app.console.html import TableColumn, copyable, copyable_code
 from purveyor.app.console.page_base import ConsolePage, LiveHtml, PagedTable, button, card, page_frame
 from purveyor.app.console.pages.attempts import AttemptLogCard
 from purveyor.app.console.pages.dead_letters import attempts_table
@@ -32,16 +32,16 @@ from purveyor.app.console.pages.queue_browser import (
 )
 from purveyor.app.console.pages.subscription_actions import Actions
 from purveyor.app.console.pages.subscription_form import add_subscription
-from purveyor.app.console.pages.use_card import use_lines
 from purveyor.app.console.snapshot import QueueSnapshot, SystemSnapshot
 from purveyor.app.console.time_series import COLOURS, plot, rate_line, value_line
 from purveyor.app.telemetry.queue_metrics import state_of
 from purveyor.delivery.subscription_status import SubscriptionStatus, read_status
-from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS
+from purveyor.model.delivery_policy import DEFAULT_HIDDEN_FIELDS, Delivery
 from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import PurveyorError
 from purveyor.model.message_headers import REPLAY_JOB
 from purveyor.model.registration import PrefillStatus
+from purveyor.model.subscription import Subscription
 from purveyor.queues.registry import Registered, Unreadable
 
 STATES = {
@@ -411,3 +411,18 @@ def _hidden(fields: tuple[str, ...]) -> str:
     if fields == DEFAULT_HIDDEN_FIELDS:
         return "passwords, their hashes and keys (default)"
     return ", ".join(fields) or "none"
+
+
+def use_lines(definition: Subscription, base: str) -> str:
+    """Return the name, the URL and a curl line. `base` is the address of the API, as the browser sees it."""
+    name, url = definition.name, f"{base.rstrip('/')}/v1/subscriptions/{quote(definition.name)}"
+    if definition.delivery is Delivery.PUSH:
+        curl, what = f"curl -u {name}:PASSWORD '{url}/attempts?outcome=failed'", "Its failed attempts"
+    else:
+        curl, what = f"curl -u {name}:PASSWORD '{url}/messages/next?timeout=5'", "Its next message"
+    rows = [
+        ("Name", copyable(name, name, "the name")),
+        ("URL", copyable_code(url, "the URL")),
+        (what, copyable_code(curl, "the curl line")),
+    ]
+    return f'<div class="lines">{html.pairs(rows)}</div>'

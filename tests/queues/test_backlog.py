@@ -1,9 +1,9 @@
 """The age of a queue counts what a reader has not processed, not what a durable keeps."""
 
 from purveyor.model.event import LDIF_SUBJECT
+from purveyor.queues.backlog import unread_since
 from purveyor.queues.catalogue import RECEIPTS, incoming
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.unread import unread_since
 from tests.support.nats_servers import OwnServer
 
 STREAM = incoming().stream
