@@ -104,7 +104,7 @@ def events(count: int, topics: int = 1, *, first: int = 0) -> Iterator[pa.Record
         )
 
 
-class World:
+class Installation:
     """A server with the pipeline's queues, and the parts that a measurement starts."""
 
     def __init__(self, spark: SparkSession, address: Address, directory: Path) -> None:
@@ -156,13 +156,13 @@ class World:
 
 
 @contextmanager
-def world(spark: SparkSession) -> Iterator[World]:
+def installation(spark: SparkSession) -> Iterator[Installation]:
     """Start a server with empty queues."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         EmbeddedServer(Path(scratch) / "nats", ServerOptions(sync="2m")) as server,
     ):
-        yield World(spark, server.address, Path(scratch))
+        yield Installation(spark, server.address, Path(scratch))
 
 
 def _raise(query: StreamingQuery) -> None:
@@ -177,14 +177,14 @@ def _wait(query: StreamingQuery, last: int) -> None:
         time.sleep(0.05)
 
 
-def _skip_unmatched(made: World) -> None:
+def _skip_unmatched(made: Installation) -> None:
     """Let the dispatcher pass the events without a subscription."""
     last, query = made.last(), made.dispatch()
     _wait(query, last)
     query.stop()
 
 
-def _drain(made: World, count: int, *, each: int = 1) -> float:
+def _drain(made: Installation, count: int, *, each: int = 1) -> float:
     """Dispatch all events; return deliveries per second of the batches behind the first, in which batches grow."""
     # The default maximum; a small backlog is divided into four, so that there are batches behind the first.
     last, query = made.last(), made.dispatch(ROWS_PER_PARTITION if count >= 200_000 else count // 4)
@@ -213,7 +213,7 @@ def _offset(report: Any, which: str) -> int:
 
 def _rate(spark: SparkSession, topics: Sequence[str], count: int, spread: int = 1, *, archived: int = 0) -> float:
     """Return deliveries per second with a backlog, published after the subscriptions; archive some events before."""
-    with world(spark) as made:
+    with installation(spark) as made:
         if archived:
             publish_many(made.address, events(archived))
             made.archive_all()
@@ -251,7 +251,7 @@ async def _one_at_a_time(address: Address, targets: int, count: int, *, confirme
 
 
 def _peer(spark: SparkSession, targets: int, count: int, *, confirmed: bool = False) -> float:
-    with world(spark) as made:
+    with installation(spark) as made:
         rate = asyncio.run(_one_at_a_time(made.address, targets, count, confirmed=confirmed))
     words = ", acknowledgements confirmed" if confirmed else ""
     print(f"pipeline: one at a time, {targets} targets{words}: {rate:,.0f} deliveries/s", flush=True)
@@ -260,7 +260,7 @@ def _peer(spark: SparkSession, targets: int, count: int, *, confirmed: bool = Fa
 
 def _dispatch(spark: SparkSession) -> Section:
     # The JVM compiles for some minutes: a steady rate first, and enough rounds to see the rate of a warm process.
-    with world(spark) as made:
+    with installation(spark) as made:
         made.subscribe(["bench/0"])
         query = made.dispatch()
         _steady(made, 100, _WARM_SECONDS)
@@ -322,7 +322,7 @@ def _growth(spark: SparkSession) -> Section:
 
 
 def _latency(spark: SparkSession) -> Section:
-    with world(spark) as made:
+    with installation(spark) as made:
         made.subscribe(["bench/0"])
         query = made.dispatch()
         _steady(made, 100, _WARM_SECONDS)
@@ -348,7 +348,7 @@ def _latency(spark: SparkSession) -> Section:
     return Section("Pipeline: latency", words, rows)
 
 
-def _steady(made: World, rate: int, seconds: int) -> dict[str, float]:
+def _steady(made: Installation, rate: int, seconds: int) -> dict[str, float]:
     """Publish at a steady rate; return when each event was sent."""
 
     async def publish() -> dict[str, float]:
@@ -368,7 +368,7 @@ def _steady(made: World, rate: int, seconds: int) -> dict[str, float]:
 def _prefill(spark: SparkSession) -> Section:
     rows = []
     for objects in (200_000, 1_000_000):
-        with world(spark) as made:
+        with installation(spark) as made:
             publish_many(made.address, events(objects))
             made.archive_all()
             worker = PrefillWorker(spark, made.address, made.archive)
@@ -393,7 +393,7 @@ def _prefill(spark: SparkSession) -> Section:
     return Section("Pipeline: prefill", words, rows)
 
 
-def _fill(made: World, objects: int, prefix: str) -> float:
+def _fill(made: Installation, objects: int, prefix: str) -> float:
     began = time.perf_counter()
     made.subscribe(["bench/0"], prefill=True, prefix=prefix)
     while True:
@@ -405,7 +405,7 @@ def _fill(made: World, objects: int, prefix: str) -> float:
         time.sleep(0.05)
 
 
-def _sink(made: World, objects: int) -> float:
+def _sink(made: Installation, objects: int) -> float:
     target = Streams(made.address).fresh()
     rows = made.spark.read.parquet(str(made.archive.directory / "events" / "*")).where("kind = 'event'")
     rows = rows.selectExpr(f"'{target}' as subject", "data", "cast(position as string) as msg_id").coalesce(1)

@@ -94,7 +94,7 @@ async def queues(address: Address) -> AsyncIterator[Queues]:
 
 
 @dataclass(frozen=True)
-class Scene:
+class RecordCase:
     """Two things of a kind. `use` does with one of them what it is for, and tells what came of it."""
 
     bucket: Bucket
@@ -107,12 +107,12 @@ class Scene:
     """What comes of using the first, when its record is understood."""
 
 
-Make = Callable[[Queues, str], Awaitable[Scene]]
+Make = Callable[[Queues, str], Awaitable[RecordCase]]
 MAKERS: dict[str, Make] = {}
 
 
-def scene(kind: str) -> Callable[[Make], Make]:
-    """A scene for records of a kind."""
+def case(kind: str) -> Callable[[Make], Make]:
+    """A case for records of a kind."""
 
     def take(make: Make) -> Make:
         MAKERS[kind] = make
@@ -146,7 +146,7 @@ async def drain(queues: Queues, name: str) -> list[str]:
     return got
 
 
-async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefill: bool = False) -> Scene:
+async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefill: bool = False) -> RecordCase:
     one, other = await subscribe(queues, unique, prefill=prefill)
     if prefill:
         registry = await Registry.open(queues)
@@ -159,26 +159,26 @@ async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefi
         assert message is not None
         await pull.acknowledge(one, message.sequence)
     key = f"{one}.{part}" if part else one
-    return Scene(await queues.bucket(bucket), key, lambda name: drain(queues, name), one, other, ["2", "3"])
+    return RecordCase(await queues.bucket(bucket), key, lambda name: drain(queues, name), one, other, ["2", "3"])
 
 
-@scene("subscription record")
-async def _record(queues: Queues, unique: str) -> Scene:
+@case("subscription record")
+async def _record(queues: Queues, unique: str) -> RecordCase:
     return await delivery(queues, unique, SUBSCRIPTIONS, "definition")
 
 
-@scene("prefill state")
-async def _prefill(queues: Queues, unique: str) -> Scene:
+@case("prefill state")
+async def _prefill(queues: Queues, unique: str) -> RecordCase:
     return await delivery(queues, unique, SUBSCRIPTIONS, "prefill", prefill=True)
 
 
-@scene("delivery state")
-async def _delivery_state(queues: Queues, unique: str) -> Scene:
+@case("delivery state")
+async def _delivery_state(queues: Queues, unique: str) -> RecordCase:
     return await delivery(queues, unique, ACKNOWLEDGED, "")
 
 
-@scene("waiting replay")
-async def _waiting_replay(queues: Queues, unique: str) -> Scene:
+@case("waiting replay")
+async def _waiting_replay(queues: Queues, unique: str) -> RecordCase:
     """A replay that waits is not forgotten, and no other is accepted. What the worker does is tested beside it."""
     subscriptions = Subscriptions(queues)
     one, other = await subscribe(queues, unique)
@@ -192,11 +192,11 @@ async def _waiting_replay(queues: Queues, unique: str) -> Scene:
         return "accepted"
 
     refused = f"a replay of subscription {one!r} waits already, job {job.job}"
-    return Scene(await queues.bucket(SUBSCRIPTIONS), f"{one}.replay", ask, one, other, refused)
+    return RecordCase(await queues.bucket(SUBSCRIPTIONS), f"{one}.replay", ask, one, other, refused)
 
 
-@scene("schema")
-async def _schema(queues: Queues, unique: str) -> Scene:
+@case("schema")
+async def _schema(queues: Queues, unique: str) -> RecordCase:
     """An event that its schema refuses is refused, and not accepted unseen."""
     schemas = SchemaRegistry(queues)
     for name in ("one", "other"):
@@ -209,17 +209,19 @@ async def _schema(queues: Queues, unique: str) -> Scene:
             )
         )
     bucket = await queues.bucket(TOPICS)
-    return Scene(bucket, f"schema.{unique}-one", lambda topic: accept(queues, unique, topic), "one", "other", "one")
+    return RecordCase(
+        bucket, f"schema.{unique}-one", lambda topic: accept(queues, unique, topic), "one", "other", "one"
+    )
 
 
-@scene("topic")
-async def _topic(queues: Queues, unique: str) -> Scene:
+@case("topic")
+async def _topic(queues: Queues, unique: str) -> RecordCase:
     schemas = SchemaRegistry(queues)
     topics = [Topic(realm=unique, topic=name, since=datetime.now(UTC), declared=True) for name in ("one", "other")]
     for topic in topics:
         await schemas.declare(topic)
     bucket = await queues.bucket(TOPICS)
-    return Scene(bucket, topics[0].key, lambda topic: accept(queues, unique, topic), "one", "other", "one")
+    return RecordCase(bucket, topics[0].key, lambda topic: accept(queues, unique, topic), "one", "other", "one")
 
 
 async def accept(queues: Queues, realm: str, topic: str) -> str:
@@ -231,8 +233,8 @@ async def accept(queues: Queues, realm: str, topic: str) -> str:
         return event.topic
 
 
-@scene("password")
-async def _password(queues: Queues, unique: str) -> Scene:
+@case("password")
+async def _password(queues: Queues, unique: str) -> RecordCase:
     credentials = Credentials(queues, HASHER)
     for name in ("one", "other"):
         await credentials.set_first_password(f"{unique}-{name}", name, "secret")
@@ -241,11 +243,11 @@ async def _password(queues: Queues, unique: str) -> Scene:
         opened = await credentials.check_password(f"{unique}-{name}", "secret")
         return None if opened is None else opened.incarnation
 
-    return Scene(await queues.bucket(CREDENTIALS), password_key(f"{unique}-one"), log_in, "one", "other", "one")
+    return RecordCase(await queues.bucket(CREDENTIALS), password_key(f"{unique}-one"), log_in, "one", "other", "one")
 
 
-@scene("token")
-async def _token(queues: Queues, unique: str) -> Scene:
+@case("token")
+async def _token(queues: Queues, unique: str) -> RecordCase:
     credentials = Credentials(queues, HASHER)
     made = {name: await credentials.add_token(unique, name) for name in ("one", "other")}
 
@@ -255,11 +257,11 @@ async def _token(queues: Queues, unique: str) -> Scene:
         found = await credentials.check_token(made[name][1])
         return None if found is None else found.incarnation
 
-    return Scene(await queues.bucket(CREDENTIALS), token_key(made["one"][0].id), log_in, "one", "other", "one")
+    return RecordCase(await queues.bucket(CREDENTIALS), token_key(made["one"][0].id), log_in, "one", "other", "one")
 
 
-@scene("record of a migration")
-async def _migration(queues: Queues, unique: str) -> Scene:
+@case("record of a migration")
+async def _migration(queues: Queues, unique: str) -> RecordCase:
     """A queue whose stream is gone in the middle of its migration must not be made as if it were new."""
     bucket = await queues.bucket(BucketConfig(name=MIGRATIONS))
     record = MigrationRecord(
@@ -276,7 +278,7 @@ async def _migration(queues: Queues, unique: str) -> Scene:
     async def ensure(name: str) -> QueueStatus:
         return (await queues.ensure(queue(f"{unique}-{name}"))).status
 
-    return Scene(bucket, record_key(f"{unique}-one"), ensure, "one", "other", QueueStatus.READY)
+    return RecordCase(bucket, record_key(f"{unique}-one"), ensure, "one", "other", QueueStatus.READY)
 
 
 def queue(name: str) -> Queue:

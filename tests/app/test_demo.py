@@ -69,13 +69,13 @@ def test_latency_is_measured_separately_for_calm_and_disturbed_periods() -> None
 def test_the_demo_runs_and_finds_nothing_wrong() -> None:
     done = invoke("demo", "--people", "40", "--json")
     assert done.code == 0, (done.out, done.err)
-    told = json.loads(done.out)
-    assert told["wrong"] == []
-    assert told["audit"]["clean"]
-    assert told["dead_letters"] == 0
-    received = {each["name"]: each for each in told["received"]}
+    reported = json.loads(done.out)
+    assert reported["wrong"] == []
+    assert reported["audit"]["clean"]
+    assert reported["dead_letters"] == 0
+    received = {each["name"]: each for each in reported["received"]}
     assert set(received) == {"everything", "by-key", "webhook", "table", "late"}
     assert all(each["got"] == each["expected"] > 0 for each in received.values())
     assert received["webhook"]["retried"] > 0
     assert all(each["latency_p50_seconds"] and each["disturbed_p50_seconds"] for each in received.values())
-    assert told["recovery_seconds"] > 0
+    assert reported["recovery_seconds"] > 0

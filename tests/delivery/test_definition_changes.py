@@ -209,7 +209,7 @@ async def test_a_past_selection_is_kept_until_every_reader_has_passed_it(
     record, _ = await subscriptions.add(definition())
     positions = [(await subscriptions.redefine("ox", topics(f"t{number}"))).position for number in range(3)]
     with monkeypatch.context() as limited:
-        limited.setattr(definition_changes, "MOST_PAST", 3)
+        limited.setattr(definition_changes, "MAX_PAST_SELECTIONS", 3)
         with pytest.raises(Refused, match=f"the first is at position {positions[0]}") as refused:
             await subscriptions.redefine("ox", topics("t3"))
         assert refused.value.code == 409

@@ -32,8 +32,8 @@ class Metric:
 def documented() -> dict[str, Metric]:
     """Return all documented series by name; a histogram has three."""
     found = {"up": Metric("gauge", OF_SCRAPE)}
-    for name, kind, told in _ROW.findall(METRICS_PAGE.read_text()):
-        labels = frozenset(re.findall(r"`([a-z_]+)`", told)) | OF_SCRAPE
+    for name, kind, reported in _ROW.findall(METRICS_PAGE.read_text()):
+        labels = frozenset(re.findall(r"`([a-z_]+)`", reported)) | OF_SCRAPE
         if kind != "histogram":
             found[name] = Metric(kind, labels)
             continue

@@ -56,9 +56,9 @@ def test_the_alerts_are_about_metrics_that_exist() -> None:
     assert len({rule["alert"] for rule in alerts()}) == len(alerts())
     for rule in alerts():
         labels = promql.check(rule["expr"], rule["alert"])
-        told = " ".join(rule["annotations"].values())
-        assert set(re.findall(r"\$labels\.([a-z_]+)", told)) <= labels, rule["alert"]
-        for command in re.findall(r"`(purveyor [^`]*)`", told):
+        reported = " ".join(rule["annotations"].values())
+        assert set(re.findall(r"\$labels\.([a-z_]+)", reported)) <= labels, rule["alert"]
+        for command in re.findall(r"`(purveyor [^`]*)`", reported):
             words = [word for word in command.split()[1:] if word.islower()]
             check_command(words[:2], rule["alert"])
 

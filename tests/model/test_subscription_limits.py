@@ -12,7 +12,12 @@ from purveyor.model import subscription_limits
 from purveyor.model.errors import InvalidInput
 from purveyor.model.name_rules import check_topic
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
-from purveyor.model.subscription_limits import MOST_STEPS, check_subscription, check_topics, count_matching_steps
+from purveyor.model.subscription_limits import (
+    MAX_MATCHING_STEPS,
+    check_subscription,
+    check_topics,
+    count_matching_steps,
+)
 
 ACCEPTED = [
     ".*",
@@ -245,4 +250,4 @@ def test_no_topic_takes_more_steps_than_the_cost(
 
 
 def test_the_limit_is_between_two_and_three_open_repetitions() -> None:
-    assert count_matching_steps(".*a.*b") < MOST_STEPS < count_matching_steps(".*a.*b.*c")
+    assert count_matching_steps(".*a.*b") < MAX_MATCHING_STEPS < count_matching_steps(".*a.*b.*c")

@@ -29,7 +29,7 @@ from purveyor.pipeline.archive.reader import ArchiveSource
 from purveyor.pipeline.audit.audit import audit
 from purveyor.queues.permissions import component_users
 from tests.pipeline.directory import Directory
-from tests.pipeline.ledger import check_log, check_prefill, check_queue, log_of
+from tests.pipeline.drained_state import check_log, check_prefill, check_queue, log_of
 from tests.support.broker import Broker
 from tests.support.command_line import PROGRAM, invoke
 from tests.support.nats_servers import OwnServer
@@ -82,7 +82,7 @@ TAKEN_OVER = (
 )
 
 
-class World:
+class Installation:
     """A data directory with its server, the sources that write, and the pipeline that is killed and started again."""
 
     def __init__(
@@ -258,19 +258,19 @@ class World:
         assert int(self.broker.state("stream:dead-letters")["messages"]) == 0
 
 
-Make = Callable[..., World]
+Make = Callable[..., Installation]
 
 
 @pytest.fixture
-def world(own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def install(own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PURVEYOR_NATS_URL", raising=False)
-    made: list[World] = []
+    made: list[Installation] = []
 
-    def make(random: Random, **kind: Any) -> World:
+    def make(random: Random, **kind: Any) -> Installation:
         data = tmp_path / "data"
         data.mkdir()
-        made.append(World(own_server(SAFE, directory=data / "nats"), data, random, **kind))
+        made.append(Installation(own_server(SAFE, directory=data / "nats"), data, random, **kind))
         return made[-1]
 
     yield make
@@ -281,9 +281,11 @@ def world(own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
 @pytest.mark.first
-def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, request: pytest.FixtureRequest) -> None:
+def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(
+    install: Make, request: pytest.FixtureRequest
+) -> None:
     random = chance("kill -9 of the pipeline's parts")
-    here = world(random)
+    here = install(random)
     for each in (*AT_THE_START, PASSING):
         here.add(each)
     targets = ["worker", "server", "driver"] * KILLS
@@ -314,22 +316,22 @@ def test_nothing_is_lost_doubled_or_disordered_whatever_is_killed(world: Make, r
 @pytest.mark.timeout(1200)
 @pytest.mark.first
 def test_an_older_queue_is_taken_over_in_place_and_a_stop_longer_than_ids_are_known_doubles_nothing(
-    world: Make, request: pytest.FixtureRequest
+    install: Make, request: pytest.FixtureRequest
 ) -> None:
     """Two promises in one story, because every start of Spark costs seconds.
 
     A deployment is upgraded in place: the work queue of the older system has a backlog, and its publisher goes on.
     Then a year's downtime in small: the server recognises an id for one second, and the pipeline is away for two.
     """
-    here = world(chance("a long downtime"), older=True)
+    here = install(chance("a long downtime"), older=True)
     with here.older_publisher():
         here.pipeline.wait_for(f"migration: {TAKEN_OVER[-1]}")
         here.add(WIDE)
         here.add(EXACT)
         here.pipeline.wait_for("ready")
-    told = [line.removeprefix("migration: ") for line in here.pipeline.lines if line.startswith("migration: ")]
-    assert [line for line in told if "remaining" not in line] == [line for line in TAKEN_OVER if "with" not in line]
-    assert told[1].startswith(TAKEN_OVER[1])
+    reported = [line.removeprefix("migration: ") for line in here.pipeline.lines if line.startswith("migration: ")]
+    assert [line for line in reported if "remaining" not in line] == [line for line in TAKEN_OVER if "with" not in line]
+    assert reported[1].startswith(TAKEN_OVER[1])
     config = here.broker.ask("STREAM.INFO.stream:incoming")["config"]
     assert (config["retention"], bool(config.get("sealed"))) == ("interest", False)
     assert here.broker.consumers("stream:incoming") == ["archive", "dispatcher", "transform-receipts"]
@@ -351,10 +353,10 @@ def test_an_older_queue_is_taken_over_in_place_and_a_stop_longer_than_ids_are_kn
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 def test_the_same_holds_on_a_spark_cluster_whose_executors_are_killed(
-    world: Make, request: pytest.FixtureRequest
+    install: Make, request: pytest.FixtureRequest
 ) -> None:
     """Tasks run in processes that got the package sent; what one of them held when it died is done by another."""
-    here = world(chance("kill -9 of the pipeline's executors"), master="local-cluster[2,1,1024]")
+    here = install(chance("kill -9 of the pipeline's executors"), master="local-cluster[2,1,1024]")
     here.add(WIDE)
     here.add(EXACT)
     killed = 0

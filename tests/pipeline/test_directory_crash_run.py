@@ -88,7 +88,7 @@ def _texts(value: Any) -> list[str]:
     return list(value) if isinstance(value, list) else [] if value is None else [str(value)]
 
 
-def told(objects: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def reported(objects: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what is compared of the objects, by uuid."""
     found = {}
     for uuid, given in objects.items():
@@ -118,7 +118,7 @@ def expected(found: Found) -> dict[str, Any]:
     }
 
 
-class World:
+class Installation:
     """A directory with its sources, the pipeline and one subscription."""
 
     def __init__(self, server: EmbeddedServer, data: Path, slapd: Slapd, dice: Random, mode: str) -> None:
@@ -227,14 +227,14 @@ class World:
             assert self.pipeline.process.poll() is None, (self.pipeline.lines, self.pipeline.err)
             is_drained = self.is_drained()
             subscriber.read(self.broker)
-            return is_drained and told(subscriber.objects) == wanted
+            return is_drained and reported(subscriber.objects) == wanted
 
         try:
             wait_until(is_equal, seconds=pick(180, 300))
         except AssertionError:
             print(*self.report(), sep="\n")
             assert not subscriber.untrue
-            assert told(subscriber.objects) == wanted
+            assert reported(subscriber.objects) == wanted
             raise
 
     def is_drained(self) -> bool:
@@ -280,18 +280,20 @@ class Failing(threading.Thread):
 
 
 @pytest.fixture
-def world(own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
+def install(
+    own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Installation]]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PURVEYOR_NATS_URL", raising=False)
-    made: list[World] = []
+    made: list[Installation] = []
     slapds: list[Slapd] = []
 
-    def make(dice: Random, mode: str, options: SlapdOptions) -> World:
+    def make(dice: Random, mode: str, options: SlapdOptions) -> Installation:
         data = tmp_path / "data"
         data.mkdir()
         slapds.append(Slapd(tmp_path / "slapd", options).__enter__())
         slapds[-1].add_base()
-        made.append(World(own_server(SAFE, directory=data / "nats"), data, slapds[-1], dice, mode))
+        made.append(Installation(own_server(SAFE, directory=data / "nats"), data, slapds[-1], dice, mode))
         return made[-1]
 
     yield make
@@ -305,10 +307,12 @@ def world(own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.timeout(7200)
 @pytest.mark.first
 @pytest.mark.parametrize("mode", ["syncrepl", "accesslog"])
-def test_a_subscriber_has_what_the_directory_has_whatever_is_killed(world: Callable[..., World], mode: str) -> None:
+def test_a_subscriber_has_what_the_directory_has_whatever_is_killed(
+    install: Callable[..., Installation], mode: str
+) -> None:
     dice = chance(f"kill -9 around a directory, {mode}")
     options = SlapdOptions(session_log=20, server_id=1, accesslog=mode == "accesslog")
-    here = world(dice, mode, options)
+    here = install(dice, mode, options)
     here.pipeline.wait_for("ready")
     here.following[here.at_work()].wait_for("following")
     subscriber = Subscriber()

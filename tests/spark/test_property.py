@@ -25,7 +25,7 @@ def _moved(query: StreamingQuery) -> bool:
     return bool(query.lastProgress) or not query.isActive
 
 
-class World:
+class ChangingStream:
     """A stream, and what was done to it."""
 
     def __init__(self, server: EmbeddedServer, random: Random) -> None:
@@ -65,27 +65,27 @@ class World:
 @pytest.mark.chaos
 def test_every_message_that_was_there_is_read_once(own_server: OwnServer, follow: Read, collector: Collector) -> None:
     random = chance("random life of a stream under random queries")
-    world = World(own_server(ServerOptions(sync="2m", restart=RestartPolicy(max_deaths=1000))), random)
+    changing = ChangingStream(own_server(ServerOptions(sync="2m", restart=RestartPolicy(max_deaths=1000))), random)
     never: set[int] = set()
     """Removed while no query ran, and not read before: no query may see them."""
     for _ in range(pick(4, 25)):
         for _ in range(random.randrange(2, 6)):
-            world.act()
-        never |= world.removed - set(collector.sequences())
+            changing.act()
+        never |= changing.removed - set(collector.sequences())
         options = {"maxOffsetsPerTrigger": random.randrange(20, 300), "minPartitions": random.randrange(1, 4)}
-        frame = follow("S", servers=world.broker.url, failOnDataLoss=False, idleWaitMillis=50, **options)
+        frame = follow("S", servers=changing.broker.url, failOnDataLoss=False, idleWaitMillis=50, **options)
         query = collector.start(frame, available_now=random.random() < 0.5)
         for _ in range(random.randrange(1, 5)):
-            world.act()
+            changing.act()
         if random.random() < 0.5:
             wait_until(partial(_moved, query))
         query.stop()  # wherever it is
-    world.restart()
-    collector.finish(follow("S", servers=world.broker.url, failOnDataLoss=False))
+    changing.restart()
+    collector.finish(follow("S", servers=changing.broker.url, failOnDataLoss=False))
     read = collector.sequences()
     assert len(read) == len(set(read)), "read twice"
-    assert set(world.alive) <= set(read), "not read"
+    assert set(changing.alive) <= set(read), "not read"
     assert not set(read) & never, "read after it was removed"
-    assert set(read) <= set(range(1, world.last + 1))
-    assert world.broker.sequences("S") == world.alive, "the test's own picture of the stream"
+    assert set(read) <= set(range(1, changing.last + 1))
+    assert changing.broker.sequences("S") == changing.alive, "the test's own picture of the stream"
     assert collector.texts() == [str(sequence) for sequence in read]

@@ -57,9 +57,9 @@ class Site:
             text=True,
         )
         assert self.process.stdout is not None
-        told = json.loads(self.process.stdout.readline())
-        assert told["event"] == "ready", told
-        self.url: str = told["url"]
+        reported = json.loads(self.process.stdout.readline())
+        assert reported["event"] == "ready", reported
+        self.url: str = reported["url"]
         self.admin = self.client(*ADMIN)
 
     def client(self, *auth: str, **more: Any) -> httpx.Client:

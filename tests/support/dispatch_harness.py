@@ -141,13 +141,13 @@ class DispatchHarness:
             return await (await Registry.open(queues)).create(record)
 
     def control(self, kind: ControlKind, record: Record) -> int:
-        told = ControlEvent(
+        reported = ControlEvent(
             kind=kind,
             name=record.name,
             incarnation=record.incarnation,
             definition=record.definition if kind is ControlKind.ADDED else None,
         )
-        report = publish_many(self.address, outgoing([(CONTROL_SUBJECT, told.encode(), None, told.msg_id)]))
+        report = publish_many(self.address, outgoing([(CONTROL_SUBJECT, reported.encode(), None, reported.msg_id)]))
         return report.last_sequences[INCOMING]
 
     def begin_deletion(self, name: str) -> Registered:

@@ -22,11 +22,11 @@ from typing import Self
 from purveyor.jetstream.address import Address
 from tests.support.waiting import PATIENCE_SECONDS
 
-_CHUNK = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close sends RST, as from a machine that went away
 
 
-class _Way:
+class _Direction:
     """One direction of a connection, with the bytes read from one side and not yet written to the other."""
 
     def __init__(self, source: socket.socket, target: socket.socket) -> None:
@@ -43,19 +43,19 @@ class TcpProxy:
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
         self._selector = selectors.DefaultSelector()
-        self._ways: dict[socket.socket, _Way] = {}  # by the socket read from
+        self._directions: dict[socket.socket, _Direction] = {}  # by the socket read from
         self._back: dict[socket.socket, socket.socket] = {}  # each socket's other side
         self._frozen = False
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._bell, self._ear = socket.socketpair()
-        self._ear.setblocking(False)
-        self._selector.register(self._ear, selectors.EVENT_READ)
-        self._door = _bound(0)
-        self.port: int = self._door.getsockname()[1]
+        self._wake_sender, self._wake_receiver = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._listener = _bound(0)
+        self.port: int = self._listener.getsockname()[1]
         self.accepted = 0
         """Return the number of connections accepted so far."""
         self._listening = False
-        self._open_door()
+        self._start_listening()
         self._thread = threading.Thread(target=self._serve, name="tcp-proxy", daemon=True)
         self._thread.start()
 
@@ -74,7 +74,7 @@ class TcpProxy:
 
     def refuse(self) -> None:
         """Reset every open connection, and refuse new ones until `restore`."""
-        self._do(self._close_door)
+        self._do(self._stop_listening)
 
     def freeze(self) -> None:
         """Keep connections open and accept new ones, but forward no bytes until `restore`."""
@@ -88,7 +88,7 @@ class TcpProxy:
         """Close the proxy and all connections."""
         if self._thread.is_alive():
             self._commands.put(None)
-            self._bell.send(b"!")
+            self._wake_sender.send(b"!")
             self._thread.join()
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class TcpProxy:
             done.set()
 
         self._commands.put(command)
-        self._bell.send(b"!")
+        self._wake_sender.send(b"!")
         if not done.wait(PATIENCE_SECONDS):
             raise RuntimeError("the proxy does not answer")
 
@@ -117,20 +117,20 @@ class TcpProxy:
         running = True
         while running:
             for key, events in self._selector.select():
-                if key.fileobj is self._ear:
+                if key.fileobj is self._wake_receiver:
                     running = self._obey()
-                elif key.fileobj is self._door:
+                elif key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
                     self._move(key.fileobj, events)
         self._cut()
-        for each in (self._door, self._bell, self._ear):
+        for each in (self._listener, self._wake_sender, self._wake_receiver):
             each.close()
         self._selector.close()
 
     def _obey(self) -> bool:
         with contextlib.suppress(BlockingIOError):
-            self._ear.recv(4096)
+            self._wake_receiver.recv(4096)
         while not self._commands.empty():
             command = self._commands.get()
             if command is None:
@@ -140,7 +140,7 @@ class TcpProxy:
 
     def _accept(self) -> None:
         try:
-            client, _ = self._door.accept()
+            client, _ = self._listener.accept()
         except OSError:  # gone again before we took it
             return
         try:
@@ -152,14 +152,14 @@ class TcpProxy:
         for one, other in ((client, server), (server, client)):
             one.setblocking(False)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._ways[one] = _Way(one, other)
+            self._directions[one] = _Direction(one, other)
             self._back[one] = other
         for each in (client, server):
             self._watch(each)
 
     def _watch(self, each: socket.socket) -> None:
         """Register for reads where the buffer has room, and for writes where it has bytes."""
-        reading, writing = self._ways[each], self._ways[self._back[each]]
+        reading, writing = self._directions[each], self._directions[self._back[each]]
         events = 0
         if not self._frozen:
             if not reading.waiting and not reading.ended:
@@ -180,58 +180,58 @@ class TcpProxy:
         other = self._back[each]
         try:
             if events & selectors.EVENT_READ:
-                self._read(self._ways[each])
+                self._read(self._directions[each])
             if events & selectors.EVENT_WRITE:
-                self._write(self._ways[other])
+                self._write(self._directions[other])
         except BlockingIOError:
             pass
         except OSError:
             self._drop(each)
             return
-        if self._ways[each].closed and self._ways[other].closed:
+        if self._directions[each].closed and self._directions[other].closed:
             self._drop(each)
             return
         self._watch(each)
         self._watch(other)
 
-    def _read(self, way: _Way) -> None:
-        data = way.source.recv(_CHUNK)
-        way.waiting, way.ended = data, not data
-        self._write(way)
+    def _read(self, direction: _Direction) -> None:
+        data = direction.source.recv(_CHUNK_BYTES)
+        direction.waiting, direction.ended = data, not data
+        self._write(direction)
 
-    def _write(self, way: _Way) -> None:
-        if way.waiting:
-            sent = way.target.send(way.waiting)
-            way.waiting = way.waiting[sent:]
-        if way.ended and not way.waiting and not way.closed:
-            way.closed = True
-            way.target.shutdown(socket.SHUT_WR)
+    def _write(self, direction: _Direction) -> None:
+        if direction.waiting:
+            sent = direction.target.send(direction.waiting)
+            direction.waiting = direction.waiting[sent:]
+        if direction.ended and not direction.waiting and not direction.closed:
+            direction.closed = True
+            direction.target.shutdown(socket.SHUT_WR)
 
     def _drop(self, each: socket.socket) -> None:
         for one in (each, self._back[each]):
             if one in self._selector.get_map():
                 self._selector.unregister(one)
-            del self._ways[one], self._back[one]
+            del self._directions[one], self._back[one]
             _reset(one)
 
     def _cut(self) -> None:
         while self._back:
             self._drop(next(iter(self._back)))
 
-    def _open_door(self) -> None:
+    def _start_listening(self) -> None:
         if not self._listening:
-            self._door.listen(128)
-            self._door.setblocking(False)
-            self._selector.register(self._door, selectors.EVENT_READ)
+            self._listener.listen(128)
+            self._listener.setblocking(False)
+            self._selector.register(self._listener, selectors.EVENT_READ)
             self._listening = True
 
-    def _close_door(self) -> None:
+    def _stop_listening(self) -> None:
         self._cut()
         if self._listening:
-            self._selector.unregister(self._door)
-            self._door.close()
+            self._selector.unregister(self._listener)
+            self._listener.close()
             # Bound but not listening: connections are refused, and no other program can take the port.
-            self._door = _bound(self.port)
+            self._listener = _bound(self.port)
             self._listening = False
 
     def _set_frozen(self, *, frozen: bool) -> None:
@@ -241,7 +241,7 @@ class TcpProxy:
 
     def _restore(self) -> None:
         self._set_frozen(frozen=False)
-        self._open_door()
+        self._start_listening()
 
 
 def _bound(port: int) -> socket.socket:

@@ -69,7 +69,7 @@ from purveyor.queues.client import Queues
 _TIME_COST: Final = 2
 _MEMORY_KIB: Final = 19 * 1024
 _PARALLELISM: Final = 1
-_MAX_WAITING: Final = 1000
+_MAX_WAITING_CHECKS: Final = 1000
 _T = TypeVar("_T")
 BUCKET: Final = "credentials"
 TOKEN_PREFIX: Final = "pvr"
@@ -116,7 +116,7 @@ class PasswordHasher:
             return False
 
     async def _run(self, work: Callable[[], _T]) -> _T:
-        if self._waiting >= _MAX_WAITING:
+        if self._waiting >= _MAX_WAITING_CHECKS:
             raise Unavailable("too many logins are being checked", fix="try again in a moment")
         self._waiting += 1
         try:

@@ -18,7 +18,7 @@ anywhere; the same call makes the change again.
 
 A past selection is dropped by the next change, when no reader needs it any more: every group of dispatchers has passed
 it, the queue lacks nothing before it, its last message from before it is acknowledged, and its prefill is done. At most
-`MOST_PAST` wait for that; then a change is refused.
+`MAX_PAST_SELECTIONS` wait for that; then a change is refused.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from purveyor.queues.client import Queues
 from purveyor.queues.registry import Registered, Registry
 
 Change = Callable[[Subscription], Subscription]
-MOST_PAST: Final = 32
+MAX_PAST_SELECTIONS: Final = 32
 _NOT_DISPATCHERS: Final = ("archive", RECEIPTS)
 _RETRY_SECONDS: Final = 0.01
 
@@ -151,7 +151,7 @@ class DefinitionChanges:
             return past
         passed = await self._passed(now)
         needed = tuple(each for each in past if each.until > passed)
-        if len(needed) >= MOST_PAST:
+        if len(needed) >= MAX_PAST_SELECTIONS:
             raise Refused(
                 f"{len(needed)} changes of subscription {now.name!r} are not dispatched and delivered completely; the "
                 f"first is at position {needed[0].until}, and everything up to {passed} is",

@@ -36,7 +36,7 @@ _PAGE_MESSAGES: Final = 64
 _PAGE_BYTES: Final = 4 << 20
 _MAX_MESSAGES: Final = 20_000
 """The buffer does not search further for a message of a free key."""
-_MAX_GAP: Final = 8
+_MAX_READ_GAP_MESSAGES: Final = 8
 """Messages with a smaller gap between them are read again in one request."""
 _PARALLEL_READS: Final = 32
 _SEQUENCE_LIMIT: Final = 2**63
@@ -422,7 +422,7 @@ def _groups(sequences: Sequence[int]) -> list[tuple[int, int]]:
     """
     found: list[tuple[int, int]] = []
     for sequence in sequences:
-        if found and sequence - found[-1][1] <= _MAX_GAP:
+        if found and sequence - found[-1][1] <= _MAX_READ_GAP_MESSAGES:
             found[-1] = found[-1][0], sequence
         else:
             found.append((sequence, sequence))

@@ -47,7 +47,7 @@ The type of an error decides whether to try again (`retryable`), never its text.
 
 from typing import ClassVar, Final
 
-_LONGEST_DESCRIPTION: Final = 500
+_MAX_DESCRIPTION_CHARACTERS: Final = 500
 
 
 class PurveyorError(Exception):
@@ -74,7 +74,7 @@ def describe(error: BaseException) -> str:
     >>> describe(ValueError("no number")), describe(KeyError())
     ('ValueError: no number', 'KeyError')
     """
-    text = " ".join(str(error).split())[:_LONGEST_DESCRIPTION]
+    text = " ".join(str(error).split())[:_MAX_DESCRIPTION_CHARACTERS]
     if isinstance(error, PurveyorError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -61,13 +61,13 @@ def check_topics(topics: Iterable[RealmTopic]) -> None:
             continue
         own_steps = count_matching_steps(each.topic)
         steps += own_steps
-        if own_steps > MOST_STEPS:
+        if own_steps > MAX_MATCHING_STEPS:
             raise InvalidInput(
                 f"the expression {each.topic!r} can read one topic in too many ways ({own_steps:.1e} steps)",
                 fix="use at most two of * + {n,} that can match the same characters, and fewer alternatives beside "
                 "them; .* at the end and [^/]+ before / do not count",
             )
-    if steps > MOST_STEPS:
+    if steps > MAX_MATCHING_STEPS:
         raise InvalidInput(
             f"all expressions together can read one topic in too many ways ({steps:.1e} steps)",
             fix="use fewer or simpler ones, or another subscription",
@@ -82,7 +82,7 @@ def _check_filter(wanted: Filter) -> None:
     check_json({path: list(values) for path, values in wanted.fields.items()}, "filter.fields")
 
 
-MOST_STEPS: Final = 10_000_000
+MAX_MATCHING_STEPS: Final = 10_000_000
 """At most about half a second in Java. Two adjacent open repetitions take 3 million steps, three take 3 billion."""
 
 _TOKEN: Final = re.compile(
@@ -133,7 +133,7 @@ class _Atom:
 def count_matching_steps(expression: str) -> int:
     """Return the largest number of steps of a match; InvalidInput for a repetition without a safe bound.
 
-    >>> [count_matching_steps(topic) <= MOST_STEPS for topic in ("users/.*", ".*user.*admin.*", ".*a.*b.*c.*")]
+    >>> [count_matching_steps(topic) <= MAX_MATCHING_STEPS for topic in ("users/.*", ".*user.*admin.*", ".*a.*b.*c.*")]
     [True, True, False]
     """
     tokens = [(str(found.lastgroup), found.group()) for found in _TOKEN.finditer(expression)]

@@ -258,13 +258,13 @@ STAGE_STREAMS: Final = "stream:stage-"
 MAX_ACK_PENDING: Final = 1024
 """The largest number of messages that all instances of a stage together have in progress."""
 _ENDPOINT = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
-_LONGEST_NAME = 120
+_MAX_ENDPOINT_CHARACTERS = 120
 _REPLY_AGE = timedelta(hours=1)
 
 
 def check_endpoint(name: str) -> str:
     """Return the name of an endpoint, or raise InvalidName. No underscore: the stream name has one for each dot."""
-    if not _ENDPOINT.fullmatch(name) or len(name) > _LONGEST_NAME or name == "replies":
+    if not _ENDPOINT.fullmatch(name) or len(name) > _MAX_ENDPOINT_CHARACTERS or name == "replies":
         raise InvalidName(
             f"invalid endpoint name {name!r}", fix="use letters, digits and '-', separated by dots: orders.place"
         )

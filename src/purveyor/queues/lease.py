@@ -16,7 +16,7 @@ from purveyor.model.errors import LeaseLost, Unavailable, WrongRevision
 
 SeenRevisions: TypeAlias = dict[str, tuple[int, float]]
 """For each key the revision of its lease, and since when it is unchanged, by the clock of this process."""
-RENEWALS: Final = 4
+RENEWALS_PER_LEASE: Final = 4
 """How often a lease is renewed in the time after which others take it over."""
 
 

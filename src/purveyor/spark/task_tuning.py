@@ -16,7 +16,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 T = TypeVar("T")
-_END: Final = object()
+_END_OF_ITEMS: Final = object()
 _TASKS: Final = count(1)
 
 
@@ -36,13 +36,13 @@ def read_ahead(items: Iterator[T], *, waiting: int = 1) -> Iterator[T]:
             for item in items:
                 if not _put(made, item, ended):
                     return
-            _put(made, _END, ended)
+            _put(made, _END_OF_ITEMS, ended)
         except BaseException as error:  # noqa: BLE001 - the reading side raises it
             _put(made, _Raised(error), ended)
 
     threading.Thread(target=make, name="purveyor-read-ahead", daemon=True).start()
     try:
-        while (item := made.get()) is not _END:
+        while (item := made.get()) is not _END_OF_ITEMS:
             if isinstance(item, _Raised):
                 raise item.error
             yield item  # type: ignore[misc]  # everything but the marks comes from `items`

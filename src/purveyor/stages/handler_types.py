@@ -30,7 +30,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
-_DEFAULT_MAX_PAYLOAD: Final = 1 << 20
+_DEFAULT_MAX_PAYLOAD_BYTES: Final = 1 << 20
 
 
 class DatabaseKind(Enum):
@@ -154,7 +154,7 @@ class Context(Generic[S]):
     new_flows: list[NewFlow] = field(default_factory=list, repr=False)
     callbacks: list[AfterCommit] = field(default_factory=list, repr=False)
     events: list[PublishedEvent] = field(default_factory=list, repr=False)
-    max_payload: int = field(default=_DEFAULT_MAX_PAYLOAD, repr=False)
+    max_payload: int = field(default=_DEFAULT_MAX_PAYLOAD_BYTES, repr=False)
     """The size of the largest message that the server takes."""
 
     def send(  # noqa: PLR0913 - each is a property of the message

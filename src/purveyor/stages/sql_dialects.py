@@ -26,7 +26,7 @@ from purveyor.stages.flow import Outgoing
 from purveyor.stages.sql_statements import ROW_COLUMNS, Claim, DialectSyntax, Row, Statements, Tables
 
 NOTIFY_CHANNEL: Final = "purveyor_outbox"
-_KEY_LOCKS: Final = 1024
+_KEY_LOCK_COUNT: Final = 1024
 """Keys share this number of locks: a transaction that sends to a million keys must not fill the server's lock table."""
 _POSTGRES_SYNTAX: Final = DialectSyntax(
     value="%s",
@@ -65,7 +65,7 @@ _EVENT_LOCK: Final = lock_number("outbox events")
 
 def key_lock_number(key: str) -> int:
     """Return the number of the advisory lock of a key."""
-    return _KEY_LOCK_BASE + lock_number("key", key) % _KEY_LOCKS
+    return _KEY_LOCK_BASE + lock_number("key", key) % _KEY_LOCK_COUNT
 
 
 def driver_connection(connection: AsyncConnection) -> "Psycopg[Any]":

@@ -44,8 +44,8 @@ def test_the_audit_reports_missing_messages_with_exit_code_1(
     assert outcome.out.splitlines()[1].split() == ["ox", "3", "0", "2", "0", "0", "1", "0", "0", "0"]
     assert outcome.out.splitlines()[2:] == ["ox: missing at 4", "There are differences in positions 1 to 4."]
 
-    told = invoke("archive", "audit", "--to", "3", "--subscription", "ox", "--json").ok().json
-    assert (told["clean"], told["subscriptions"][0]["expected"]) == (True, 2)
+    reported = invoke("archive", "audit", "--to", "3", "--subscription", "ox", "--json").ok().json
+    assert (reported["clean"], reported["subscriptions"][0]["expected"]) == (True, 2)
     invoke("archive", "audit", "--subscription", "nobody").refused("no subscription 'nobody'")
     invoke("archive", "audit", "--from", "9", "--to", "3").refused("before it begins")
 

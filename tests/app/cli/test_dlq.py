@@ -64,8 +64,8 @@ def delivered(address: Address, name: str) -> list[int]:
 
 
 def test_dead_letters_are_listed_by_filters(cli: Cli, name: str, ids: list[str]) -> None:
-    told = cli("dlq", "list", "--subscription", name).ok().out
-    header, *lines = told.splitlines()
+    reported = cli("dlq", "list", "--subscription", name).ok().out
+    header, *lines = reported.splitlines()
     assert header.split() == ["ID", "PARKED", "ORIGIN", "SUBJECT", "ATTEMPTS", "REASON"]
     assert [line.split()[0] for line in lines] == ids
     assert "no such mailbox" in lines[0]

@@ -29,8 +29,8 @@ def test_an_import_prints_a_summary(cli: Cli, unique: str) -> None:
     counts = "3 added, 0 skipped, 0 dead letters"
     assert re.fullmatch(rf"Imported people\.ldif: {counts}; position \d+ in stream:ldif \([\d,]+ records/s\)\n", out)
     again = cli("import", "people.ldif", "--source", unique, "--json").ok().json
-    told = ("files", "records", "added", "skipped", "broken", "dry_run", "interrupted")
-    assert [again[key] for key in told] == [1, 3, 0, 3, 0, False, False]
+    reported = ("files", "records", "added", "skipped", "broken", "dry_run", "interrupted")
+    assert [again[key] for key in reported] == [1, 3, 0, 3, 0, False, False]
     assert again["position"] >= 3
 
 

@@ -26,19 +26,19 @@ def stored(address: Address, position: int) -> StoredMessage:
 
 
 def test_an_event_from_options_is_stored_at_a_position(cli: Cli, address: Address, unique: str) -> None:
-    told = cli(
+    reported = cli(
         "publish", "--realm", "shop", "--topic", "orders", "--key", "17", "--new", '{"total": 12.5}', "--old", "{}",
         "--attribute", "tenant=north", "--attribute", "note=a=b", "--id", unique, "--json",
     ).ok().json  # fmt: skip
-    assert (told["id"], told["duplicate"]) == (unique, False)
-    message = stored(address, told["position"])
+    assert (reported["id"], reported["duplicate"]) == (unique, False)
+    message = stored(address, reported["position"])
     event = Event.decode(message.data)
     assert (message.subject, message.headers[EVENT_ID]) == ("incoming", (unique,))
     assert (event.realm, event.topic, event.object_key, event.new) == ("shop", "orders", "17", {"total": 12.5})
     assert (event.attributes, event.publisher_name) == ({"tenant": "north", "note": "a=b"}, "purveyor")
 
     out = cli("publish", "--realm", "shop", "--topic", "orders", "--new", '{"id": 1}', "--id", unique).ok().out
-    assert out == f"Published at position {told['position']}, a duplicate: not stored again\n"
+    assert out == f"Published at position {reported['position']}, a duplicate: not stored again\n"
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_lines_are_stored_in_order_and_an_invalid_line_is_reported(cli: Cli, add
     done = cli("publish", "events.jsonl", "--publisher", "me", "--json")
     assert done.code == 1
     assert [line.partition(":")[0] for line in done.err.splitlines()] == ["line 3", "line 4", "line 5", "line 6"]
-    told = done.json
-    assert (told["stored"], told["duplicates"], told["broken"]) == (2, 1, 4)
-    first, second = (stored(address, told["position"] - back) for back in (1, 0))
+    reported = done.json
+    assert (reported["stored"], reported["duplicates"], reported["broken"]) == (2, 1, 4)
+    first, second = (stored(address, reported["position"] - back) for back in (1, 0))
     assert (first.headers[EVENT_ID], second.headers[EVENT_ID]) == ((f"{unique}-1",), (f"{unique}-2",))
     assert Event.decode(first.data).publisher_name == "me"
     assert Event.decode(second.data).publisher_name == "hr"

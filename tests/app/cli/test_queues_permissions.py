@@ -38,9 +38,9 @@ def test_a_server_takes_the_printed_configuration(tmp_path: Path, monkeypatch: p
 
 
 def test_the_same_as_json(tmp_path: Path) -> None:
-    told = invoke("queues", "permissions", "--json").ok().json
-    assert [each["user"] for each in told] == [each.user for each in component_users()]
-    assert all(each["subscribe"]["allow"][0] == f"{each['inbox']}.>" for each in told)
+    reported = invoke("queues", "permissions", "--json").ok().json
+    assert [each["user"] for each in reported] == [each.user for each in component_users()]
+    assert all(each["subscribe"]["allow"][0] == f"{each['inbox']}.>" for each in reported)
     (of_one,) = invoke("queues", "permissions", "--subscription", "ox", "--json").ok().json
     assert of_one["subscribe"]["allow"] == ["_INBOX.subscription-ox.>", "ox.main", "ox.prefill", "$KV.acknowledged.ox"]
     assert not any("CONSUMER" in subject for subject in of_one["publish"]["allow"])

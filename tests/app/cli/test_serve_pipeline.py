@@ -92,8 +92,8 @@ def test_the_pipeline_runs_and_restarts_when_its_engine_dies(start: Start, serve
     wait_until(lambda: standby.status()["archive"].get("position") == 5)
     standby.process.send_signal(signal.SIGINT)
     assert (standby.ends(), standby.err) == (0, "")
-    told = [json.loads(line) for line in standby.lines]
-    assert [line["event"] for line in told][-2:] == ["stopping", "stopped"]
-    assert any(line["event"] == "progress" and line.get("position") == 5 for line in told)
+    reported = [json.loads(line) for line in standby.lines]
+    assert [line["event"] for line in reported][-2:] == ["stopping", "stopped"]
+    assert any(line["event"] == "progress" and line.get("position") == 5 for line in reported)
     assert not list(standby.data.glob("pipeline-status*"))
     assert (standby.data / "logs" / "pipeline.log").exists()

@@ -38,9 +38,9 @@ def test_every_batch_is_an_object_and_what_stays_the_same_is_not_repeated(capsys
     lines.report_step("ready", "dispatch")
     for status in (RUNNING, RUNNING, NEXT_BATCH, WAITING):
         lines.report_parts([status])
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["event"] for line in told] == ["ready", "progress", "progress", "progress"]
-    assert told[1] == {
+    reported = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in reported] == ["ready", "progress", "progress", "progress"]
+    assert reported[1] == {
         "event": "progress",
         "part": "dispatch",
         "state": "running",
@@ -53,7 +53,7 @@ def test_every_batch_is_an_object_and_what_stays_the_same_is_not_repeated(capsys
         "batch_ms": 84,
         "restarts": 0,
     }
-    assert (told[3]["state"], told[3]["error"]) == ("waiting", "away \x1b[2J (is it up?)")
+    assert (reported[3]["state"], reported[3]["error"]) == ("waiting", "away \x1b[2J (is it up?)")
 
 
 def test_a_terminal_shows_one_row_for_each_part(

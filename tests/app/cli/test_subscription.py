@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from purveyor.app.cli.parsers import parse_place
+from purveyor.app.cli.parsers import parse_replay_point
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidInput
@@ -50,13 +50,13 @@ def test_a_subscription_is_added_once(cli: Cli, name: str) -> None:
 
 
 def test_filters_are_read_from_the_options(cli: Cli, name: str) -> None:
-    told = add(
+    reported = add(
         cli, name, "--filter-attribute", "tenant=north", "--filter-attribute", "tenant=south",
         "--filter-field", "level=3", "--filter-field", 'level="3"', "--filter-field", "new.department=it",
         "--filter-field", "active=true", "--filter-field", "odd=NaN",
     )  # fmt: skip
-    assert told["created"] is True
-    assert told["filter"] == {
+    assert reported["created"] is True
+    assert reported["filter"] == {
         "attributes": {"tenant": ["north", "south"]},
         "fields": {"level": [3, "3"], "new.department": ["it"], "active": [True], "odd": ["NaN"]},
     }
@@ -228,9 +228,9 @@ def test_an_unreadable_subscription_is_listed_and_shown_and_deleted_by_force(
     assert f"subscription {name} is unreadable: the subscription record has version 2" in listed.err
     row = next(line for line in listed.out.splitlines() if line.startswith(name))
     assert row.split()[1:4] == ["-", "unreadable", str(begin)]
-    told = next(item for item in cli("subscription", "list", "--json").json if item["name"] == name)
+    reported = next(item for item in cli("subscription", "list", "--json").json if item["name"] == name)
     shown = cli("subscription", "show", name, "--json").ok().json
-    assert {key: told[key] for key in shown} == shown
+    assert {key: reported[key] for key in shown} == shown
     assert (shown["state"], shown["suspended"]["position"]) == ("unreadable", 9)
     assert "version 2" in shown["unreadable"]
     out = cli("subscription", "show", name).ok().out
@@ -244,10 +244,10 @@ def test_an_unreadable_subscription_is_listed_and_shown_and_deleted_by_force(
 
 
 def test_parse_place_accepts_a_position_a_time_or_a_duration_ago() -> None:
-    assert parse_place("12") == 12
-    assert parse_place("2026-11-15T12:00:00Z") == datetime(2026, 11, 15, 12, tzinfo=UTC)
-    ago = parse_place("2h")
+    assert parse_replay_point("12") == 12
+    assert parse_replay_point("2026-11-15T12:00:00Z") == datetime(2026, 11, 15, 12, tzinfo=UTC)
+    ago = parse_replay_point("2h")
     assert isinstance(ago, datetime)
     assert ago < datetime.now(UTC)
     with pytest.raises(InvalidInput, match="invalid position or time"):
-        parse_place("2026-11-15T12:00:00")
+        parse_replay_point("2026-11-15T12:00:00")

@@ -43,10 +43,10 @@ def test_a_generated_one_is_shown_once(cli: Cli, address: Address, unique: str) 
     said = cli("subscription", "add", unique, *TOPIC, "--generate-password").ok().out
     first = said.split()[-1]
     assert opens(address, unique, first) == [True]
-    told = cli("subscription", "password", unique, "--generate-password", "--keep", "1h", "--json").ok().json
-    assert opens(address, unique, first, told["password"]) == [True, True]
+    reported = cli("subscription", "password", unique, "--generate-password", "--keep", "1h", "--json").ok().json
+    assert opens(address, unique, first, reported["password"]) == [True, True]
     cli("subscription", "password", unique, "--password-file", "-", stdin=b"third\n").ok()
-    assert opens(address, unique, first, told["password"], "third") == [False, False, True]
+    assert opens(address, unique, first, reported["password"], "third") == [False, False, True]
     cli("subscription", "delete", unique, "--yes").ok()
     assert opens(address, unique, "third") == [False]
 

@@ -60,19 +60,19 @@ def add(cli: Cli, name: str, *more: str) -> Any:
 def test_a_push_subscription_is_added_once_and_its_secret_is_shown_once(cli: Cli, unique: str, data_dir: Path) -> None:
     policy = ("--ack-deadline", "10", "--max-attempts", "5", "--min-backoff", "1", "--max-backoff", "60")
     flags = ("--push", URL, *policy, "--order-by", "key", "--dead-letter", "--secret")
-    told = add(cli, unique, *flags)
-    assert told["secret"].startswith("whsec_")
-    assert told["delivery"] == "push"
-    assert told["order_by"] == "key"
-    assert told["retry"] == {"max_attempts": 5, "min_backoff_seconds": 1.0, "max_backoff_seconds": 60.0}
-    assert told["push"] == {"endpoint": URL, "secret": "***"}
+    reported = add(cli, unique, *flags)
+    assert reported["secret"].startswith("whsec_")
+    assert reported["delivery"] == "push"
+    assert reported["order_by"] == "key"
+    assert reported["retry"] == {"max_attempts": 5, "min_backoff_seconds": 1.0, "max_backoff_seconds": 60.0}
+    assert reported["push"] == {"endpoint": URL, "secret": "***"}
     again = add(cli, unique, *flags)
     assert again["created"] is False
     assert "secret" not in again
     for command in (("show", unique), ("list",)):
         for form in ((), ("--json",)):
             out = cli("subscription", *command, *form).ok().out
-            assert told["secret"] not in out
+            assert reported["secret"] not in out
             assert "sealed" not in out
     assert stat.S_IMODE((data_dir / KEY_FILE_NAME).stat().st_mode) == 0o600
     assert "Signed" in cli("subscription", "show", unique).ok().out
@@ -86,12 +86,12 @@ def test_a_push_subscription_is_edited_while_it_runs(cli: Cli, unique: str, data
     secret = tmp_path / "secret"
     secret.write_text(generate_secret() + "\n")
     more = ("--ack-deadline", "30s", "--max-attempts", "9", "--secret-file", str(secret), "--keep-secret", "1h")
-    told = cli("subscription", "edit", unique, *more, "--format", "raw", "--bearer-env", TOKEN, "--json").ok().json
-    assert told["push"]["ack_deadline_seconds"] == 30
-    assert told["push"]["format"] == "raw"
-    assert told["push"]["old_secret"] == "***"
-    assert told["push"]["bearer_token"] == f"env:{TOKEN}"
-    assert told["retry"]["max_attempts"] == 9
+    reported = cli("subscription", "edit", unique, *more, "--format", "raw", "--bearer-env", TOKEN, "--json").ok().json
+    assert reported["push"]["ack_deadline_seconds"] == 30
+    assert reported["push"]["format"] == "raw"
+    assert reported["push"]["old_secret"] == "***"
+    assert reported["push"]["bearer_token"] == f"env:{TOKEN}"
+    assert reported["retry"]["max_attempts"] == 9
     two = ("--push", URL, "--push", f"{URL}/b")
     assert cli("subscription", "edit", unique, *two, "--json").ok().json["push"]["endpoints"] == [URL, f"{URL}/b"]
     assert "Old secret until" in cli("subscription", "show", unique).ok().out
@@ -105,8 +105,8 @@ def test_a_secret_does_not_follow_an_endpoint_to_another_host(cli: Cli, unique: 
     edit = ("subscription", "edit", unique, "--push", "https://other.example/")
     cli(*edit).refused("secret and bearer_token would be sent there")
     cli(*edit, "--secret").refused("bearer_token would be sent there")
-    told = cli(*edit, "--secret", "--bearer-env", TOKEN, "--json").ok().json
-    assert told["push"] == {"endpoint": "https://other.example/", "secret": "***", "bearer_token": f"env:{TOKEN}"}
+    reported = cli(*edit, "--secret", "--bearer-env", TOKEN, "--json").ok().json
+    assert reported["push"] == {"endpoint": "https://other.example/", "secret": "***", "bearer_token": f"env:{TOKEN}"}
 
 
 def test_a_pulled_subscription_is_pushed_when_it_gets_an_endpoint(cli: Cli, unique: str, data_dir: Path) -> None:
@@ -271,10 +271,10 @@ def test_over_http_it_is_the_same_and_no_secret_is_ever_listed(api: RunningApi, 
                 {"endpoint": "https://b.example/"},
             ),
         ):
-            told = admin.patch(path, json=change)
-            assert told.status_code == 200, told.text
-            assert wanted.items() <= told.json()["push"].items()
-        assert "bearer_token" not in told.json()["push"]
+            reported = admin.patch(path, json=change)
+            assert reported.status_code == 200, reported.text
+            assert wanted.items() <= reported.json()["push"].items()
+        assert "bearer_token" not in reported.json()["push"]
         for broken in (
             {"push": {"endpoint": "https://169.254.169.254/"}},
             {"push": {"secret": "not one"}},
@@ -320,11 +320,11 @@ async def test_its_own_nats_user_is_enough_to_push_to_park_and_to_pause(
                     body = json.dumps({"realm": "udm", "topic": "t", "body": {"old": {}, "new": new}}).encode()
                     await admin.publish(f"{name}.main", body, headers={POSITION: str(number + 10)})
             stop = asyncio.Event()
-            told: list[tuple[str, str, str]] = []
+            reported: list[tuple[str, str, str]] = []
             options = PushOptions(
                 cipher=SecretCipher.from_directory(tmp_path),
                 allowed=parse_ranges(["127.0.0.1"]),
-                on_event=lambda *words: told.append(words),
+                on_event=lambda *words: reported.append(words),
             )
             worker = asyncio.create_task(PushWorker(queues, options).run(stop))
 
@@ -336,7 +336,7 @@ async def test_its_own_nats_user_is_enough_to_push_to_park_and_to_pause(
             stop.set()
             await worker
             assert (await admin.streams.info("stream:dead-letters")).state.messages == 1
-            assert [event for _, event, _ in told] == ["disabled"]
+            assert [event for _, event, _ in reported] == ["disabled"]
             api = find_running_server(server.directory, API)
             assert api is not None
             async with connect(api) as reader:

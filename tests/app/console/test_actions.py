@@ -14,7 +14,7 @@ from playwright.async_api import Locator, Page, expect
 from purveyor.model.control_events import Job, ReplayJob, decode_job
 from purveyor.queues.catalogue import PREFILL
 from purveyor.queues.client import Queues
-from tests.app.console.scenes import messages
+from tests.app.console.server_data import messages
 from tests.support.command_line import PROGRAM, SOURCE, url_of
 from tests.support.console import Chromium, Site, picture
 from tests.support.running_api import begin_replay, fill

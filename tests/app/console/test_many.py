@@ -10,7 +10,7 @@ from playwright.async_api import Locator, Page, expect
 from purveyor.model.registration import PrefillState, PrefillStatus
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import Registry
-from tests.app.console.scenes import dead_letters, messages
+from tests.app.console.server_data import dead_letters, messages
 from tests.support.console import Chromium, Site, picture
 
 ROWS = "[aria-label='Dead letters'] tbody tr"
@@ -109,12 +109,12 @@ def test_how_far_a_prefill_is_is_shown_while_it_runs(site: Site, browser: Chromi
     async def work(page: Page) -> None:
         await asyncio.to_thread(site.on_server, lambda queues: put(queues, 1200, None))
         await page.goto(f"/console/subscriptions/{ox}")
-        told = page.locator(".pairs div", has=page.get_by_text("Prefill", exact=True)).locator("dd")
-        await expect(told).to_have_text(re.compile(r"^running, 1\s200 objects so far$"))
+        reported = page.locator(".pairs div", has=page.get_by_text("Prefill", exact=True)).locator("dd")
+        await expect(reported).to_have_text(re.compile(r"^running, 1\s200 objects so far$"))
         await asyncio.to_thread(site.on_server, lambda queues: put(queues, 1500, 3000))
-        await expect(told).to_have_text(re.compile(r"^1\s500 of 3\s000$"))
+        await expect(reported).to_have_text(re.compile(r"^1\s500 of 3\s000$"))
         await asyncio.to_thread(site.on_server, lambda queues: put(queues, 40, None, job=str(uuid.uuid4())))
-        await expect(told).to_have_text("replay running, 40 events so far")  # not a prefill
+        await expect(reported).to_have_text("replay running, 40 events so far")  # not a prefill
         await expect(page.locator(".alert", has_text=f"A replay to {ox} runs")).to_be_visible()
         begins = page.locator(".pairs div", has=page.get_by_text("Begins after", exact=True)).locator("dd")
         await expect(begins).to_have_text(re.compile(r"^\d+$"))

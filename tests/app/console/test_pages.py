@@ -19,7 +19,7 @@ from purveyor.queues.catalogue import PREFILL, PREFILL_FAILURES
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import SUBSCRIPTIONS, Registry
 from tests.app.console.reading import BROKEN_NAMES, HARD_TO_READ, TABS_OUT_OF_SIGHT, UNTOLD
-from tests.app.console.scenes import all_parts, dead_letters, messages, part, read_incoming
+from tests.app.console.server_data import all_parts, dead_letters, messages, part, read_incoming
 from tests.support.console import Chromium, Site, log_in, picture
 from tests.support.running_api import fill
 

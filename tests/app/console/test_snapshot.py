@@ -37,8 +37,8 @@ def test_what_the_pipeline_posts_is_what_the_console_reads() -> None:
     progress = PartProgress(position=12, lag=3, rows=5, rows_per_second=9.5, batch=4, batch_ms=70)
     running = PartStatus(name="dispatch", state=State.RUNNING, since=now, progress=progress)
     broken = PartStatus(name="archive", state=State.WAITING, since=now, error=Failure("full"), restarts=2)
-    told = status_message({"group": "main", "spark_ui": "http://127.0.0.1:4040"}, [running, broken])
-    found = pipeline_snapshot(Notice("pipeline.all", told, now))
+    reported = status_message({"group": "main", "spark_ui": "http://127.0.0.1:4040"}, [running, broken])
+    found = pipeline_snapshot(Notice("pipeline.all", reported, now))
     assert (found.label, found.group, found.spark_ui, found.stopped) == ("all", "main", "http://127.0.0.1:4040", False)
     dispatch, archive = found.parts
     assert (dispatch.position, dispatch.lag, dispatch.rows_per_second, dispatch.batch_ms) == (12, 3, 9.5, 70)

@@ -43,9 +43,9 @@ Findings = list[dict[str, Any]]
 def found(*argv: str, code: int = 0) -> Findings:
     outcome = invoke(*argv, "doctor", "--json")
     assert outcome.code == code, outcome
-    told = outcome.json
-    assert told["wrong"] is bool(code)
-    findings: Findings = told["findings"]
+    shown = outcome.json
+    assert shown["wrong"] is bool(code)
+    findings: Findings = shown["findings"]
     for each in findings:
         assert each["weight"] == "ok" or each.get("fix") or each["weight"] == "note", each
     return findings
@@ -102,17 +102,17 @@ async def test_dead_letters_are_counted_without_the_receipts_of_settled_ones(own
             await park(queues, letter)
         box = DeadLetterStore(queues)
 
-        async def told() -> list[str]:
+        async def shown() -> list[str]:
             return [each.text async for each in deployment_checks.check_dead_letters(queues)]
 
-        assert await told() == ["3 dead letters wait for a decision"]
+        assert await shown() == ["3 dead letters wait for a decision"]
         for number in (1, 2, 3):
             parked = await box.find(number)
             assert parked is not None
             await box.settle(parked, Resolution.DISCARDED)
             await box.remove(number)
         assert (await queues.streams.info(DEAD_LETTERS.stream)).state.messages == 3
-        assert await told() == []
+        assert await shown() == []
 
 
 async def test_subscriptions_that_get_nothing_are_found(own_server: OwnServer) -> None:
@@ -137,11 +137,11 @@ async def test_subscriptions_that_get_nothing_are_found(own_server: OwnServer) -
         suspension = Suspension(position=7, reason="the queue is full", at=datetime.now(UTC))
         state = DispatchState(incarnation=other.incarnation, next=7, suspended=suspension)
         await registry.put_dispatch(other.name, state, other.dispatch_revision)
-        told = {text: fix for text, fix in (await reported()).items() if "push worker" not in text}
-        assert len(told) == 2
-        assert any("is not pushed since" in text and "answers 500" in text for text in told)
-        assert any("suspended at position 7" in text and text.endswith(": the queue is full") for text in told)
-        assert all(f"purveyor subscription {word} " in " ".join(told.values()) for word in ("show", "resume"))
+        shown = {text: fix for text, fix in (await reported()).items() if "push worker" not in text}
+        assert len(shown) == 2
+        assert any("is not pushed since" in text and "answers 500" in text for text in shown)
+        assert any("suspended at position 7" in text and text.endswith(": the queue is full") for text in shown)
+        assert all(f"purveyor subscription {word} " in " ".join(shown.values()) for word in ("show", "resume"))
 
 
 def test_a_server_that_does_not_answer_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

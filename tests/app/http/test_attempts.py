@@ -53,8 +53,8 @@ def test_attempts_are_listed_searched_and_paged(shop: Consumer, admin: httpx.Cli
     path = f"/v1/subscriptions/{shop.name}/attempts"
     whole = shop.get("attempts").json()
     assert admin.get(path).json() == whole
-    told = cli("subscription", "attempts", shop.name, "--json").ok().json
-    assert told == to_jsonable(whole["attempts"])  # it leaves out what is null
+    reported = cli("subscription", "attempts", shop.name, "--json").ok().json
+    assert reported == to_jsonable(whole["attempts"])  # it leaves out what is null
     assert (whole["next"], whole["omitted"]) == (None, 0)
     assert whole["attempts"][1] == {
         "id": f"{AT + 5}000-5-1",

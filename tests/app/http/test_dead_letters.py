@@ -148,8 +148,8 @@ def test_retention_can_be_changed_and_expired_messages_are_reported(
             return await pull.expire(name)
 
     assert on_server(address, later) == 3
-    told = consumer.get().json()["expired"]
-    assert (told["count"], told["position"]) == (3, 4)
+    reported = consumer.get().json()["expired"]
+    assert (reported["count"], reported["position"]) == (3, 4)
     assert consumer.next() is None
     changed = admin.patch(f"/v1/subscriptions/{name}", json={"retention_seconds": None}).json()
     assert "retention_seconds" not in changed

@@ -16,12 +16,12 @@ def test_202_means_stored_with_the_login_that_sent_it(events: httpx.Client, addr
     sent = event(1, key="k", attributes={"tenant": "north"}, publisher_name="somebody else")
     answer = events.post("/v1/messages", json=sent)
     assert answer.status_code == 202
-    told = answer.json()
-    assert told["duplicate"] is False
-    found = read_incoming(address, told["position"])
+    reported = answer.json()
+    assert reported["duplicate"] is False
+    found = read_incoming(address, reported["position"])
     assert json.loads(found["data"]) == sent
     headers = dict(found["headers"])
-    assert headers | {"Purveyor-Login": ["events"], "Purveyor-Id": [told["id"]]} == headers
+    assert headers | {"Purveyor-Login": ["events"], "Purveyor-Id": [reported["id"]]} == headers
 
 
 def test_an_event_is_kept_before_any_dispatcher_has_run(own_server: OwnServer) -> None:
@@ -114,8 +114,8 @@ def test_what_is_no_event_is_422(events: httpx.Client, body: bytes) -> None:
 
 
 def test_a_broken_line_is_reported_by_its_number(events: httpx.Client) -> None:
-    told = problem(events.post("/v1/messages", content=json.dumps(event()) + "\n{\n", headers=LINES), 422)
-    assert "line 2" in told["detail"]
+    reported = problem(events.post("/v1/messages", content=json.dumps(event()) + "\n{\n", headers=LINES), 422)
+    assert "line 2" in reported["detail"]
 
 
 def test_a_publisher_keeps_to_its_realms(api: RunningApi, address: Address) -> None:

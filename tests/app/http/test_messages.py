@@ -73,8 +73,8 @@ def test_plain_requests_and_odd_ones_are_answered_alike(consumer: Consumer, addr
         assert found.headers["content-type"] == "application/json"
         assert found.headers.keys() >= {"purveyor-position", "purveyor-id", "purveyor-lease-until"}
         json_response = {"Content-Type": "application/json"}
-        told = consumer.client.patch(f"{base}/{number}/status", content=body, headers=json_response)
-        assert (told.status_code, told.json()) == (200, None), body
+        reported = consumer.client.patch(f"{base}/{number}/status", content=body, headers=json_response)
+        assert (reported.status_code, reported.json()) == (200, None), body
         problem(
             consumer.client.patch(f"{base}/{number}/status", content=b'{"status":"ok"}', headers=json_response), 404
         )

@@ -139,10 +139,10 @@ class Puller(Worker):
         message = answer.json()
         path = f"messages/{message['sequence_number']}/status"
         while True:
-            told = self._consumer.patch(path, json={"status": "ok"})
-            if told.status_code == 404:
+            reported = self._consumer.patch(path, json={"status": "ok"})
+            if reported.status_code == 404:
                 break  # acknowledged by a request whose answer was lost
-            if self.note(told):
+            if self.note(reported):
                 break
             if self.over.is_set():
                 return
@@ -163,11 +163,11 @@ class Leaser(Worker):
             return
         sequences = [message["sequence_number"] for message in answer.json()["messages"]]
         while True:
-            told = self._consumer.patch("messages/status", json={"status": "ok", "up_to": sequences[-1]})
-            if told.status_code == 404:
+            reported = self._consumer.patch("messages/status", json={"status": "ok", "up_to": sequences[-1]})
+            if reported.status_code == 404:
                 break  # acknowledged by a request whose answer was lost
-            if self.note(told):
-                assert told.json() == {"acknowledged": len(sequences)}
+            if self.note(reported):
+                assert reported.json() == {"acknowledged": len(sequences)}
                 break
             if self.over.is_set():
                 return

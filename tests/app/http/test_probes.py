@@ -42,11 +42,11 @@ def test_the_life_of_messages_is_counted(
     third = consumer.next()["sequence_number"]
     assert consumer.set_status(third, status="retry", delay=0).status_code == 200
     after = page(api.anybody)
-    told = {
+    reported = {
         figure: after.since(before, f"messages_{figure}_total", subscription=name)
         for figure in ("delivered", "redelivered", "acknowledged", "returned")
     }
-    assert told == {"delivered": 4, "redelivered": 1, "acknowledged": 1, "returned": 1}
+    assert reported == {"delivered": 4, "redelivered": 1, "acknowledged": 1, "returned": 1}
     assert after.since(before, "events_published_total", result="stored") == 1
     assert after.since(before, "events_published_total", result="duplicate") == 1
     assert after.since(before, "dead_letters_parked_total", origin=f"subscription:{name}") == 1

@@ -64,25 +64,25 @@ def test_what_a_part_could_not_process_is_422_with_its_place(
     events: httpx.Client, address: Address, sent: dict[str, Any], place: str
 ) -> None:
     before = count(address)
-    told = problem(events.post("/v1/messages", content=json.dumps(sent), headers=JSON), 422)
-    assert place in told["detail"]
+    reported = problem(events.post("/v1/messages", content=json.dumps(sent), headers=JSON), 422)
+    assert place in reported["detail"]
     assert count(address) == before
-    told = problem(events.post("/v1/messages", content=json.dumps([event(), sent]), headers=JSON), 422)
-    assert told["detail"].startswith("event 2: ")
-    assert place in told["detail"]
+    reported = problem(events.post("/v1/messages", content=json.dumps([event(), sent]), headers=JSON), 422)
+    assert reported["detail"].startswith("event 2: ")
+    assert place in reported["detail"]
     assert count(address) == before
 
 
 def test_a_digit_too_many_is_422(events: httpx.Client) -> None:
     body = json.dumps(event()).replace('"number": 1', '"number": ' + "1" * 5000)
-    told = problem(events.post("/v1/messages", content=body, headers=JSON), 422)
-    assert "not JSON" in told["detail"]
+    reported = problem(events.post("/v1/messages", content=body, headers=JSON), 422)
+    assert "not JSON" in reported["detail"]
 
 
 def test_the_key_of_a_request_is_bounded(events: httpx.Client) -> None:
     for key in (b"k" * 201, b"", b"k\xff", "k\x9f".encode()):
-        told = problem(events.post("/v1/messages", json=event(), headers=[(b"Idempotency-Key", key)]), 422)
-        assert "Idempotency-Key" in told["detail"]
+        reported = problem(events.post("/v1/messages", json=event(), headers=[(b"Idempotency-Key", key)]), 422)
+        assert "Idempotency-Key" in reported["detail"]
     many = [event(number) for number in range(1000)]
     answer = events.post("/v1/messages", json=many, headers={"Idempotency-Key": "k" * 200})
     assert answer.json()["stored"] == 1000
@@ -114,11 +114,11 @@ def test_an_id_is_that_of_its_login(events: httpx.Client, api: RunningApi, addre
     assert (first["duplicate"], other["duplicate"]) == (False, False)
     assert other["position"] != first["position"]
     assert other["id"] == first["id"] == unique
-    for client, told in ((events, first), (shop, other)):
-        assert client.post("/v1/messages", json=sent).json() == {**told, "duplicate": True}
+    for client, reported in ((events, first), (shop, other)):
+        assert client.post("/v1/messages", json=sent).json() == {**reported, "duplicate": True}
         again = client.post("/v1/messages", json=[sent, event(realm="shop")]).json()
         assert (again["stored"], again["duplicates"]) == (1, 1)
-        assert dict(read_incoming(address, told["position"])["headers"])["Purveyor-Id"] == [unique]
+        assert dict(read_incoming(address, reported["position"])["headers"])["Purveyor-Id"] == [unique]
 
 
 def unfit_requests(name: str) -> list[tuple[str, str, Any]]:

@@ -57,10 +57,10 @@ def test_a_publish_that_does_not_fit_is_refused_with_the_place(
     assert add(admin, name).status_code == 201
     assert events.post("/v1/messages", json=order(name, {"id": "1", "total": 2})).status_code == 202
     before = count(address)
-    told = problem(events.post("/v1/messages", json=order(name, {"id": 7, "total": -1})), 422)
-    assert [each["where"] for each in told["errors"]] == ["body.new.id", "body.new.total"]
-    assert told["detail"].startswith("body.new.id: ")
-    assert f"schema {name!r}, revision 1" in told["detail"]
+    reported = problem(events.post("/v1/messages", json=order(name, {"id": 7, "total": -1})), 422)
+    assert [each["where"] for each in reported["errors"]] == ["body.new.id", "body.new.total"]
+    assert reported["detail"].startswith("body.new.id: ")
+    assert f"schema {name!r}, revision 1" in reported["detail"]
     assert count(address) == before
     deletion = event(realm=name, topic="orders", body={"old": {"anything": 1}})
     assert events.post("/v1/messages", json=deletion).status_code == 202
@@ -73,10 +73,10 @@ def test_one_that_does_not_fit_keeps_all_of_its_request_out(
     add(admin, name)
     before = count(address)
     many = [order(name, {"id": "1"}), order(name, {"id": "2"}), order(name, {"total": "secret"})]
-    told = problem(events.post("/v1/messages", json=many), 422)
-    assert told["detail"].startswith("event 3: body.new")
-    assert {each["where"].partition(":")[0] for each in told["errors"]} == {"event 3"}
-    assert "secret" not in str(told), "a value may be a password"
+    reported = problem(events.post("/v1/messages", json=many), 422)
+    assert reported["detail"].startswith("event 3: body.new")
+    assert {each["where"].partition(":")[0] for each in reported["errors"]} == {"event 3"}
+    assert "secret" not in str(reported), "a value may be a password"
     assert count(address) == before
     assert events.post("/v1/messages", json=many[:2]).json()["stored"] == 2
 
@@ -87,8 +87,8 @@ def test_a_revision_is_compatible_or_refused_and_can_be_rolled_back(
     add(admin, name)
     path = f"/v1/schemas/{name}"
     narrower = {**ORDER, "required": ["id", "total"]}
-    told = problem(admin.post(f"{path}/revisions", json={"definition": narrower}), 409)
-    assert "total is required now" in told["detail"]
+    reported = problem(admin.post(f"{path}/revisions", json={"definition": narrower}), 409)
+    assert "total is required now" in reported["detail"]
     assert admin.post(f"{path}/check", json={"definition": narrower}).json()["ok"] is False
     wider = {**ORDER, "properties": {**ORDER["properties"], "id": {"type": ["string", "integer"]}}}
     assert admin.post(f"{path}/check", json={"definition": wider}).json() == {"ok": True, "problems": []}
@@ -125,8 +125,8 @@ def test_avro_in_json_takes_what_the_newest_revision_can_read(
     fits = {"id": "1", "note": {"string": "x"}}
     assert events.post("/v1/messages", json=order(name, fits)).status_code == 202
     assert events.post("/v1/messages", json=order(name, {"id": "1"})).status_code == 202
-    told = problem(events.post("/v1/messages", json=order(name, {"id": "1", "note": "x"})), 422)
-    assert [each["where"] for each in told["errors"]] == ["body.new.note"]
+    reported = problem(events.post("/v1/messages", json=order(name, {"id": "1", "note": "x"})), 422)
+    assert [each["where"] for each in reported["errors"]] == ["body.new.note"]
     assert admin.post(f"/v1/schemas/{name}/revisions", json={"definition": WIDER}).status_code == 201
     assert events.post("/v1/messages", json=order(name, {"id": {"string": "1"}})).status_code == 202
     assert events.post("/v1/messages", json=order(name, fits)).status_code == 202, "as revision 1 had it"
@@ -144,8 +144,10 @@ def test_binary_avro_is_stored_as_the_object_that_it_means(
     stored = httpx.Response(200, content=read_incoming(address, answer.json()["position"])["data"]).json()
     assert stored["body"] == {"old": {}, "new": {"id": "1", "note": {"string": "x"}}}
     for wrong in ("", "!", base64.b64encode(b"\xff" * 20).decode(), sent["body"]["new"] + "AAAA", {"id": "1"}):
-        told = problem(events.post("/v1/messages", json=order(name, wrong)), 422)
-        assert "body.new" in told["detail"] or "neither" in told["detail"] or "empty string" in told["detail"]
+        reported = problem(events.post("/v1/messages", json=order(name, wrong)), 422)
+        assert (
+            "body.new" in reported["detail"] or "neither" in reported["detail"] or "empty string" in reported["detail"]
+        )
     assert admin.post(f"/v1/schemas/{name}/revisions", json={"definition": WIDER}).status_code == 201
     by_first = {**sent, "attributes": {"schema-revision": "1"}}
     assert events.post("/v1/messages", json=by_first).status_code == 202
@@ -190,8 +192,8 @@ def test_topics_are_known_when_declared_or_seen(
     assert [admin.post("/v1/topics", json=declared).status_code for _ in range(2)] == [201, 200]
     one = admin.get(f"/v1/topics/{name}/users/user ü").json()
     assert (one["description"], one["schema"], one["subscriptions"]) == ("People", None, [])
-    told = problem(events.post("/v1/messages", json=order(name, {"id": "1"})), 422)
-    assert told["errors"][0]["where"] == "topic"
+    reported = problem(events.post("/v1/messages", json=order(name, {"id": "1"})), 422)
+    assert reported["errors"][0]["where"] == "topic"
     person = {**order(name, {"id": "1"}), "topic": "users/user ü"}
     assert events.post("/v1/messages", json=person).status_code == 202
     assert admin.delete(f"/v1/topics/{name}/users/user ü").status_code == 200

@@ -250,13 +250,17 @@ def test_topics_are_changed_by_the_administrator_from_a_position_on(
     assert "in_force_after" not in consumer.get().json()
     changed = admin.patch(path, json={"realms_topics": topics, "prefill_new_topics": True, "lease_seconds": 60})
     assert changed.status_code == 200
-    told = changed.json()
-    assert (told["realms_topics"], told["lease_seconds"], told["prefill_queue_status"]) == (topics, 60, "done")
-    assert consumer.get().json() == told
+    reported = changed.json()
+    assert (reported["realms_topics"], reported["lease_seconds"], reported["prefill_queue_status"]) == (
+        topics,
+        60,
+        "done",
+    )
+    assert consumer.get().json() == reported
     again = admin.patch(path, json={"realms_topics": topics, "prefill_new_topics": True})
-    assert again.json() == told, "the same request again changes nothing"
+    assert again.json() == reported, "the same request again changes nothing"
     later = admin.patch(path, json={"hidden_fields": ["salary"]}).json()
-    assert later["in_force_after"] > told["in_force_after"]
+    assert later["in_force_after"] > reported["in_force_after"]
     problem(consumer.patch(json={"realms_topics": topics}), 403)
     problem(consumer.patch(json={"prefill_new_topics": True}), 403)
     refused = problem(admin.patch(path, json={"prefill_new_topics": True}), 422)
@@ -279,8 +283,8 @@ def test_the_prefill_user_opens_the_queue(api: RunningApi, admin: httpx.Client, 
     fill(address, name, range(10, 12))
     fill(address, name, range(1, 3), kind="prefill")
     for status in ("pending", "running"):
-        told = prefill.patch(path, json={"status": status})
-        assert (told.status_code, told.json()) == (200, None)
+        reported = prefill.patch(path, json={"status": status})
+        assert (reported.status_code, reported.json()) == (200, None)
         assert consumer.get().json()["prefill_queue_status"] == status
         assert consumer.next() is None
     assert prefill.patch(path, json={"status": "failed", "reason": "no archive"}).status_code == 200
@@ -305,9 +309,9 @@ def test_a_replay_becomes_a_job(admin: httpx.Client, consumer: Consumer, address
     assert asked.status_code == 202
     assert asked.json()["job"]
     for refused in (consumer.post("replay", json=body), admin.post(f"/v1/subscriptions/{name}/replay", json=body)):
-        told = problem(refused, 409)
-        assert told["detail"] == f"a replay of subscription {name!r} waits already, job {asked.json()['job']}"
-        assert told["fix"] == "ask again when that replay has begun"
+        reported = problem(refused, 409)
+        assert reported["detail"] == f"a replay of subscription {name!r} waits already, job {asked.json()['job']}"
+        assert reported["fix"] == "ask again when that replay has begun"
     begin_replay(address, name, asked.json()["job"])
     assert consumer.get().json()["prefill_queue_status"] == "done"
     assert admin.post(f"/v1/subscriptions/{name}/replay", json={"from": "2026-01-01T00:00:00Z"}).status_code == 202
@@ -361,9 +365,9 @@ def test_one_that_this_api_does_not_understand_is_503_with_the_reason_and_all_ot
     understood = make_newer(address, SUBSCRIPTIONS, f"{one.name}.definition", **unknown)
 
     pulled = one.get("messages/next", params={"timeout": 0})
-    told = problem(pulled, 503)
-    assert next(iter(unknown)) in told["detail"]
-    assert "upgrade" in told["fix"]
+    reported = problem(pulled, 503)
+    assert next(iter(unknown)) in reported["detail"]
+    assert "upgrade" in reported["fix"]
     assert pulled.headers["Retry-After"] == "30"
     for method, path in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/replay")):
         body = {"paused": True} if method == "PATCH" else {"from": 1} if method == "POST" else None

@@ -42,8 +42,8 @@ def test_a_publisher_that_is_bound_to_realms_sees_only_those(
     assert name not in [topic["realm"] for each in schemas(shop).values() for topic in each["realms_topics"]]
     unknown = problem(shop.get(f"/v1/schemas/{name}-none"), 404)
     for path in (f"{name}-other", f"{name}-other/revisions"):
-        told = problem(shop.get(f"/v1/schemas/{path}"), 404)
-        assert told == {**unknown, "detail": unknown["detail"].replace("-none", "-other")}
+        reported = problem(shop.get(f"/v1/schemas/{path}"), 404)
+        assert reported == {**unknown, "detail": unknown["detail"].replace("-none", "-other")}
     problem(shop.post(f"/v1/schemas/{name}-other/check", json={"object": {}}), 404)
     assert shop.post(f"/v1/schemas/{name}-both/check", json={"object": {"a": 1}}).json()["ok"]
     assert shop.get(f"/v1/schemas/{name}-own/revisions").status_code == 200

@@ -9,7 +9,7 @@ import pytest
 
 from purveyor.delivery.pull import open_pull
 from purveyor.delivery.push import attempt_history
-from purveyor.delivery.push.attempt_history import SLOTS, AttemptHistory, AttemptRecorder, read_attempts
+from purveyor.delivery.push.attempt_history import RECORDS_PER_RING, AttemptHistory, AttemptRecorder, read_attempts
 from purveyor.delivery.push.attempt_record import (
     RECORD_BYTES,
     AttemptPage,
@@ -253,7 +253,7 @@ def record(recorder: AttemptRecorder, results: Sequence[PushResult]) -> None:
 async def test_the_log_has_a_bounded_size_and_successes_do_not_push_out_failures(
     pushed: PushSubscription, queues: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt_history, "_MAX_UNWRITTEN", 10**6)
+    monkeypatch.setattr(attempt_history, "_MAX_UNWRITTEN_ATTEMPTS", 10**6)
     monkeypatch.setattr(attempt_history.AttemptBudget, "take", lambda self, now: True)
     await pushed.add("/ok")
     incarnation = (await pushed.subscriptions.get(pushed.name)).incarnation
@@ -268,7 +268,7 @@ async def test_the_log_has_a_bounded_size_and_successes_do_not_push_out_failures
     assert kept[:-1] == [*range(7999, 7999 - len(kept) + 1, -1)], "the newest are kept, without a gap"
     assert 1000 < len(kept) < 7000
     subjects = await queues.streams.subjects("KV_push-attempts", f"$KV.push-attempts.acknowledged={pushed.name}.*")
-    assert len(subjects) == SLOTS
+    assert len(subjects) == RECORDS_PER_RING
 
 
 async def test_two_workers_write_to_one_log(pushed: PushSubscription, queues: Queues) -> None:

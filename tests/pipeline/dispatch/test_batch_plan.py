@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from purveyor.model.registration import DispatchState, Record, RecordState, Suspension
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.pipeline.archive.layout import PositionRange
-from purveyor.pipeline.dispatch.batch_plan import NOTE_INTERVAL_POSITIONS, SMALL_GAP, is_note_due, plan_batch
+from purveyor.pipeline.dispatch.batch_plan import NOTE_INTERVAL_POSITIONS, SMALL_GAP_POSITIONS, is_note_due, plan_batch
 from purveyor.queues.registry import Registered, Snapshot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -55,8 +55,8 @@ def test_one_that_begins_later_or_nowhere_or_ends_or_is_suspended_stays_out() ->
 def test_a_small_gap_is_filled_and_a_large_one_left_to_the_catch_up() -> None:
     assert called(registered(next_=100_001)) == ([0], [])
     assert called(registered(next_=100_000)) == ([], [99_999])
-    assert called(registered(next_=100_001 - SMALL_GAP)) == ([], [100_000 - SMALL_GAP])
-    assert called(registered(next_=100_000 - SMALL_GAP)) == ([], [])
+    assert called(registered(next_=100_001 - SMALL_GAP_POSITIONS)) == ([], [100_000 - SMALL_GAP_POSITIONS])
+    assert called(registered(next_=100_000 - SMALL_GAP_POSITIONS)) == ([], [])
 
 
 def test_what_this_dispatcher_wrote_itself_is_no_gap() -> None:

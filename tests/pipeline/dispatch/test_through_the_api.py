@@ -92,8 +92,8 @@ def test_events_right_after_the_201_are_delivered_and_a_full_queue_is_reported_a
     full = subscribe(api, admin, "full")
     harness.broker.update("stream:full", max_bytes=4000, discard="new")
     publish(events, 300, 329)
-    told = wait_until(lambda: full.get().json().get("suspended"))
-    assert "full" in told["reason"]
+    reported = wait_until(lambda: full.get().json().get("suspended"))
+    assert "full" in reported["reason"]
     assert int(harness.broker.state("stream:full")["bytes"]) <= 4000
     assert take(consumers[0], 30) == list(range(300, 330))  # the others are not concerned
 

@@ -306,7 +306,7 @@ def test_a_catch_up_is_asked_for_when_no_event_comes(harness: DispatchHarness) -
 def test_a_gap_too_large_for_a_batch_is_left_to_a_catch_up_job(
     harness: DispatchHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_plan, "SMALL_GAP", 2)
+    monkeypatch.setattr(batch_plan, "SMALL_GAP_POSITIONS", 2)
     monkeypatch.setattr(suspensions, "REGISTRY_POLL_SECONDS", 3600.0)  # by the batch, and not by looking
     harness.add("ox")
     harness.add("zoo")

@@ -24,7 +24,7 @@ async def test_what_was_missed_is_written_in_rounds_and_the_dispatcher_takes_ove
     harness: PrefillHarness, unique: str, monkeypatch: pytest.MonkeyPatch, group: str | None
 ) -> None:
     monkeypatch.setattr(jobs, "ROUND_POSITIONS", 40)
-    monkeypatch.setattr(jobs, "SMALL_GAP", 10)
+    monkeypatch.setattr(jobs, "SMALL_GAP_POSITIONS", 10)
     record, _ = await harness.add(unique, "a/x", prefill=False)
     await harness.publish_many("a/x", 100)
     assert record.begin is not None

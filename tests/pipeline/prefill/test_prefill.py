@@ -92,8 +92,8 @@ async def test_a_message_carries_its_origin_and_keeps_its_bytes(harness: Prefill
 
     [message] = await harness.stored(unique)
     assert message.data == text.replace("OLD", "{}").encode()
-    told = {name: value for name, value in message.headers.items() if not name.startswith("Nats-Expected-")}
-    assert told == {
+    reported = {name: value for name, value in message.headers.items() if not name.startswith("Nats-Expected-")}
+    assert reported == {
         "Trace": "1",
         "Purveyor-Position": str(receipt.sequence),
         "Purveyor-Id": f"id-{unique}",

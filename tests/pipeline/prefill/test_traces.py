@@ -62,15 +62,15 @@ async def test_jobs_are_spans_of_their_request_and_linked_to_the_traces_of_event
         await harness.subscriptions.replay(unique, positions[1], positions[2])
     with export_traces(None, "pipeline", spans):
         await work_off(harness)
-    told = {span.name: span for span in spans.get_finished_spans()}
-    assert set(told) == {"prefill", "replay"}
-    for span in told.values():
+    reported = {span.name: span for span in spans.get_finished_spans()}
+    assert set(reported) == {"prefill", "replay"}
+    for span in reported.values():
         assert span.parent is not None
         assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == ("a" * 32, "b" * 16)
         assert (span.attributes or {})["purveyor.subscription"] == unique
-    assert links(told["prefill"]) == {1, 2, 3}
-    assert links(told["replay"]) == {2, 3}
-    assert (told["replay"].attributes or {})["purveyor.last"] == positions[2]
+    assert links(reported["prefill"]) == {1, 2, 3}
+    assert links(reported["replay"]) == {2, 3}
+    assert (reported["replay"].attributes or {})["purveyor.last"] == positions[2]
     kept = [message.headers["traceparent"] for message in await harness.stored(unique)]
     assert kept == [traceparent(number) for number in (1, 2, 3, 2, 3)]
 

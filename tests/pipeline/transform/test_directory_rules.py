@@ -15,7 +15,7 @@ ADA = "uid=ada,ou=people,dc=e"
 PEOPLE = "ou=people,dc=e"
 
 
-class Book:
+class StoredDirectory:
     """A directory in memory, with a short way to apply messages."""
 
     def __init__(self) -> None:
@@ -45,38 +45,38 @@ class Book:
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def directory() -> StoredDirectory:
+    return StoredDirectory()
 
 
-def test_the_identity_is_the_entry_uuid_or_one_made_at_first_sight(book: Book) -> None:
-    assert book.add(ADA, uid=["ada"]).uuid == "id-1"
-    assert book.add("uid=bob,dc=e", entryUUID=["AB-1"], uid=["bob"]).uuid == "ab-1"
+def test_the_identity_is_the_entry_uuid_or_one_made_at_first_sight(directory: StoredDirectory) -> None:
+    assert directory.add(ADA, uid=["ada"]).uuid == "id-1"
+    assert directory.add("uid=bob,dc=e", entryUUID=["AB-1"], uid=["bob"]).uuid == "ab-1"
 
 
-def test_content_replaces_and_the_same_content_changes_nothing(book: Book) -> None:
+def test_content_replaces_and_the_same_content_changes_nothing(directory: StoredDirectory) -> None:
     content = body(ADA, "content", attributes=person("ada", mail=["a@e"]))
-    (created,) = book.do(content)
+    (created,) = directory.do(content)
     assert created.before is None
-    assert book.do(content) == []
-    (changed,) = book.do(body(ADA.upper(), "content", attributes=person("ada")))
+    assert directory.do(content) == []
+    (changed,) = directory.do(body(ADA.upper(), "content", attributes=person("ada")))
     assert changed.before == created.after
     assert changed.after is not None
     assert "mail" not in changed.after.attributes
     assert changed.after.uuid == "id-1"
 
 
-def test_another_entry_uuid_is_another_entry(book: Book) -> None:
-    book.add(ADA, entryUUID=["u1"], uid=["ada"])
-    (change,) = book.do(body(ADA, "content", attributes={"entryUUID": ["u2"], "uid": ["ada"]}))
+def test_another_entry_uuid_is_another_entry(directory: StoredDirectory) -> None:
+    directory.add(ADA, entryUUID=["u1"], uid=["ada"])
+    (change,) = directory.do(body(ADA, "content", attributes={"entryUUID": ["u2"], "uid": ["ada"]}))
     assert change.before is not None
     assert change.after is not None
     assert (change.before.uuid, change.after.uuid) == ("u1", "u2")
 
 
-def test_modify_adds_deletes_replaces_and_increments(book: Book) -> None:
-    book.add(ADA, uid=["ada"], mail=["a@e", "B@e", {"base64": "/w=="}], uidNumber=["7"], title=["x"])
-    book.do(
+def test_modify_adds_deletes_replaces_and_increments(directory: StoredDirectory) -> None:
+    directory.add(ADA, uid=["ada"], mail=["a@e", "B@e", {"base64": "/w=="}], uidNumber=["7"], title=["x"])
+    directory.do(
         modify(
             ADA,
             ("add", "MAIL", ["c@e", "a@e"]),
@@ -87,19 +87,21 @@ def test_modify_adds_deletes_replaces_and_increments(book: Book) -> None:
             ("delete", "uid", []),
         )
     )
-    assert book.entry(ADA).attributes == {
+    assert directory.entry(ADA).attributes == {
         "mail": ["a@e", {"base64": "/w=="}, "c@e"],
         "uidnumber": ["4"],
         "title": ["y", "z"],
         "cn;lang-de": ["Ada"],
     }
-    book.do(modify(ADA, ("replace", "title", []), ("delete", "mail", [{"base64": "/w=="}, "a@e", "c@e", "x@e"])))
-    assert set(book.entry(ADA).attributes) == {"uidnumber", "cn;lang-de"}
+    directory.do(modify(ADA, ("replace", "title", []), ("delete", "mail", [{"base64": "/w=="}, "a@e", "c@e", "x@e"])))
+    assert set(directory.entry(ADA).attributes) == {"uidnumber", "cn;lang-de"}
 
 
-def test_a_modify_without_effect_changes_nothing(book: Book) -> None:
-    book.add(ADA, uid=["ada"], title=["x"])
-    assert book.do(modify(ADA, ("replace", "title", ["x"]), ("delete", "mail", ["a"]), ("add", "uid", ["ada"]))) == []
+def test_a_modify_without_effect_changes_nothing(directory: StoredDirectory) -> None:
+    directory.add(ADA, uid=["ada"], title=["x"])
+    assert (
+        directory.do(modify(ADA, ("replace", "title", ["x"]), ("delete", "mail", ["a"]), ("add", "uid", ["ada"]))) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,51 +122,55 @@ def test_a_modify_without_effect_changes_nothing(book: Book) -> None:
         (body(ADA, "modrdn", new_rdn="uid", delete_old_rdn=True), "no rdn"),
     ],
 )
-def test_an_invalid_record_is_an_error_and_changes_nothing(book: Book, data: bytes, reason: str) -> None:
-    book.add(PEOPLE, objectClass=["organizationalUnit"], ou=["people"])
-    book.add(ADA)
-    book.add("uid=bob,ou=people,dc=e")
-    assert reason in book.refused(data)
+def test_an_invalid_record_is_an_error_and_changes_nothing(
+    directory: StoredDirectory, data: bytes, reason: str
+) -> None:
+    directory.add(PEOPLE, objectClass=["organizationalUnit"], ou=["people"])
+    directory.add(ADA)
+    directory.add("uid=bob,ou=people,dc=e")
+    assert reason in directory.refused(data)
 
 
-def test_deleting_a_subtree_deletes_the_deepest_first(book: Book) -> None:
+def test_deleting_a_subtree_deletes_the_deepest_first(directory: StoredDirectory) -> None:
     for dn in ("ou=x,dc=e", "ou=y,ou=x,dc=e", "uid=a,ou=y,ou=x,dc=e", "uid=b,ou=x,dc=e", "ou=xx,dc=e"):
-        book.add(dn, ou=["o"])
-    gone = book.do(body("OU=X,dc=e", "delete"))
+        directory.add(dn, ou=["o"])
+    gone = directory.do(body("OU=X,dc=e", "delete"))
     assert [change.after for change in gone] == [None] * 4
     dns = [change.before.dn for change in gone if change.before]
     assert dns[-1] == "ou=x,dc=e"
     assert dns.index("uid=a,ou=y,ou=x,dc=e") < dns.index("ou=y,ou=x,dc=e")
-    assert [entry.dn for entry in book.store.entries.values()] == ["ou=xx,dc=e"]
+    assert [entry.dn for entry in directory.store.entries.values()] == ["ou=xx,dc=e"]
 
 
-def test_a_rename_keeps_the_identity_and_moves_what_is_below(book: Book) -> None:
-    book.add(PEOPLE, ou=["people"])
-    book.add("ou=old,dc=e", ou=["old"])
-    ada = book.add("uid=Ada,OU=People,dc=e", uid=["Ada", "a2"])
-    done = book.do(body(PEOPLE, "modrdn", new_rdn="ou=staff", delete_old_rdn=True, new_superior="OU=old,dc=e"))
+def test_a_rename_keeps_the_identity_and_moves_what_is_below(directory: StoredDirectory) -> None:
+    directory.add(PEOPLE, ou=["people"])
+    directory.add("ou=old,dc=e", ou=["old"])
+    ada = directory.add("uid=Ada,OU=People,dc=e", uid=["Ada", "a2"])
+    done = directory.do(body(PEOPLE, "modrdn", new_rdn="ou=staff", delete_old_rdn=True, new_superior="OU=old,dc=e"))
     dns = [change.after.dn for change in done if change.after]
     assert dns == ["ou=staff,OU=old,dc=e", "uid=Ada,ou=staff,OU=old,dc=e"]
-    renamed_dn = book.entry("uid=ada,ou=staff,ou=old,dc=e")
+    renamed_dn = directory.entry("uid=ada,ou=staff,ou=old,dc=e")
     assert (renamed_dn.uuid, renamed_dn.attributes) == (ada.uuid, ada.attributes)
-    assert book.entry("ou=staff,ou=old,dc=e").attributes == {"ou": ["staff"]}
-    assert book.store.get(parse_dn(PEOPLE).key) is None
+    assert directory.entry("ou=staff,ou=old,dc=e").attributes == {"ou": ["staff"]}
+    assert directory.store.get(parse_dn(PEOPLE).key) is None
 
 
 @pytest.mark.parametrize(("delete", "expected"), [(True, ["a2", "countess"]), (False, ["Ada", "a2", "countess"])])
-def test_the_record_can_keep_the_old_rdn_as_a_value(book: Book, delete: bool, expected: list[str]) -> None:
-    book.add("uid=ada,dc=e", uid=["Ada", "a2"])
-    book.do(body("uid=ada,dc=e", "modrdn", new_rdn="uid=countess", delete_old_rdn=delete))
-    assert book.entry("uid=countess,dc=e").attributes == {"uid": expected}
+def test_the_record_can_keep_the_old_rdn_as_a_value(
+    directory: StoredDirectory, delete: bool, expected: list[str]
+) -> None:
+    directory.add("uid=ada,dc=e", uid=["Ada", "a2"])
+    directory.do(body("uid=ada,dc=e", "modrdn", new_rdn="uid=countess", delete_old_rdn=delete))
+    assert directory.entry("uid=countess,dc=e").attributes == {"uid": expected}
 
 
-def test_a_rename_in_case_only_and_one_to_the_root(book: Book) -> None:
-    book.add("uid=ada,dc=e", uid=["ada"])
-    (change,) = book.do(body("uid=ada,dc=e", "modrdn", new_rdn="UID=Ada", delete_old_rdn=True))
+def test_a_rename_in_case_only_and_one_to_the_root(directory: StoredDirectory) -> None:
+    directory.add("uid=ada,dc=e", uid=["ada"])
+    (change,) = directory.do(body("uid=ada,dc=e", "modrdn", new_rdn="UID=Ada", delete_old_rdn=True))
     assert change.after is not None
     assert change.after.dn == "UID=Ada,dc=e"
-    book.do(body("uid=ada,dc=e", "modrdn", new_rdn="uid=ada", delete_old_rdn=True, new_superior=""))
-    assert book.entry("uid=ada").uuid == "id-1"
+    directory.do(body("uid=ada,dc=e", "modrdn", new_rdn="uid=ada", delete_old_rdn=True, new_superior=""))
+    assert directory.entry("uid=ada").uuid == "id-1"
 
 
 DNS = st.lists(st.sampled_from(["cn=a", "cn=b", "CN=A", "ou=c+cn=d"]), min_size=1, max_size=4).map(",".join)
@@ -204,7 +210,7 @@ def test_any_sequence_of_changes_keeps_the_books_straight(steps: list[tuple[byte
     """Pages give what a dictionary gives; changes tell exactly how the directory moved; identities are never lost."""
     model, pages = MemoryStore(), MemoryPages()
     paged = PagedDirectory(pages, max_held_bytes=300)
-    told: dict[str, Entry] = {}
+    reported: dict[str, Entry] = {}
     for number, (data, batch_ends) in enumerate(steps):
         record = parse_record(data)
         before = dict(model.entries)
@@ -216,12 +222,12 @@ def test_any_sequence_of_changes_keeps_the_books_straight(steps: list[tuple[byte
         for change in changes:
             assert change.before != change.after
             if change.before is not None:
-                told.pop(change.before.dn)
+                reported.pop(change.before.dn)
         for change in changes:
             if change.after is not None:
-                assert change.after.dn not in told
-                told[change.after.dn] = change.after
-        assert sorted(told.values(), key=repr) == sorted(model.entries.values(), key=repr)
+                assert change.after.dn not in reported
+                reported[change.after.dn] = change.after
+        assert sorted(reported.values(), key=repr) == sorted(model.entries.values(), key=repr)
         for key, entry in model.entries.items():
             assert parse_dn(entry.dn).key == key
         if batch_ends:

@@ -148,8 +148,8 @@ ROUNDS = st.lists(
 )
 
 
-class World:
-    """A server, a source and the transform; steps of a history change them."""
+class History:
+    """A server, a source and the transform; rounds change them."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -233,9 +233,9 @@ class World:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(ROUNDS, st.integers(0, 1000))
 def test_after_any_history_subscribers_know_the_directory(rounds: list[Round], seed: int) -> None:
-    world = World(seed)
+    history = History(seed)
     for each in rounds:
-        world.live(each)
+        history.live(each)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -246,16 +246,16 @@ def test_after_any_history_subscribers_know_the_directory(rounds: list[Round], s
 def test_operations_that_come_again_or_are_in_the_refresh_already_have_no_effect(
     rounds: list[tuple[list[tuple[str, int, int, int]], int, bool, list[tuple[str, int, int, int]]]], seed: int
 ) -> None:
-    world = World(seed)
-    server, source, take = world.server, world.source, world.transform.take
+    history = History(seed)
+    server, source, take = history.server, history.source, history.transform.take
     sent = 0
     for operations, again, refreshes, meanwhile in rounds:
-        world.operate(operations)
+        history.operate(operations)
         if refreshes or not sent:
             begin, begin_csn = len(server.operations), csn_of(server.now)
-            world.operate(meanwhile)
+            history.operate(meanwhile)
             take(RefreshBegin(full=True), source.epoch)
-            for entry in world.mix(list(server.entries().values())):
+            for entry in history.mix(list(server.entries().values())):
                 take(entry, source.epoch)
             take(RefreshEnd(True, (begin_csn,)), source.epoch)
             for operation in server.operations[max(begin - again, 0) :]:
@@ -264,5 +264,5 @@ def test_operations_that_come_again_or_are_in_the_refresh_already_have_no_effect
             for operation in server.operations[max(sent - again, 0) :]:
                 take(operation, source.epoch)
         sent = len(server.operations)
-        world.transform.end_batch()
-        require_equal(world.transform, server)
+        history.transform.end_batch()
+        require_equal(history.transform, server)

@@ -22,7 +22,7 @@ def csn(number: int, server: int = 1) -> str:
     return f"20261119000000.{number:06}Z#000000#{server:03x}#000000"
 
 
-class Book:
+class FollowedDirectory:
     """A directory over pages in memory, and short ways to apply records; a batch for each record."""
 
     def __init__(self) -> None:
@@ -77,31 +77,31 @@ class Book:
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def followed() -> FollowedDirectory:
+    return FollowedDirectory()
 
 
 @pytest.fixture
-def people(book: Book) -> Book:
+def people(followed: FollowedDirectory) -> FollowedDirectory:
     """A container with two entries, known from a refresh."""
-    book.begin(full=True)
-    book.entry(PEOPLE, "ou=people,dc=e")
-    book.entry(ADA, "uid=ada,ou=people,dc=e")
-    book.entry(BOB, "uid=bob,ou=people,dc=e")
-    assert book.end(remove_unseen=True, csns=(csn(10),)) == []
-    return book
+    followed.begin(full=True)
+    followed.entry(PEOPLE, "ou=people,dc=e")
+    followed.entry(ADA, "uid=ada,ou=people,dc=e")
+    followed.entry(BOB, "uid=bob,ou=people,dc=e")
+    assert followed.end(remove_unseen=True, csns=(csn(10),)) == []
+    return followed
 
 
-def test_an_entry_is_new_then_changed_and_an_equal_one_is_nothing(book: Book) -> None:
-    assert book.entry(ADA, "uid=ada,dc=e", cn=["Ada"]) == [(None, "uid=ada,dc=e")]
-    assert book.entry(ADA, "uid=ada,dc=e", cn=["Ada"]) == []
-    assert book.entry(ADA.upper(), "uid=ada,dc=e", cn=["Ada L."]) == [("uid=ada,dc=e", "uid=ada,dc=e")]
-    assert book.known(ADA) == Entry(
+def test_an_entry_is_new_then_changed_and_an_equal_one_is_nothing(followed: FollowedDirectory) -> None:
+    assert followed.entry(ADA, "uid=ada,dc=e", cn=["Ada"]) == [(None, "uid=ada,dc=e")]
+    assert followed.entry(ADA, "uid=ada,dc=e", cn=["Ada"]) == []
+    assert followed.entry(ADA.upper(), "uid=ada,dc=e", cn=["Ada L."]) == [("uid=ada,dc=e", "uid=ada,dc=e")]
+    assert followed.known(ADA) == Entry(
         "uid=ada,dc=e", ADA, {"objectclass": ["device"], "cn": ["Ada L."], "entryuuid": [ADA]}
     )
 
 
-def test_gone_removes_exactly_these_entries_children_first(people: Book) -> None:
+def test_gone_removes_exactly_these_entries_children_first(people: FollowedDirectory) -> None:
     assert people.live("gone", uuids=[PEOPLE, EVE]) == [("ou=people,dc=e", None)]
     assert people.live("gone", uuids=[PEOPLE]) == []
     people.entry(PEOPLE, "ou=people,dc=e")
@@ -111,7 +111,7 @@ def test_gone_removes_exactly_these_entries_children_first(people: Book) -> None
     assert people.names() == {}
 
 
-def test_a_rename_outside_of_a_refresh_applies_below_at_once(people: Book) -> None:
+def test_a_rename_outside_of_a_refresh_applies_below_at_once(people: FollowedDirectory) -> None:
     assert people.entry(PEOPLE, "ou=staff,dc=e") == [
         ("ou=people,dc=e", "ou=staff,dc=e"),
         ("uid=ada,ou=people,dc=e", "uid=ada,ou=staff,dc=e"),
@@ -120,7 +120,7 @@ def test_a_rename_outside_of_a_refresh_applies_below_at_once(people: Book) -> No
     assert people.entry(PEOPLE, "OU=Staff,dc=e")[1] == ("uid=ada,ou=staff,dc=e", "uid=ada,OU=Staff,dc=e")
 
 
-def test_a_rename_in_a_refresh_applies_below_at_its_end(people: Book) -> None:
+def test_a_rename_in_a_refresh_applies_below_at_its_end(people: FollowedDirectory) -> None:
     people.begin()
     assert people.entry(PEOPLE, "ou=staff,dc=e") == [("ou=people,dc=e", "ou=staff,dc=e")]
     assert people.entry(BOB, "uid=bob,dc=e") == [("uid=bob,ou=people,dc=e", "uid=bob,dc=e")]
@@ -128,7 +128,7 @@ def test_a_rename_in_a_refresh_applies_below_at_its_end(people: Book) -> None:
     assert people.end() == []
 
 
-def test_two_entries_exchange_their_names(people: Book) -> None:
+def test_two_entries_exchange_their_names(people: FollowedDirectory) -> None:
     people.begin()
     assert people.entry(BOB, "uid=ada,ou=people,dc=e") == [("uid=bob,ou=people,dc=e", "uid=ada,ou=people,dc=e")]
     assert people.entry(ADA, "uid=bob,ou=people,dc=e") == [("uid=ada,ou=people,dc=e", "uid=bob,ou=people,dc=e")]
@@ -138,7 +138,7 @@ def test_two_entries_exchange_their_names(people: Book) -> None:
     }  # fmt: skip
 
 
-def test_an_entry_whose_name_was_taken_is_deleted_with_its_old_state_when_it_is_gone(people: Book) -> None:
+def test_an_entry_whose_name_was_taken_is_deleted_with_its_old_state_when_it_is_gone(people: FollowedDirectory) -> None:
     people.begin()
     people.entry(EVE, "uid=ada,ou=people,dc=e", cn=["Eve"])
     people.live("present", uuids=[PEOPLE, BOB])
@@ -148,7 +148,7 @@ def test_an_entry_whose_name_was_taken_is_deleted_with_its_old_state_when_it_is_
     assert people.open().state.displaced == 0
 
 
-def test_a_name_that_is_free_again_goes_back_to_the_entry_that_had_it(people: Book) -> None:
+def test_a_name_that_is_free_again_goes_back_to_the_entry_that_had_it(people: FollowedDirectory) -> None:
     people.begin()
     people.entry(EVE, "uid=ada,ou=people,dc=e")
     assert people.live("gone", uuids=[EVE]) == [("uid=ada,ou=people,dc=e", None)]
@@ -167,7 +167,7 @@ def test_a_name_that_is_free_again_goes_back_to_the_entry_that_had_it(people: Bo
     assert people.open().state.displaced == 0
 
 
-def test_an_entry_reported_twice_brings_along_only_what_was_below_it_before(people: Book) -> None:
+def test_an_entry_reported_twice_brings_along_only_what_was_below_it_before(people: FollowedDirectory) -> None:
     """The second name was that of another container, whose entries are not its own."""
     people.begin()
     people.entry(EVE, "ou=new,dc=e")
@@ -179,7 +179,7 @@ def test_an_entry_reported_twice_brings_along_only_what_was_below_it_before(peop
     ]  # fmt: skip
 
 
-def test_a_container_that_was_moved_to_its_old_name_holds_what_is_below(people: Book) -> None:
+def test_a_container_that_was_moved_to_its_old_name_holds_what_is_below(people: FollowedDirectory) -> None:
     """Its parent was renamed, another one took the name of the parent, and the container moved there."""
     inner, other = "00000009-0000-1000-8000-000000000000", "00000008-0000-1000-8000-000000000000"
     people.entry(inner, "ou=in,ou=people,dc=e")
@@ -194,13 +194,13 @@ def test_a_container_that_was_moved_to_its_old_name_holds_what_is_below(people: 
     assert people.known(EVE).dn == "uid=eve,ou=in,ou=people,dc=e"
 
 
-def test_what_a_refresh_did_not_see_is_deleted_children_first(people: Book) -> None:
+def test_what_a_refresh_did_not_see_is_deleted_children_first(people: FollowedDirectory) -> None:
     people.begin()
     people.live("present", uuids=[BOB])
     assert people.end(remove_unseen=True) == [("uid=ada,ou=people,dc=e", None), ("ou=people,dc=e", None)]
 
 
-def test_a_refresh_that_begins_again_has_seen_nothing(people: Book) -> None:
+def test_a_refresh_that_begins_again_has_seen_nothing(people: FollowedDirectory) -> None:
     people.begin()
     people.live("present", uuids=[PEOPLE, ADA, BOB])
     people.begin()
@@ -208,7 +208,7 @@ def test_a_refresh_that_begins_again_has_seen_nothing(people: Book) -> None:
     assert people.end(remove_unseen=True) == [("uid=bob,ou=people,dc=e", None)]
 
 
-def test_records_of_an_earlier_process_are_dropped(people: Book) -> None:
+def test_records_of_an_earlier_process_are_dropped(people: FollowedDirectory) -> None:
     people.epoch = 5
     people.begin()
     people.epoch = 4
@@ -220,7 +220,7 @@ def test_records_of_an_earlier_process_are_dropped(people: Book) -> None:
     assert people.open().state.epoch == 5
 
 
-def test_an_entry_that_cannot_be_applied_is_still_there(people: Book) -> None:
+def test_an_entry_that_cannot_be_applied_is_still_there(people: FollowedDirectory) -> None:
     people.begin()
     people.live("present", uuids=[PEOPLE, BOB])
     with pytest.raises(InvalidEntry):
@@ -228,7 +228,7 @@ def test_an_entry_that_cannot_be_applied_is_still_there(people: Book) -> None:
     assert people.end(remove_unseen=True) == []
 
 
-def test_a_message_of_a_refresh_that_is_not_understood_deletes_nothing(people: Book) -> None:
+def test_a_message_of_a_refresh_that_is_not_understood_deletes_nothing(people: FollowedDirectory) -> None:
     people.begin()
     people.live("present", uuids=[PEOPLE, BOB])
     with pytest.raises(InvalidRecord):
@@ -244,7 +244,7 @@ def test_a_message_of_a_refresh_that_is_not_understood_deletes_nothing(people: B
     assert people.end(remove_unseen=True) == [("uid=ada,ou=staff,dc=e", None)]
 
 
-def test_operations_apply_once_by_their_csn(people: Book) -> None:
+def test_operations_apply_once_by_their_csn(people: FollowedDirectory) -> None:
     added = {"attributes": {"objectClass": ["device"], "uid": ["eve"]}}
     assert people.operation("add", EVE, 11, "uid=eve,dc=e", **added) == [(None, "uid=eve,dc=e")]
     change = {"modifications": [{"op": "add", "attribute": "cn", "values": ["Eve"]}]}
@@ -259,7 +259,7 @@ def test_operations_apply_once_by_their_csn(people: Book) -> None:
     assert people.operation("modify", EVE, 9, "uid=eva,ou=people,dc=e", **change) == []
 
 
-def test_a_full_refresh_replaces_the_newest_operation_and_another_does_not(people: Book) -> None:
+def test_a_full_refresh_replaces_the_newest_operation_and_another_does_not(people: FollowedDirectory) -> None:
     """The server may have been restored from a copy, so its CSNs begin again at an earlier one."""
     change = {"modifications": [{"op": "add", "attribute": "cn", "values": ["x"]}]}
     ada = "uid=ada,ou=people,dc=e"
@@ -274,7 +274,7 @@ def test_a_full_refresh_replaces_the_newest_operation_and_another_does_not(peopl
     assert people.operation("modify", ADA, 6, ada, **change) == [(ada, ada)]
 
 
-def test_an_operation_that_is_not_possible_is_invalid_unless_the_refresh_explains_it(people: Book) -> None:
+def test_an_operation_that_is_not_possible_is_invalid_unless_the_refresh_explains_it(people: FollowedDirectory) -> None:
     change = {"modifications": [{"op": "add", "attribute": "cn", "values": ["x"]}]}
     with pytest.raises(InvalidRecord, match="modify: there is no such entry"):
         people.operation("modify", EVE, 11, "uid=eve,dc=e", **change)
@@ -285,7 +285,7 @@ def test_an_operation_that_is_not_possible_is_invalid_unless_the_refresh_explain
     assert people.operation("delete", EVE, 13, "uid=eve,dc=e", catch_up=True) == []
 
 
-def test_an_operation_that_the_refreshed_entry_contains_has_no_effect(people: Book) -> None:
+def test_an_operation_that_the_refreshed_entry_contains_has_no_effect(people: FollowedDirectory) -> None:
     ada = "uid=ada,ou=people,dc=e"
     people.entry(ADA, ada, entryCSN=[csn(20)])
     change = {"modifications": [{"op": "add", "attribute": "cn", "values": ["x"]}]}
@@ -293,32 +293,32 @@ def test_an_operation_that_the_refreshed_entry_contains_has_no_effect(people: Bo
     assert people.operation("modify", ADA, 21, ada, catch_up=True, **change) == [(ada, ada)]
 
 
-def test_entries_of_an_ldif_file_are_recognised_by_uuid_or_name(book: Book) -> None:
-    book.do(body("ou=people,dc=e", "content", attributes={"ou": ["people"]}))
-    book.do(body("uid=ada,ou=people,dc=e", "content", attributes={"uid": ["ada"], "entryUUID": [ADA.upper()]}))
-    book.do(body("uid=bob,ou=people,dc=e", "content", attributes={"uid": ["bob"]}))
-    book.do(body("uid=old,dc=e", "content", attributes={"uid": ["old"]}))
-    assert not book.open().is_live
-    book.begin(full=True)
-    assert book.live("entry", uuid=ADA, dn="uid=ada,dc=e", attributes={"uid": ["ada"]}) == [
+def test_entries_of_an_ldif_file_are_recognised_by_uuid_or_name(followed: FollowedDirectory) -> None:
+    followed.do(body("ou=people,dc=e", "content", attributes={"ou": ["people"]}))
+    followed.do(body("uid=ada,ou=people,dc=e", "content", attributes={"uid": ["ada"], "entryUUID": [ADA.upper()]}))
+    followed.do(body("uid=bob,ou=people,dc=e", "content", attributes={"uid": ["bob"]}))
+    followed.do(body("uid=old,dc=e", "content", attributes={"uid": ["old"]}))
+    assert not followed.open().is_live
+    followed.begin(full=True)
+    assert followed.live("entry", uuid=ADA, dn="uid=ada,dc=e", attributes={"uid": ["ada"]}) == [
         ("uid=ada,ou=people,dc=e", "uid=ada,dc=e")
     ]
-    book.live("entry", uuid=PEOPLE, dn="ou=people,dc=e", attributes={"ou": ["people"]})
-    book.live("entry", uuid=BOB, dn="uid=bob,ou=people,dc=e", attributes={"uid": ["bob"]})
-    assert book.end(remove_unseen=True) == [("uid=old,dc=e", None)]
-    assert book.names() == {"made-1": "ou=people,dc=e", ADA: "uid=ada,dc=e", "made-3": "uid=bob,ou=people,dc=e"}
-    assert book.do(modify("uid=bob,ou=people,dc=e", ("add", "cn", ["x"]))), "and keeps its identity"
-    assert book.known(BOB).uuid == "made-3"
+    followed.live("entry", uuid=PEOPLE, dn="ou=people,dc=e", attributes={"ou": ["people"]})
+    followed.live("entry", uuid=BOB, dn="uid=bob,ou=people,dc=e", attributes={"uid": ["bob"]})
+    assert followed.end(remove_unseen=True) == [("uid=old,dc=e", None)]
+    assert followed.names() == {"made-1": "ou=people,dc=e", ADA: "uid=ada,dc=e", "made-3": "uid=bob,ou=people,dc=e"}
+    assert followed.do(modify("uid=bob,ou=people,dc=e", ("add", "cn", ["x"]))), "and keeps its identity"
+    assert followed.known(BOB).uuid == "made-3"
 
 
-def test_records_of_ldif_keep_the_index_of_a_live_source_up_to_date(people: Book) -> None:
+def test_records_of_ldif_keep_the_index_of_a_live_source_up_to_date(people: FollowedDirectory) -> None:
     people.do(body("ou=people,dc=e", "modrdn", new_rdn="ou=staff", delete_old_rdn=True))
     assert people.known(ADA).dn == "uid=ada,ou=staff,dc=e"
     people.do(body("uid=ada,ou=staff,dc=e", "delete"))
     assert people.open().find(ADA) is None
 
 
-def test_the_end_of_a_refresh_in_pieces(people: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_refresh_in_pieces(people: FollowedDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """More entries change than one record may change: the rest follows with the next records."""
     monkeypatch.setattr(directory_rules, "MAX_CHANGED_ENTRIES", 2)
     gone = [f"0000000{number}-0000-1000-8000-00000000000a" for number in range(5)]
@@ -344,7 +344,7 @@ def test_the_end_of_a_refresh_in_pieces(people: Book, monkeypatch: pytest.Monkey
 
 
 def test_a_rename_of_too_many_entries_is_invalid_and_the_entry_is_there(
-    people: Book, monkeypatch: pytest.MonkeyPatch
+    people: FollowedDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory_rules, "MAX_CHANGED_ENTRIES", 2)
     with pytest.raises(InvalidRecord, match="more than 2 entries would change at once"):
@@ -352,13 +352,13 @@ def test_a_rename_of_too_many_entries_is_invalid_and_the_entry_is_there(
     assert people.known(ADA).dn == "uid=ada,ou=people,dc=e"
 
 
-def test_an_end_without_a_refresh_is_invalid_unless_it_came_before(people: Book) -> None:
+def test_an_end_without_a_refresh_is_invalid_unless_it_came_before(people: FollowedDirectory) -> None:
     assert people.end(remove_unseen=True, csns=(csn(10),)) == []
     with pytest.raises(InvalidRecord, match="no refresh is in progress"):
         people.end(remove_unseen=True, csns=(csn(11),))
 
 
-def test_a_change_that_is_undone_leaves_everything_as_it_was(people: Book) -> None:
+def test_a_change_that_is_undone_leaves_everything_as_it_was(people: FollowedDirectory) -> None:
     people.begin()
     people.live("present", uuids=[ADA])
     people.entry(PEOPLE, "ou=staff,dc=e")
@@ -405,7 +405,7 @@ def test_a_change_that_is_undone_leaves_everything_as_it_was(people: Book) -> No
         {"change": "gone", "uuids": [], "epoch": -1},
     ],
 )
-def test_what_is_no_record_is_invalid(book: Book, fields: dict[str, Any]) -> None:
+def test_what_is_no_record_is_invalid(followed: FollowedDirectory, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRecord):
-        book.do(json_fields.dump({"epoch": 1, **fields}))
-    assert book.names() == {}
+        followed.do(json_fields.dump({"epoch": 1, **fields}))
+    assert followed.names() == {}

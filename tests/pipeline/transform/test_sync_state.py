@@ -88,7 +88,7 @@ def test_a_batch_appends_to_the_set_without_reading_it() -> None:
 
 
 def test_the_index_of_a_large_directory_of_ldif_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("purveyor.pipeline.transform.live_directory._BUILD_RUN", 700)
+    monkeypatch.setattr("purveyor.pipeline.transform.live_directory._BUILD_RUN_ENTRIES", 700)
     pages = MemoryPages()
     entries = PagedDirectory(pages)
     for number in range(3000):

@@ -41,7 +41,7 @@ _MEANINGS: Final[Mapping[str, Sequence[str]]] = {
 }
 """Words for what a command does that are no name of it."""
 _MOST_SUGGESTIONS: Final = 3
-_SIMILARITY: Final = 0.7
+_MIN_SIMILARITY: Final = 0.7
 """At the default of `difflib`, 0.6, `remove` is similar to `resume`."""
 
 
@@ -66,11 +66,11 @@ def suggestions(name: str, commands: Sequence[str]) -> list[str]:
     meant = [each for each in (word, *_MEANINGS.get(word, ())) if each in commands][:1]
     if meant:
         return meant
-    near = difflib.get_close_matches(word, commands, n=_MOST_SUGGESTIONS, cutoff=_SIMILARITY)
+    near = difflib.get_close_matches(word, commands, n=_MOST_SUGGESTIONS, cutoff=_MIN_SIMILARITY)
     if near:
         return near
     aliases = {alias: found for alias in ALIASES if (found := command_of(alias, commands)) is not None}
-    return [aliases[each] for each in difflib.get_close_matches(word, aliases, n=1, cutoff=_SIMILARITY)]
+    return [aliases[each] for each in difflib.get_close_matches(word, aliases, n=1, cutoff=_MIN_SIMILARITY)]
 
 
 class CommandGroup(TyperGroup):

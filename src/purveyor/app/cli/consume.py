@@ -38,7 +38,7 @@ T = TypeVar("T")
 _DEFAULT_WAIT = "5s"
 _LONGEST_POLL_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
-_LONGEST_INSTANCE = 200
+_MAX_INSTANCE_CHARACTERS = 200
 _MOST_NAMED_INSTANCES = 3
 INSTANCE_HEADER = "X-Consumer-Instance"
 _DELIVERY_FIELDS = (
@@ -76,7 +76,7 @@ def own_instance() -> str:
     except (OSError, KeyError):  # a container may run as a user id without a name
         user = str(os.getuid())
     wanted = f"cli-{user}@{socket.gethostname()}"
-    return "".join(ch if ch.isascii() and ch.isprintable() else "?" for ch in wanted)[:_LONGEST_INSTANCE]
+    return "".join(ch if ch.isascii() and ch.isprintable() else "?" for ch in wanted)[:_MAX_INSTANCE_CHARACTERS]
 
 
 @next_app.command(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import escape, progress, write, write_json, write_note
+from purveyor.app.cli.output import EXIT_INTERRUPTED, escape, progress, write, write_json, write_note
 from purveyor.model.errors import InvalidInput
 from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues
@@ -20,8 +20,7 @@ from purveyor.sources.ldif.queue_store import DryRunStore, QueueStore, RecordSto
 from purveyor.sources.ldif.records import BrokenRecord
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-SOME_PARKED = 3
-_INTERRUPTED = 130
+_EXIT_SOME_PARKED = 3
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -83,9 +82,9 @@ def import_(
     tally = asyncio.run(_run(DryRunStore(), inputs, follow=False)) if dry_run else cli.call(work, SOURCES)
     _print_tally(cli, tally, escape(target), dry_run=dry_run, seconds=time.monotonic() - begun)
     if tally.stopped and not follow:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(EXIT_INTERRUPTED)
     if tally.broken:
-        raise typer.Exit(SOME_PARKED)
+        raise typer.Exit(_EXIT_SOME_PARKED)
 
 
 async def _run(store: RecordStore, inputs: list[Input], *, follow: bool) -> ImportCounts:

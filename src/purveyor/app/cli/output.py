@@ -13,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 
+EXIT_INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as in shells."""
 _REDRAW_SECONDS = 0.1
 
 Advance = Callable[[int], None]

@@ -194,7 +194,7 @@ def parse_scalar(text: str) -> Scalar:
     return value if isinstance(value, str | int | float | bool) else text
 
 
-def parse_place(text: str) -> ReplayPoint:
+def parse_replay_point(text: str) -> ReplayPoint:
     """Parse a position, an ISO time, or a duration ago."""
     if text.isascii() and text.isdigit():
         return int(text)

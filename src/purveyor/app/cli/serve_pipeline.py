@@ -15,7 +15,7 @@ import typer
 
 from purveyor.app import running_parts
 from purveyor.app.cli.context import Cli, JsonFlag
-from purveyor.app.cli.output import escape, write, write_json, write_note
+from purveyor.app.cli.output import EXIT_INTERRUPTED, escape, write, write_json, write_note
 from purveyor.app.process_setup import restrict_permissions
 from purveyor.app.running_parts import announce
 from purveyor.model.errors import InvalidInput
@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # importing the pipeline imports Spark: only the command itse
 
 _RESTART_SECONDS = 3.0
 _SUMMARY_INTERVAL_SECONDS = 30.0
-_INTERRUPTED = 130
 PARTS = "transform,dispatch,archive,prefill"
 
 
@@ -142,7 +141,7 @@ class Signals:
                 sys.stdout.write("\x1b[?25h\n")  # the live table hides the cursor
                 sys.stdout.flush()
             write_note("stopped at once: the next start repeats the batches that were running")
-            os._exit(_INTERRUPTED)
+            os._exit(EXIT_INTERRUPTED)
         self._stop.set()
 
 

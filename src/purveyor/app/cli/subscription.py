@@ -7,7 +7,7 @@ import typer
 from purveyor.app.cli.backends.subscription_backend import ReplayRange
 from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
 from purveyor.app.cli.output import escape, write, write_json, write_note
-from purveyor.app.cli.parsers import parse_place, parse_topic
+from purveyor.app.cli.parsers import parse_replay_point, parse_topic
 from purveyor.app.cli.render import format_table
 from purveyor.app.cli.subscription_attempts import EPILOG as ATTEMPTS_EPILOG
 from purveyor.app.cli.subscription_attempts import attempts
@@ -143,8 +143,8 @@ def replay(
     as_json: JsonFlag = False,
 ) -> None:
     """Write matching events of the past to the queue again; with --topic only those topics."""
-    end = None if to is None else parse_place(to)
-    wanted = ReplayRange(begin=parse_place(from_), end=end, topics=tuple(map(parse_topic, topic or [])))
+    end = None if to is None else parse_replay_point(to)
+    wanted = ReplayRange(begin=parse_replay_point(from_), end=end, topics=tuple(map(parse_topic, topic or [])))
     cli = Cli.of(ctx, as_json)
     job = call(cli, lambda subscriptions: subscriptions.replay(name, wanted))
     if cli.json:

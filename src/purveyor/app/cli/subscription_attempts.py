@@ -7,7 +7,7 @@ import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
 from purveyor.app.cli.output import write, write_json, write_note
-from purveyor.app.cli.parsers import parse_place
+from purveyor.app.cli.parsers import parse_replay_point
 from purveyor.app.cli.render import format_table, read_time
 from purveyor.app.cli.subscription_define import call
 from purveyor.delivery.push.attempt_record import MAX_ATTEMPTS_PER_PAGE, AttemptQuery, parse_attempt_id
@@ -87,7 +87,7 @@ def _row(each: Json) -> tuple[object, ...]:
 
 
 def _parse_moment(text: str) -> datetime:
-    found = parse_place(text)
+    found = parse_replay_point(text)
     if isinstance(found, int):
         raise InvalidInput(f"{text!r} is not a time", fix="write 2026-11-15T12:00:00Z, or 2h for two hours ago")
     return found

@@ -15,7 +15,7 @@ from purveyor.model.json_fields import Json
 from purveyor.model.retries import describe_progress
 from purveyor.model.subscription import Subscription
 
-_MOST_SHOWN = 10
+_MAX_LISTED_LEASES = 10
 _SECRETS = ("secret", "old_secret", "old_secret_until", "bearer_token")
 _OPTIONS = (
     "name",
@@ -124,9 +124,9 @@ def _delivery_state_rows(found: Json) -> Rows:
     if found["leases"]:
         holders = [
             f"{each['messages']} by {each['instance']} until {_time(each['until'])}"
-            for each in found["leases"][:_MOST_SHOWN]
+            for each in found["leases"][:_MAX_LISTED_LEASES]
         ]
-        more = len(found["leases"]) - _MOST_SHOWN
+        more = len(found["leases"]) - _MAX_LISTED_LEASES
         rows.append(("Leased", [*holders, *([f"and by {more} more instances"] if more > 0 else [])]))
     if found["next_attempt"] is not None:
         next_attempt, what = _time(found["next_attempt"]), "message" if found["delayed"] == 1 else "messages"

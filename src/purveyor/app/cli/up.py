@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import StatusPrinter
+from purveyor.app.cli.output import EXIT_INTERRUPTED, StatusPrinter
 from purveyor.app.ldap_settings import find_directories, has_directories
 from purveyor.app.process_setup import private_umask, restrict_permissions
 from purveyor.app.settings import Settings
@@ -17,7 +17,6 @@ from purveyor.jetstream.server import find_server
 from purveyor.model.extras import require_extras
 
 app = typer.Typer(help="Run all parts on this machine.", rich_markup_mode=None, add_completion=False)
-_INTERRUPTED = 130
 
 
 @app.command(
@@ -68,7 +67,7 @@ def up(
     restrict_permissions(settings.data_dir)
     with hold_data_dir(settings.data_dir.absolute()):
         if asyncio.run(_supervise(options, EventPrinter(json=cli.json))):
-            raise typer.Exit(_INTERRUPTED)
+            raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _metrics_port(settings: Settings, number: int) -> tuple[str, ...]:

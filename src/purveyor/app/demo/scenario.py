@@ -26,7 +26,7 @@ from purveyor.jetstream.server import find_running_server
 PEOPLE: Final = 2000
 GROUPS: Final = 50
 _CONCURRENT_HANDLERS: Final = 8
-_CHUNKS: Final = 20
+_PROGRESS_STEPS: Final = 20
 _CHUNK_INTERVAL_SECONDS: Final = 0.5
 _ALL_TOPICS: Final = ".*"
 _USER_TOPIC: Final = "users/user"
@@ -269,5 +269,5 @@ async def _reporting(on_progress: OnProgress, phase: str, checks: Sequence[Deliv
 def _split_records(ldif: str) -> list[str]:
     """Split LDIF into chunks of whole records, each with the empty line that ends it."""
     records = [f"{record}\n\n" for record in ldif.split("\n\n") if record.strip()]
-    size = max(1, -(-len(records) // _CHUNKS))
+    size = max(1, -(-len(records) // _PROGRESS_STEPS))
     return ["".join(records[start : start + size]) for start in range(0, len(records), size)]

@@ -19,7 +19,7 @@ from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.store import LETTER_SUBJECTS, DeadLetterStore, ParkedMessage, Resolution, subjects_of
 from purveyor.queues.registry import Registered
 
-_BATCH_SIZE: Final = 50
+_BATCH_LETTERS: Final = 50
 
 
 def _ignore_progress(_count: int) -> None:
@@ -170,8 +170,8 @@ class DeadLetters:
             return report
         for name in dict.fromkeys(each.subscription for each in ready):
             ids = [each.id for each in ready if each.subscription == name]
-            for start in range(0, len(ids), _BATCH_SIZE):
-                batch = ids[start : start + _BATCH_SIZE]
+            for start in range(0, len(ids), _BATCH_LETTERS):
+                batch = ids[start : start + _BATCH_LETTERS]
                 report.add(await self._redrive(name, batch))
                 advance(len(batch))
         return report
@@ -189,8 +189,8 @@ class DeadLetters:
         selected, more = await self._select_all(choice, after, limit)
         ids = [each.id for each in selected]
         report = Report(chosen=len(ids), next=more)
-        for start in range(0, 0 if dry_run else len(ids), _BATCH_SIZE):
-            batch = ids[start : start + _BATCH_SIZE]
+        for start in range(0, 0 if dry_run else len(ids), _BATCH_LETTERS):
+            batch = ids[start : start + _BATCH_LETTERS]
             report.add(await asyncio.gather(*map(self._discard, batch)))
             advance(len(batch))
         return report

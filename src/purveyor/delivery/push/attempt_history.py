@@ -5,9 +5,10 @@ writes once a second. Delivery needs none of it: when the worker is killed, the 
 in the log, and when the log cannot be written, push continues.
 
 Attempts that failed and attempts that were acknowledged have a ring of records each, so that many successes do not push
-out the failures. A ring has `SLOTS` records of 16 KiB; a new record replaces the oldest. The newest record is written
-again until it is full. Workers write by compare-and-set; a worker that loses reads the newest record and adds its
-attempts to that. Of many attempts in a short time a worker stores some (`AttemptBudget`) and counts the others.
+out the failures. A ring has `RECORDS_PER_RING` records of 16 KiB; a new record replaces the oldest. The newest record
+is written again until it is full. Workers write by compare-and-set; a worker that loses reads the newest record and
+adds its attempts to that. Of many attempts in a short time a worker stores some (`AttemptBudget`) and counts the
+others.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ from purveyor.queues.permissions import PUSH_ATTEMPTS
 from purveyor.queues.registry import Registered
 
 _log = logging.getLogger(__name__)
-SLOTS: Final = 32
+RECORDS_PER_RING: Final = 32
 """The number of records of a ring. With 16 KiB each, the log of a subscription has at most about 1 MiB."""
 FLUSH_SECONDS: Final = 1.0
 _STREAM: Final = f"KV_{PUSH_ATTEMPTS}"
@@ -54,7 +55,7 @@ _MAX_WRITE_ATTEMPTS: Final = 10
 _CONCURRENT_WRITES: Final = 8
 _MAX_SUBSCRIPTIONS_PER_SECOND: Final = 100
 """With more busy subscriptions, a worker writes the log of each less often than once a second."""
-_MAX_UNWRITTEN: Final = 200
+_MAX_UNWRITTEN_ATTEMPTS: Final = 200
 """A worker keeps at most this many attempts of a ring in memory; it counts the others."""
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
 _FAILED: Final = "failed"
@@ -108,7 +109,7 @@ class _Ring:
 
     def has_budget(self, now: float) -> bool:
         """Return whether to store an attempt."""
-        return len(self._attempts) < _MAX_UNWRITTEN and self._budget.take(now)
+        return len(self._attempts) < _MAX_UNWRITTEN_ATTEMPTS and self._budget.take(now)
 
     def add(self, attempt: PushAttempt) -> None:
         """Keep an attempt for the next write."""
@@ -168,7 +169,7 @@ class _Ring:
         return RecordBuilder(number, self._incarnation), 0 if entry is None else entry.revision
 
     def _key(self, number: int) -> str:
-        return f"{self._prefix}.{number % SLOTS}"
+        return f"{self._prefix}.{number % RECORDS_PER_RING}"
 
 
 class AttemptRecorder:
@@ -270,7 +271,7 @@ async def read_attempts(queues: Queues, found: Registered, query: AttemptQuery) 
     for outcome in wanted:
         subject = f"$KV.{PUSH_ATTEMPTS}.{_ring_prefix(found.name, outcome)}.*"
         try:
-            page = await read_page(queues, _STREAM, PageRequest(subject=subject, count=SLOTS))
+            page = await read_page(queues, _STREAM, PageRequest(subject=subject, count=RECORDS_PER_RING))
         except UnknownStream:  # no worker has stored anything yet
             break
         stored += [message.data for message in page.messages]

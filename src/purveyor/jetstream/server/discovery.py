@@ -20,7 +20,7 @@ from purveyor.model.errors import ServerMissing
 
 NATS_URL: Final = "PURVEYOR_NATS_URL"
 DATA_DIR: Final = "PURVEYOR_DATA_DIR"
-_OTHERS: Final = (
+_OTHER_VARIABLES: Final = (
     "PURVEYOR_NATS_CREDENTIALS",
     "PURVEYOR_NATS_INBOX",
     *(f"PURVEYOR_NATS_TLS_{name}" for name in ("CA", "CERT", "KEY", "HOSTNAME")),
@@ -59,7 +59,7 @@ def find_server_address(environment: Mapping[str, str] = os.environ) -> Address:
 
 def discovery_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that `find_server_address` reads, for a program that starts others."""
-    found = {name: environment[name] for name in (NATS_URL, DATA_DIR, *_OTHERS) if name in environment}
+    found = {name: environment[name] for name in (NATS_URL, DATA_DIR, *_OTHER_VARIABLES) if name in environment}
     if found.get(DATA_DIR):
         found[DATA_DIR] = str(Path(found[DATA_DIR]).expanduser().absolute())
     return found

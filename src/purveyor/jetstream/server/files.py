@@ -32,7 +32,7 @@ from purveyor.model.errors import SetupError, StoreInUse
 from purveyor.model.file_lock import FileLock, LockOwner, is_locked, read_owner
 
 LOG_LIMIT_BYTES = 10 * 1024 * 1024
-_PRIVATE = 0o600
+_PRIVATE_MODE = 0o600
 _TAIL_BYTES = 16 * 1024
 _OPTIONAL = ("tls_ca", "tls_hostname")
 
@@ -153,7 +153,7 @@ class Files:
         known = self.read_password(user)
         if known is not None:
             with translate_os_errors(path):
-                path.chmod(_PRIVATE)
+                path.chmod(_PRIVATE_MODE)
             return known
         _write(path, secrets.token_urlsafe(32) + "\n")
         made = self.read_password(user)
@@ -176,7 +176,7 @@ class Files:
         """Open the log for the server; return the file descriptor."""
         self.trim_log()
         with translate_os_errors(self.log):
-            return os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _PRIVATE)
+            return os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _PRIVATE_MODE)
 
     def trim_log(self) -> None:
         """Rotate a large log, also while the server writes to it.
@@ -189,7 +189,7 @@ class Files:
         older = self.log.with_name("nats.log.1")
         try:
             shutil.copyfile(self.log, older)
-            older.chmod(_PRIVATE)
+            older.chmod(_PRIVATE_MODE)
         except OSError:
             with suppress(OSError):
                 older.unlink()
@@ -255,7 +255,7 @@ def _write(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.new")  # only the owner of the store writes, so the name is unique
     with translate_os_errors(path):
         draft.unlink(missing_ok=True)
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_MODE)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()

@@ -31,7 +31,7 @@ _SERVER_PORTS = range(20_000, 32_768)
 """Below the ports of outgoing connections, which begin at 32768 on Linux and 49152 elsewhere."""
 _ATTEMPTS = 100
 _RANDOM = SystemRandom()
-_LONGEST_LINE = 64 * 1024
+_MAX_LINE_BYTES = 64 * 1024
 
 
 def is_port_free(host: str, port: int) -> bool:
@@ -90,7 +90,7 @@ def _read_account(host: str, port: int, identity: Identity, tls: Tls | None) -> 
         ):
             if connection.getsockname() == connection.getpeername():
                 return f"no server listens on {host}:{port}"  # connected to itself; kept open, it would take the port
-            info = json.loads(lines.readline(_LONGEST_LINE).removeprefix(b"INFO "))
+            info = json.loads(lines.readline(_MAX_LINE_BYTES).removeprefix(b"INFO "))
             if info["server_name"] != identity.name:
                 return f"another NATS server listens on {host}:{port}"
             if not info.get("jetstream"):
@@ -127,7 +127,7 @@ def _info_request(identity: Identity) -> bytes:
 
 
 def _jetstream_answer(lines: BinaryIO) -> dict[str, Any] | str:
-    while line := lines.readline(_LONGEST_LINE):
+    while line := lines.readline(_MAX_LINE_BYTES):
         if line.startswith(b"-ERR"):
             return f"the server refuses: {line.decode(errors='replace').strip()}"
         if line.startswith(b"MSG "):

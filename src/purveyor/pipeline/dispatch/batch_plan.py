@@ -174,7 +174,7 @@ async def _end_deletion(found: Registered, queues: Queues) -> None:
     await registry.remove(found)
 
 
-SMALL_GAP: Final = 20_000
+SMALL_GAP_POSITIONS: Final = 20_000
 """The dispatcher itself fills gaps of up to this many positions."""
 NOTE_INTERVAL_POSITIONS: Final = 10_000
 """The noted position of a subscription that was once suspended stays this close behind the dispatcher, so that a
@@ -229,7 +229,7 @@ def plan_batch(snapshot: Snapshot, written_up_to: Mapping[str, int], batch: Posi
         if floor >= batch.first - 1:
             # Set only where it excludes a row: so the specification of a target is the same with every batch.
             targets.append(PlannedTarget(found, floor if floor >= batch.first else 0))
-        elif batch.first - 1 - floor <= SMALL_GAP:
+        elif batch.first - 1 - floor <= SMALL_GAP_POSITIONS:
             behind.append(PlannedTarget(found, floor))
         elif found.suspended is not None:
             far_behind.append(found)

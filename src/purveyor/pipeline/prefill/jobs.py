@@ -45,7 +45,7 @@ from purveyor.model.subscription import Subscription
 from purveyor.pipeline.archive.layout import PositionRange
 from purveyor.pipeline.archive.reader import events
 from purveyor.pipeline.dispatch.batch_job import BatchJob, Isolation, WriteOutcome, archived_topic_batches
-from purveyor.pipeline.dispatch.batch_plan import SMALL_GAP, PlannedTarget, in_force
+from purveyor.pipeline.dispatch.batch_plan import SMALL_GAP_POSITIONS, PlannedTarget, in_force
 from purveyor.pipeline.dispatch.suspensions import suspension_reason
 from purveyor.pipeline.dispatch.topic_prefill import begin_prefill, is_first, next_piece
 from purveyor.pipeline.prefill import archive_queries
@@ -309,7 +309,7 @@ def next_round(state: DispatchState, newest: int) -> PositionRange | None:
     >>> next_round(state, 30_000), next_round(state, 20_000), next_round(state, 1_000_000)
     (PositionRange(first=1, last=30000), None, PositionRange(first=1, last=200000))
     """
-    if state.suspended is None and newest - state.next + 1 <= SMALL_GAP:
+    if state.suspended is None and newest - state.next + 1 <= SMALL_GAP_POSITIONS:
         return None
     return PositionRange(state.next, max(min(newest, state.next + ROUND_POSITIONS - 1), state.next - 1))
 

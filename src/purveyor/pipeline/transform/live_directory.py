@@ -37,12 +37,12 @@ from purveyor.pipeline.transform.sync_state import (
     load_state,
 )
 
-_SPACE: Final = 1 << 40
+_NUMBERS_PER_SPACE: Final = 1 << 40
 """Numbers of pages of the directory are smaller. The record, the index and the two sets have a space each."""
-_RECORD, _INDEX, _REPORTED, _PRESENT = (_SPACE * number for number in range(1, 5))
-_MAX_INDEX_PAGE: Final = 128
+_RECORD, _INDEX, _REPORTED, _PRESENT = (_NUMBERS_PER_SPACE * number for number in range(1, 5))
+_MAX_INDEX_PAGE_ENTRIES: Final = 128
 _MAX_INDEX_PAGE_BYTES: Final = 48 << 10
-_BUILD_RUN: Final = 200_000
+_BUILD_RUN_ENTRIES: Final = 200_000
 """Entries that are sorted in memory together when the index is built."""
 _MADE: Final = "~"
 _DISPLACED: Final = "\1"
@@ -66,7 +66,7 @@ class EntryMap(Store, Protocol):
         """Write back what changed."""
 
 
-class Place(NamedTuple):
+class EntryLocation(NamedTuple):
     """Where an entry is."""
 
     key: str
@@ -74,20 +74,20 @@ class Place(NamedTuple):
     """The refresh that gave it this key; 0 if none did."""
 
 
-def _encode_place(place: Place) -> bytes:
-    return f"{place.moved} {place.key}".encode("utf-8", "surrogatepass")
+def _encode_location(location: EntryLocation) -> bytes:
+    return f"{location.moved} {location.key}".encode("utf-8", "surrogatepass")
 
 
-def _decode_place(raw: bytes) -> Place:
+def _decode_location(raw: bytes) -> EntryLocation:
     moved, _, key = raw.decode("utf-8", "surrogatepass").partition(" ")
-    return Place(key, int(moved))
+    return EntryLocation(key, int(moved))
 
 
-_FORMAT: Final = PageFormat(_encode_place, _decode_place, _MAX_INDEX_PAGE, _MAX_INDEX_PAGE_BYTES)
+_FORMAT: Final = PageFormat(_encode_location, _decode_location, _MAX_INDEX_PAGE_ENTRIES, _MAX_INDEX_PAGE_BYTES)
 
 
 def index_key(uuid: str) -> str:
-    """Return the place of a UUID in the index: the parts in the order of their time.
+    """Return the location of a UUID in the index: the parts in the order of their time.
 
     >>> index_key("0f8fad5b-d9cb-469f-a165-70867728950e")
     '469fd9cb0f8fad5ba16570867728950e'
@@ -123,7 +123,7 @@ class LiveDirectory:
     def __init__(self, entries: EntryMap, store: NumberedStore) -> None:
         self._entries = entries
         self._store = store
-        self._index: PagedMap[Place] | None = None
+        self._index: PagedMap[EntryLocation] | None = None
         self._seen: tuple[IdSet, IdSet] | None = None
         self._forget_seen = False
         self._undo: list[tuple[str, Entry | None, int]] = []
@@ -151,10 +151,10 @@ class LiveDirectory:
         was_moved = 0
         if self._state is not None:
             known = identity(before)
-            place = self._open_index().get(known)
-            if place is not None and place.key == key:
+            location = self._open_index().get(known)
+            if location is not None and location.key == key:
                 self._open_index().remove(known)
-                was_moved = place.moved
+                was_moved = location.moved
         self._undo.append((key, before, was_moved))
         self._entries.remove(key)
 
@@ -167,14 +167,14 @@ class LiveDirectory:
         index, was_moved, known = self._open_index(), 0, identity(entry)
         if before is not None:
             former = identity(before)
-            place = index.get(former)
-            if place is not None and place.key == key:
-                was_moved = place.moved
+            location = index.get(former)
+            if location is not None and location.key == key:
+                was_moved = location.moved
                 if former != known:
                     index.remove(former)
-        place = Place(key, was_moved if moved is None else moved)
-        if index.get(known) != place:
-            index.put(known, place)
+        location = EntryLocation(key, was_moved if moved is None else moved)
+        if index.get(known) != location:
+            index.put(known, location)
         return was_moved
 
     # The record of the live source.
@@ -205,16 +205,16 @@ class LiveDirectory:
 
     def find_known(self, known: str) -> tuple[str, Entry] | None:
         """Return an entry and its key by its key in the index."""
-        place = self._open_index().get(known)
-        entry = None if place is None else self._entries.get(place.key)
-        if place is None or entry is None or identity(entry) != known:
+        location = self._open_index().get(known)
+        entry = None if location is None else self._entries.get(location.key)
+        if location is None or entry is None or identity(entry) != known:
             return None
-        return place.key, entry
+        return location.key, entry
 
     def moved_by(self, known: str) -> int:
         """Return the refresh that gave an entry its key; 0 if none did."""
-        place = self._open_index().get(known)
-        return 0 if place is None else place.moved
+        location = self._open_index().get(known)
+        return 0 if location is None else location.moved
 
     # Entries that are displaced.
 
@@ -326,7 +326,7 @@ class LiveDirectory:
                 each.clear()
         self._forget_seen = False
 
-    def _open_index(self) -> PagedMap[Place]:
+    def _open_index(self) -> PagedMap[EntryLocation]:
         if self._index is None:
             self._index = PagedMap(NumberSpace(self._store, _INDEX), _FORMAT)
         return self._index
@@ -342,14 +342,14 @@ class LiveDirectory:
         index, run = self._open_index(), dict[str, str]()
         for key, entry in self._entries.items():
             run[identity(entry)] = key
-            if len(run) == _BUILD_RUN:
+            if len(run) == _BUILD_RUN_ENTRIES:
                 _put_sorted(index, run)
         _put_sorted(index, run)
 
 
-def _put_sorted(index: PagedMap[Place], run: dict[str, str]) -> None:
+def _put_sorted(index: PagedMap[EntryLocation], run: dict[str, str]) -> None:
     for known in sorted(run):
-        index.put(known, Place(run[known], 0))
+        index.put(known, EntryLocation(run[known], 0))
     run.clear()
 
 

@@ -133,7 +133,7 @@ def _apply_entry(directory: LiveDirectory, now: EntryNow) -> list[EntryChange]:
         now.attributes if given else {**now.attributes, ENTRY_UUID: [now.uuid]},
     )
     try:
-        return _place(directory, known, after)
+        return _put_entry(directory, known, after)
     except InvalidRecord as error:
         raise InvalidEntry(str(error), directory.state.epoch, now.uuid) from None
 
@@ -179,12 +179,12 @@ def _operate(directory: LiveDirectory, operation: Operation, known: tuple[str, E
         raise InvalidRecord(f"{record.change.value}: {what}")
     if known is None:
         attributes = _with_csn(record.attributes, operation)
-        return _place(directory, None, Entry(record.name.text, operation.uuid, attributes))
+        return _put_entry(directory, None, Entry(record.name.text, operation.uuid, attributes))
     before = known[1]
     match record.change:
         case Change.MODIFY:
             attributes = _with_csn(modified_attributes(before, record.modifications), operation)
-            return _place(directory, known, before._replace(attributes=attributes))
+            return _put_entry(directory, known, before._replace(attributes=attributes))
         case Change.MODRDN:
             superior = None if record.new_superior is None else superior_name(record.new_superior)
             new = renamed_dn(parse_dn(before.dn), record.new_rdn, superior)
@@ -192,7 +192,7 @@ def _operate(directory: LiveDirectory, operation: Operation, known: tuple[str, E
                 raise InvalidRecord("modrdn: an entry cannot be moved below itself")
             attributes = _with_csn(renamed_attributes(before, new, record), operation)
             after = before._replace(dn=new.text, attributes=attributes)
-            return _place(directory, known, after, until=operation.csn if operation.catch_up else None)
+            return _put_entry(directory, known, after, until=operation.csn if operation.catch_up else None)
         case _:
             return _delete(directory, [known])
 
@@ -201,7 +201,7 @@ def _with_csn(attributes: Attributes, operation: Operation) -> Attributes:
     return {**attributes, ENTRY_UUID: [operation.uuid], ENTRY_CSN: [operation.csn]}
 
 
-def _place(
+def _put_entry(
     directory: LiveDirectory, known: tuple[str, Entry] | None, after: Entry, until: str | None = None
 ) -> list[EntryChange]:
     """Put an entry where its name says, with what is below it; not what has changed there after `until`."""
@@ -358,7 +358,7 @@ def _new_names(directory: LiveDirectory, reported: SeenEntries) -> Callable[[str
     names: dict[str, tuple[str | None, bool]] = {}
     """By the key of a container: its new name, and whether the search ends there."""
 
-    def look(key: str) -> tuple[str | None, bool]:
+    def find_entry(key: str) -> tuple[str | None, bool]:
         if key in state.containers:
             found = directory.find_known(state.containers[key])
             return (None, False) if found is None else (found[1].dn, True)
@@ -372,7 +372,7 @@ def _new_names(directory: LiveDirectory, reported: SeenEntries) -> Callable[[str
         while "\0" in above:
             above, levels = above.rsplit("\0", 1)[0], levels + 1
             if above not in names:
-                names[above] = look(above)
+                names[above] = find_entry(above)
             name, ends = names[above]
             if ends:
                 return None if name is None else (levels, name)

@@ -157,8 +157,8 @@ class _Node:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A page: its node, and its place in it."""
+class _PageLocation:
+    """A page: its node, and its location in it."""
 
     node: int
     at: int
@@ -199,29 +199,29 @@ class PagedMap(Generic[T]):
 
     def put(self, key: str, value: T) -> None:
         """Add or replace a value; a page that grows too large is divided."""
-        place = self._find(key)
-        page = self._page(place)
+        location = self._find(key)
+        page = self._page(location)
         before = page.size
         page.put(key, value)
         self._held_bytes += page.size - before
         while page.is_too_large:
             upper = page.cut()
-            self._held[self._insert(place, upper.keys[0])] = upper
+            self._held[self._insert(location, upper.keys[0])] = upper
             if key >= upper.keys[0]:
                 page = upper
-            place = self._find(page.keys[0])
+            location = self._find(page.keys[0])
 
     def remove(self, key: str) -> None:
         """Remove a value, if it is there."""
-        place = self._find(key)
-        page = self._page(place)
+        location = self._find(key)
+        page = self._page(location)
         if key not in page.raw:
             return
         before = page.size
         page.remove(key)
         self._held_bytes += page.size - before
-        if not page.keys and place != _Place(0, 0):  # the first page begins before every key and stays
-            self._drop(place)
+        if not page.keys and location != _PageLocation(0, 0):  # the first page begins before every key and stays
+            self._drop(location)
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, T]]:
         """Yield everything with this prefix, in order. Collect it before you change anything."""
@@ -249,19 +249,19 @@ class PagedMap(Generic[T]):
             self._index_changed = False
 
     def _pages_from(self, key: str) -> Iterator[Page[T]]:
-        place = self._find(key)
+        location = self._find(key)
         while True:
-            yield self._page(place)
-            if place.at + 1 < len(self._node(place.node).pages):
-                place = _Place(place.node, place.at + 1)
-            elif place.node + 1 < len(self._nodes):
-                place = _Place(place.node + 1, 0)
+            yield self._page(location)
+            if location.at + 1 < len(self._node(location.node).pages):
+                location = _PageLocation(location.node, location.at + 1)
+            elif location.node + 1 < len(self._nodes):
+                location = _PageLocation(location.node + 1, 0)
             else:
                 return
 
-    def _find(self, key: str) -> _Place:
+    def _find(self, key: str) -> _PageLocation:
         node = bisect_right(self._begins, key) - 1
-        return _Place(node, bisect_right(self._node(node).begins, key) - 1)
+        return _PageLocation(node, bisect_right(self._node(node).begins, key) - 1)
 
     def _node(self, at: int) -> _Node:
         node = self._nodes[at]
@@ -270,8 +270,8 @@ class PagedMap(Generic[T]):
             node.begins, node.pages = json.loads(self._store.read(node.number))
         return node
 
-    def _page(self, place: _Place) -> Page[T]:
-        number = self._node(place.node).pages[place.at]
+    def _page(self, location: _PageLocation) -> Page[T]:
+        number = self._node(location.node).pages[location.at]
         page = self._held.get(number)
         if page is None:
             if self._held_bytes > self._max_held_bytes:
@@ -282,35 +282,35 @@ class PagedMap(Generic[T]):
             self._held_bytes += page.size
         return page
 
-    def _insert(self, place: _Place, begin: str) -> int:
+    def _insert(self, location: _PageLocation, begin: str) -> int:
         """Enter a new page behind another one into the index; return its number."""
-        node = self._node(place.node)
+        node = self._node(location.node)
         number = self._take_number()
-        node.begins.insert(place.at + 1, begin)
-        node.pages.insert(place.at + 1, number)
+        node.begins.insert(location.at + 1, begin)
+        node.pages.insert(location.at + 1, number)
         node.changed = self._index_changed = True
         if len(node.pages) > MAX_NODE_PAGES:
             middle = len(node.pages) // 2
             upper = _Node(None, node.begins[middle:], node.pages[middle:], changed=True)
             del node.begins[middle:], node.pages[middle:]
-            self._begins.insert(place.node + 1, upper.begins[0])
-            self._nodes.insert(place.node + 1, upper)
+            self._begins.insert(location.node + 1, upper.begins[0])
+            self._nodes.insert(location.node + 1, upper)
         return number
 
-    def _drop(self, place: _Place) -> None:
+    def _drop(self, location: _PageLocation) -> None:
         """Remove an empty page."""
-        node = self._node(place.node)
-        number = node.pages[place.at]
+        node = self._node(location.node)
+        number = node.pages[location.at]
         self._store.remove(number)
         self._held.pop(number)
-        del node.begins[place.at], node.pages[place.at]
+        del node.begins[location.at], node.pages[location.at]
         node.changed = self._index_changed = True
         if not node.pages:  # never the first node: its first page stays
             if node.number is not None:
                 self._store.remove(node.number)
-            del self._begins[place.node], self._nodes[place.node]
-        elif place.at == 0:
-            node.begins[0] = self._begins[place.node]  # keys between the two belong to this page now
+            del self._begins[location.node], self._nodes[location.node]
+        elif location.at == 0:
+            node.begins[0] = self._begins[location.node]  # keys between the two belong to this page now
 
     def _take_number(self) -> int:
         number, self._next = self._next, self._next + 1

@@ -48,8 +48,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _VERSION = "Letter-Version"
 _PARKED_POSITION = PARKED_POSITION.removeprefix(_PREFIX)
 LETTER = Kind("dead letter")
-_HEADER_ROOM = 512  # for the id, the expectations, and the details about a cut
-_LONGEST_REASON = 2000  # characters: a reason may quote a long HTTP answer
+_HEADER_RESERVE_BYTES = 512  # for the id, the expectations, and the details about a cut
+_MAX_REASON_CHARACTERS = 2000  # characters: a reason may quote a long HTTP answer
 CUT_FROM_BYTES = "cut_from_bytes"
 """The detail with the original size of a body that was too large for the server."""
 HEADERS_LEFT_OUT = "headers_left_out"
@@ -83,7 +83,7 @@ class DeadLetter:
         """Return subject, body and headers of its message in the queue."""
         position_field = _PARKED_POSITION if self.out_of_order else "Position"
         fields = {
-            "Reason": _one_line(self.reason)[:_LONGEST_REASON],
+            "Reason": _one_line(self.reason)[:_MAX_REASON_CHARACTERS],
             "Origin": _one_line(self.origin),
             "Subject": _one_line(self.subject),
             position_field: None if self.position is None else str(self.position),
@@ -159,9 +159,9 @@ def fit_letter(letter: DeadLetter, max_payload: int) -> tuple[str, bytes, Header
     fit together with the headers is cut. `details` says how much is missing. Otherwise the message could neither be
     processed nor parked.
     """
-    letter = _with_fewer_headers(letter, min(max_payload // 2, MAX_HEADER_BLOCK_BYTES) - _HEADER_ROOM)
+    letter = _with_fewer_headers(letter, min(max_payload // 2, MAX_HEADER_BLOCK_BYTES) - _HEADER_RESERVE_BYTES)
     subject, data, headers = letter.to_message()
-    room = max_payload - len(header_codec.encode(headers)) - _HEADER_ROOM
+    room = max_payload - len(header_codec.encode(headers)) - _HEADER_RESERVE_BYTES
     if len(data) > room:
         cut = dataclasses.replace(letter, details={**letter.details, CUT_FROM_BYTES: len(data)})
         subject, data, headers = cut.to_message()

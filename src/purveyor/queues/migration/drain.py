@@ -30,8 +30,8 @@ SHARED_DURABLE = "migration"
 """The durable that readers of a sealed work queue share if it had none."""
 POSITION_DURABLE = "migration-positions"
 """The durable that acknowledges messages on behalf of readers by position; no reader uses it."""
-_PARK_BATCH = 500
-_POSITION_BATCH = 1000
+_PARKED_PER_FETCH = 500
+_HEADERS_PER_FETCH = 1000
 _REMOVE_SECONDS = 60.0
 
 
@@ -115,7 +115,9 @@ class StuckMessageParker:
             if time.monotonic() > give_up:
                 raise Unavailable(f"parked messages of {stream!r} are not removed", fix="try again")
             try:
-                for message in await self.services.puller.fetch(stream, SHARED_DURABLE, _PARK_BATCH, wait_seconds=0.5):
+                for message in await self.services.puller.fetch(
+                    stream, SHARED_DURABLE, _PARKED_PER_FETCH, wait_seconds=0.5
+                ):
                     await message.ack(confirm=True)
             except UnknownConsumer:
                 return
@@ -159,10 +161,12 @@ async def acknowledge_up_to(services: BucketServices, stream: str, sequence: int
         if consumer.name != POSITION_DURABLE:
             await services.consumers.remove(stream, consumer.name)
     with contextlib.suppress(AlreadyExists):
-        config = ConsumerConfig(durable_name=POSITION_DURABLE, headers_only=True, max_ack_pending=2 * _POSITION_BATCH)
+        config = ConsumerConfig(
+            durable_name=POSITION_DURABLE, headers_only=True, max_ack_pending=2 * _HEADERS_PER_FETCH
+        )
         await services.consumers.add(stream, config)
     while (await services.streams.info(stream)).state.first_seq <= sequence:
-        messages = await services.puller.fetch(stream, POSITION_DURABLE, _POSITION_BATCH, wait_seconds=0.5)
+        messages = await services.puller.fetch(stream, POSITION_DURABLE, _HEADERS_PER_FETCH, wait_seconds=0.5)
         passed = [message for message in messages if message.sequence <= sequence]
         for message in messages[len(passed) :]:
             await message.nak()

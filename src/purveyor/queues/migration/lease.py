@@ -31,7 +31,7 @@ from purveyor.model.errors import (
     UnknownStream,
     WrongRevision,
 )
-from purveyor.queues.lease import RENEWALS, HeldLease, SeenRevisions, is_abandoned
+from purveyor.queues.lease import RENEWALS_PER_LEASE, HeldLease, SeenRevisions, is_abandoned
 from purveyor.queues.migration.record import deletion_key, lease_key
 
 _EXPECTED_ON = f"{EXPECTED_LAST_SUBJECT_SEQUENCE}-Subject"
@@ -139,7 +139,7 @@ class Leases:
             yield None
             return
         lease = Lease(self._bucket, queue, revision)
-        renewal = asyncio.create_task(lease.keep_renewed(self._seconds / RENEWALS))
+        renewal = asyncio.create_task(lease.keep_renewed(self._seconds / RENEWALS_PER_LEASE))
         try:
             yield lease
         finally:

@@ -22,10 +22,10 @@ from purveyor.model.json_fields import VERSION, Kind
 
 _DATA: Final = "stream.tar.s2"
 _MANIFEST: Final = "manifest.json"
-_CHUNK: Final = 128 << 10
+_CHUNK_BYTES: Final = 128 << 10
 _SILENCE_SECONDS: Final = 10.0
 _SLOWEST_BYTES: Final = 2 << 20  # per second: the server reads everything before it answers
-_END: Final = 204
+_END_STATUS: Final = 204
 _CHUNKS_IN_FLIGHT: Final = 8
 """The number of chunks that are sent before the answer to the first is awaited."""
 
@@ -87,7 +87,7 @@ async def download_snapshot(api: Api, stream: str, path: Path, consumers: Json, 
     inbox = connection.new_inbox()
     chunks = await connection.subscribe(inbox)
     try:
-        body = {"deliver_subject": inbox, "no_consumers": False, "chunk_size": _CHUNK, "jsck": True}
+        body = {"deliver_subject": inbox, "no_consumers": False, "chunk_size": _CHUNK_BYTES, "jsck": True}
         answer = await api.request(f"STREAM.SNAPSHOT.{stream}", body, about=Resource(stream=stream))
         size, digest = await _receive(api, chunks, path / _DATA, on_bytes)
     finally:
@@ -118,7 +118,7 @@ async def _receive(api: Api, chunks: NatsSubscription, file: Path, on_bytes: Byt
             chunk = await chunks.next(_SILENCE_SECONDS)
             if chunk is None:
                 raise NoAnswer("the server stopped during a snapshot", fix="try again")
-            if chunk.status == _END:
+            if chunk.status == _END_STATUS:
                 break
             if chunk.status:
                 raise Refused(f"the snapshot was interrupted: {chunk.block.description}", code=chunk.status)
@@ -156,7 +156,7 @@ async def restore_snapshot(api: Api, config: Json, path: Path, manifest: Manifes
     sent = 0
     try:
         with (path / _DATA).open("rb") as data:
-            while chunk := data.read(_CHUNK):
+            while chunk := data.read(_CHUNK_BYTES):
                 waiting.append(asyncio.create_task(api.connection.request(to, chunk, timeout_seconds=_SILENCE_SECONDS)))
                 await asyncio.sleep(0)  # chunks are sent in the order in which their tasks begin
                 sent += len(chunk)

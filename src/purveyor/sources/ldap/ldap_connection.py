@@ -18,6 +18,7 @@ from purveyor.sources.ldap.ldap_errors import (
     translate_result,
 )
 from purveyor.sources.ldap.ldap_messages import (
+    MAX_MESSAGE_ID,
     BindResponse,
     Control,
     ExtendedResponse,
@@ -36,7 +37,6 @@ from purveyor.sources.ldap.ldap_messages import (
 
 _BATCH_MESSAGES: Final = 500
 _BATCH_BYTES: Final = 4 << 20
-_LARGEST_ID: Final = 2**31 - 1
 
 
 class LdapConnection:
@@ -189,7 +189,7 @@ class LdapConnection:
             raise self._lost(error) from error
 
     def _next_id(self) -> int:
-        self._last_id = self._last_id % _LARGEST_ID + 1
+        self._last_id = self._last_id % MAX_MESSAGE_ID + 1
         return self._last_id
 
     def _lost(self, error: Exception) -> DirectoryUnavailable:

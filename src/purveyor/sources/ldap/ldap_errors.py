@@ -74,7 +74,7 @@ class ResultCode(IntEnum):
 RETRYABLE: Final = frozenset({ResultCode.BUSY, ResultCode.UNAVAILABLE, ResultCode.CANCELED, ResultCode.TOO_LATE})
 """The codes after which the same request can succeed later."""
 
-_PLAIN: Final = {
+_EXPLANATIONS: Final = {
     ResultCode.SUCCESS: "success",
     ResultCode.OPERATIONS_ERROR: "the server could not carry out the operation",
     ResultCode.PROTOCOL_ERROR: "the server does not understand the request",
@@ -124,7 +124,7 @@ def explain_result(code: int) -> str:
     >>> explain_result(49), explain_result(64)
     ('wrong bind DN or password', 'namingViolation (64)')
     """
-    return _PLAIN.get(code, name_result(code))  # type: ignore[call-overload,no-any-return]  # an IntEnum equals its int
+    return _EXPLANATIONS.get(code, name_result(code))  # type: ignore[call-overload,no-any-return]  # an IntEnum equals its int
 
 
 SYNCPROV_FIX = "load the overlay `syncprov` on that database of the server (olcOverlay: syncprov), or ask its operator"

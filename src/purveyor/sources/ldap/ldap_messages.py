@@ -36,7 +36,7 @@ _BIND_REQUEST, _BIND_RESPONSE, _UNBIND_REQUEST = 0x60, 0x61, 0x42
 _SEARCH_REQUEST, _SEARCH_ENTRY, _SEARCH_DONE, _SEARCH_REFERENCE = 0x63, 0x64, 0x65, 0x73
 _ABANDON_REQUEST, _EXTENDED_REQUEST, _EXTENDED_RESPONSE, _INTERMEDIATE = 0x50, 0x77, 0x78, 0x79
 _CONTROLS, _SIMPLE, _REFERRAL = 0xA0, 0x80, 0xA3
-_LARGEST_ID: Final = 2**31 - 1
+MAX_MESSAGE_ID: Final = 2**31 - 1
 _MAX_KNOWN_NAMES: Final = 10_000
 
 _Attributes: TypeAlias = dict[str, list[bytes]]
@@ -225,7 +225,7 @@ def decode_message(data: bytes) -> LdapMessage:
     parts = envelope.enter(SEQUENCE)
     envelope.expect_end()
     message_id = parts.read_integer()
-    if not 0 <= message_id <= _LARGEST_ID:
+    if not 0 <= message_id <= MAX_MESSAGE_ID:
         raise BerError(f"message id {message_id}")
     tag, start, stop = read_header(data, parts.position, parts.end)
     parts.position = stop

@@ -7,7 +7,7 @@ from purveyor.model.errors import InvalidInput
 from purveyor.sources.ldap.ber import encode_boolean, encode_octets, encode_sequence
 
 MAX_NESTING: Final = 50
-MAX_LENGTH: Final = 100_000
+MAX_FILTER_CHARACTERS: Final = 100_000
 
 _AND, _OR, _NOT, _EQUAL, _SUBSTRINGS = 0xA0, 0xA1, 0xA2, 0xA3, 0xA4
 _GREATER_OR_EQUAL, _LESS_OR_EQUAL, _PRESENT, _APPROXIMATE, _EXTENSIBLE = 0xA5, 0xA6, 0x87, 0xA8, 0xA9
@@ -41,8 +41,8 @@ def encode_filter(text: str) -> bytes:
     >>> encode_filter("(cn=a)")
     b'\xa3\x07\x04\x02cn\x04\x01a'
     """
-    if len(text) > MAX_LENGTH:
-        raise FilterError(f"a filter of {len(text)} characters, at most {MAX_LENGTH} are accepted")
+    if len(text) > MAX_FILTER_CHARACTERS:
+        raise FilterError(f"a filter of {len(text)} characters, at most {MAX_FILTER_CHARACTERS} are accepted")
     return _Parser(text).parse()
 
 

@@ -23,7 +23,7 @@ from purveyor.model.errors import LeaseLost, PurveyorError, ServerUnavailable, d
 from purveyor.model.retries import Backoff, RetryDelays, random_jitter
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.lease import RENEWALS, SeenRevisions
+from purveyor.queues.lease import RENEWALS_PER_LEASE, SeenRevisions
 from purveyor.queues.status_board import delete_notice, write_notice
 from purveyor.sources.ldap import ldap_client
 from purveyor.sources.ldap.accesslog_session import AccesslogSession, find_mode
@@ -109,12 +109,12 @@ class SourceRunner:
                 instance=self.status.instance,
             )
             self.ready.set()
-            posting = asyncio.create_task(self._post_status(queues))
+            reporting = asyncio.create_task(self._report_status(queues))
             working = asyncio.create_task(self._work(queues, store, stop))
             try:
                 await _first_to_end(working, asyncio.create_task(self._watch_server(queues, address)))
             finally:
-                await _cancel(posting)
+                await _cancel(reporting)
                 if stop.is_set() and queues.connection.connected:
                     with contextlib.suppress(PurveyorError, TimeoutError):
                         async with asyncio.timeout(_RELEASE_SECONDS):
@@ -160,7 +160,7 @@ class SourceRunner:
                 return taken
             self.status.clear_error()
             self.status.enter(SourceActivity.STANDBY)
-            await _wait(stop, min(self._options.lease_seconds / RENEWALS, _MOST_STANDBY_SECONDS))
+            await _wait(stop, min(self._options.lease_seconds / RENEWALS_PER_LEASE, _MOST_STANDBY_SECONDS))
         return None
 
     async def _run_taken(self, queues: Queues, store: SourceStore, taken: Taken, stop: asyncio.Event) -> None:
@@ -177,7 +177,7 @@ class SourceRunner:
                         await taken.release()
 
     async def _keep_lease(self, taken: Taken) -> None:
-        await taken.lease.keep_renewed(self._options.lease_seconds / RENEWALS)
+        await taken.lease.keep_renewed(self._options.lease_seconds / RENEWALS_PER_LEASE)
         taken.lease.check()
 
     async def _watch_deletions(self, store: SourceStore, taken: Taken) -> None:
@@ -235,7 +235,7 @@ class SourceRunner:
         status.records, status.parked = before + writer.stored, parked + writer.parked
         status.waiting = writer.added - writer.stored
 
-    async def _post_status(self, queues: Queues) -> None:
+    async def _report_status(self, queues: Queues) -> None:
         """Write the status to the status board: once a second, and when the activity changes."""
         while True:
             self._changed.clear()

@@ -187,7 +187,7 @@ class Migration:
 
     async def _plan(self) -> None:
         try:
-            self._plans = await self._page.console.as_operator(self._look)
+            self._plans = await self._page.console.as_operator(self._make_plans)
         except PurveyorError as error:
             notify_error(error)
             return
@@ -198,7 +198,7 @@ class Migration:
         else:
             self._live.show(_plan_table(todo))
 
-    async def _look(self, queues: Queues) -> list[Plan]:
+    async def _make_plans(self, queues: Queues) -> list[Plan]:
         options = self._page.console.options
         known = {queue.name: queue for queue in internal_queues((options.group,))}
         if self._queue is None or self._queue not in known:

@@ -108,7 +108,7 @@ def build_rows(snapshot: SystemSnapshot, console: Console) -> list[Row]:
     return sorted(found, key=lambda row: (-(row.alert.level if row.alert else Level.FINE), row.found.name))
 
 
-_TROUBLES = {Kind.NOT_PUSHED: "not pushed", Kind.NO_CONSUMER: "no consumer", Kind.EXPIRING: "expiring"}
+_ALERT_LABELS = {Kind.NOT_PUSHED: "not pushed", Kind.NO_CONSUMER: "no consumer", Kind.EXPIRING: "expiring"}
 
 
 def state_badge(found: Registered | Unreadable, alert: Alert | None = None) -> html.Markup:
@@ -117,7 +117,7 @@ def state_badge(found: Registered | Unreadable, alert: Alert | None = None) -> h
     level = STATES.get(word, Level.NOTE)
     if alert is None:
         return html.badge(word.replace("_", " "), level)
-    return html.badge(_TROUBLES.get(alert.kind, word.replace("_", " ")), max(level, alert.level))
+    return html.badge(_ALERT_LABELS.get(alert.kind, word.replace("_", " ")), max(level, alert.level))
 
 
 def _state_name(found: Registered | Unreadable) -> str:

@@ -30,7 +30,7 @@ from purveyor.model.errors import NoAnswer, ServerUnavailable, Unavailable
 
 _MAX_BATCH_ROWS: Final = 1250
 _MAX_BATCH_BYTES: Final = 1 << 20
-_CLUSTER_WINDOW: Final = 1000
+_CLUSTER_WINDOW_MESSAGES: Final = 1000
 """A clustered stream queues 10,000 messages of all publishers that it has not stored yet, and refuses more."""
 _BATCHES_PER_WINDOW: Final = 4  # in a small window: while replies to one batch arrive, the next are in flight
 _PUMP_SECONDS: Final = 1.0
@@ -66,7 +66,7 @@ class PipelinedPublisher:
     def __init__(self, session: PublishSession) -> None:
         self._session = session
         window = session.options.window
-        self._window = min(window, _CLUSTER_WINDOW) if session.connection.info.clustered else window
+        self._window = min(window, _CLUSTER_WINDOW_MESSAGES) if session.connection.info.clustered else window
         self._in_flight: deque[_InFlight] = deque()
         self._bytes = 0
         # Whether message i has no reply yet, at slot i modulo the window: no two messages in flight share a slot.

@@ -34,7 +34,7 @@ from purveyor.jetstream.bulk.net.frame_parser import Frames, MalformedFrames, Me
 from purveyor.jetstream.bulk.options import ReadOptions
 from purveyor.model.name_rules import subject_matches
 
-_GATHER_UNTIL_LEFT = 5000
+_GATHER_ABOVE_SEQUENCES = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RangeCursor:
     @property
     def gather_bytes(self) -> int:
         """The bytes to collect before parsing: many in a long range; near the end, all that have arrived."""
-        return self.options.batch_bytes if self.length > _GATHER_UNTIL_LEFT else 1
+        return self.options.batch_bytes if self.length > _GATHER_ABOVE_SEQUENCES else 1
 
     def schema(self, *, filtered_here: bool) -> Any:
         """Return the columns to build, including subjects if rows are filtered by subject here."""

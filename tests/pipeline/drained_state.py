@@ -49,9 +49,9 @@ def log_of(archive: Path) -> list[Stored]:
 def check_log(log: Sequence[Stored], last: int, directory: Sequence[Expected], direct: Sequence[str]) -> None:
     """Each position once; each change of the directory once, in order, with its true old; each direct event once."""
     assert [row.position for row in log] == list(range(1, last + 1))
-    told = [row.event() for row in log if row.subject == "incoming.ldif"]
-    assert len(told) == len(directory)
-    for event, expected in zip(told, directory, strict=True):
+    reported = [row.event() for row in log if row.subject == "incoming.ldif"]
+    assert len(reported) == len(directory)
+    for event, expected in zip(reported, directory, strict=True):
         found = Expected(event.topic, str(event.object_key), looked_at(dict(event.old)), looked_at(dict(event.new)))
         assert found == expected
     assert [row.id for row in log if row.subject == "incoming"] == list(direct)
@@ -101,7 +101,7 @@ def _events(log: Sequence[Stored]) -> Iterator[Stored]:
 def _begin(log: Sequence[Stored], name: str) -> int:
     """The position of the last control event that added the name."""
     controls = [(row.position, json.loads(row.data)) for row in log if row.subject == "incoming.control"]
-    added = [at for at, told in controls if (told["name"], told["control"]) == (name, "subscription.added")]
+    added = [at for at, reported in controls if (reported["name"], reported["control"]) == (name, "subscription.added")]
     return max(added)
 
 

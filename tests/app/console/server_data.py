@@ -12,14 +12,14 @@ from tests.support.console import Site
 
 
 def part(name: str, state: State = State.RUNNING, *, error: str | None = None, **progress: Any) -> PartStatus:
-    told = (
+    reported = (
         PartProgress(**progress)
         if progress
         else PartProgress(position=12, lag=0, rows=4, rows_per_second=80, batch=3, batch_ms=64)
     )
     failure = None if error is None else Failure(error)
     return PartStatus(
-        name=name, state=state, since=datetime.now(UTC), progress=told, error=failure, restarts=2 if error else 0
+        name=name, state=state, since=datetime.now(UTC), progress=reported, error=failure, restarts=2 if error else 0
     )
 
 
