@@ -14,11 +14,12 @@ from typing import Final
 
 from benchmarks.report import Row, Section, machine_load
 from purveyor.jetstream.address import Address
+from purveyor.model.ldif_changes import RefreshBegin, RefreshEnd
 from purveyor.pipeline.transform import load_mapping
 from purveyor.pipeline.transform.directory_pages import PagedDirectory
 from purveyor.pipeline.transform.live_directory import LiveDirectory
 from purveyor.pipeline.transform.record_transform import Message, Output, TransformRules, transform
-from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, RefreshBegin, RefreshEnd, encode_live_record
+from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, encode_live_record
 
 SMALL: Final = 10_000
 LARGE: Final = 1_000_000

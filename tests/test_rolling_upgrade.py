@@ -66,6 +66,10 @@ ELSEWHERE = {
     "dispatch state": "pipeline/dispatch/test_upgrade.py::test_a_dispatch_state_that_is_not_understood",
     "archive": "pipeline/archive/test_writer.py::test_an_archive_of_a_newer_program_is_left_as_it_is",
     "offset in the checkpoint": "pipeline/dispatch/test_upgrade.py::test_a_checkpoint_of_a_newer_program",
+    "index of a map in the transform's checkpoint": "pipeline/transform/test_directory_pages.py::test_a_directory",
+    "record of a live source in the transform's checkpoint": "pipeline/transform/test_sync_state.py::test_a_record_of",
+    "state of a source": "sources/ldap/test_source_runner.py::test_a_state_of_a_newer_version_stops_this_source",
+    "lease of a source": "sources/ldap/test_source_store.py::test_a_lease_of_a_newer_version_stops_its_source",
     "note of the synced batch": "spark/test_checkpoint_files.py::test_a_note_of_a_newer_version_stops_the_part",
     "list of blocked keys": "delivery/push/test_upgrade.py::test_blocked_keys_that_are_not_understood",
     "list of push attempts": "delivery/push/test_upgrade.py::test_attempts_that_are_not_understood",
@@ -94,7 +98,7 @@ async def queues(address: Address) -> AsyncIterator[Queues]:
 
 
 @dataclass(frozen=True)
-class RecordCase:
+class Scene:
     """Two things of a kind. `use` does with one of them what it is for, and tells what came of it."""
 
     bucket: Bucket
@@ -107,12 +111,12 @@ class RecordCase:
     """What comes of using the first, when its record is understood."""
 
 
-Make = Callable[[Queues, str], Awaitable[RecordCase]]
+Make = Callable[[Queues, str], Awaitable[Scene]]
 MAKERS: dict[str, Make] = {}
 
 
-def case(kind: str) -> Callable[[Make], Make]:
-    """A case for records of a kind."""
+def scene(kind: str) -> Callable[[Make], Make]:
+    """A scene for records of a kind."""
 
     def take(make: Make) -> Make:
         MAKERS[kind] = make
@@ -146,7 +150,7 @@ async def drain(queues: Queues, name: str) -> list[str]:
     return got
 
 
-async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefill: bool = False) -> RecordCase:
+async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefill: bool = False) -> Scene:
     one, other = await subscribe(queues, unique, prefill=prefill)
     if prefill:
         registry = await Registry.open(queues)
@@ -159,26 +163,26 @@ async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefi
         assert message is not None
         await pull.acknowledge(one, message.sequence)
     key = f"{one}.{part}" if part else one
-    return RecordCase(await queues.bucket(bucket), key, lambda name: drain(queues, name), one, other, ["2", "3"])
+    return Scene(await queues.bucket(bucket), key, lambda name: drain(queues, name), one, other, ["2", "3"])
 
 
-@case("subscription record")
-async def _record(queues: Queues, unique: str) -> RecordCase:
+@scene("subscription record")
+async def _record(queues: Queues, unique: str) -> Scene:
     return await delivery(queues, unique, SUBSCRIPTIONS, "definition")
 
 
-@case("prefill state")
-async def _prefill(queues: Queues, unique: str) -> RecordCase:
+@scene("prefill state")
+async def _prefill(queues: Queues, unique: str) -> Scene:
     return await delivery(queues, unique, SUBSCRIPTIONS, "prefill", prefill=True)
 
 
-@case("delivery state")
-async def _delivery_state(queues: Queues, unique: str) -> RecordCase:
+@scene("delivery state")
+async def _delivery_state(queues: Queues, unique: str) -> Scene:
     return await delivery(queues, unique, ACKNOWLEDGED, "")
 
 
-@case("waiting replay")
-async def _waiting_replay(queues: Queues, unique: str) -> RecordCase:
+@scene("waiting replay")
+async def _waiting_replay(queues: Queues, unique: str) -> Scene:
     """A replay that waits is not forgotten, and no other is accepted. What the worker does is tested beside it."""
     subscriptions = Subscriptions(queues)
     one, other = await subscribe(queues, unique)
@@ -192,11 +196,11 @@ async def _waiting_replay(queues: Queues, unique: str) -> RecordCase:
         return "accepted"
 
     refused = f"a replay of subscription {one!r} waits already, job {job.job}"
-    return RecordCase(await queues.bucket(SUBSCRIPTIONS), f"{one}.replay", ask, one, other, refused)
+    return Scene(await queues.bucket(SUBSCRIPTIONS), f"{one}.replay", ask, one, other, refused)
 
 
-@case("schema")
-async def _schema(queues: Queues, unique: str) -> RecordCase:
+@scene("schema")
+async def _schema(queues: Queues, unique: str) -> Scene:
     """An event that its schema refuses is refused, and not accepted unseen."""
     schemas = SchemaRegistry(queues)
     for name in ("one", "other"):
@@ -209,19 +213,17 @@ async def _schema(queues: Queues, unique: str) -> RecordCase:
             )
         )
     bucket = await queues.bucket(TOPICS)
-    return RecordCase(
-        bucket, f"schema.{unique}-one", lambda topic: accept(queues, unique, topic), "one", "other", "one"
-    )
+    return Scene(bucket, f"schema.{unique}-one", lambda topic: accept(queues, unique, topic), "one", "other", "one")
 
 
-@case("topic")
-async def _topic(queues: Queues, unique: str) -> RecordCase:
+@scene("topic")
+async def _topic(queues: Queues, unique: str) -> Scene:
     schemas = SchemaRegistry(queues)
     topics = [Topic(realm=unique, topic=name, since=datetime.now(UTC), declared=True) for name in ("one", "other")]
     for topic in topics:
         await schemas.declare(topic)
     bucket = await queues.bucket(TOPICS)
-    return RecordCase(bucket, topics[0].key, lambda topic: accept(queues, unique, topic), "one", "other", "one")
+    return Scene(bucket, topics[0].key, lambda topic: accept(queues, unique, topic), "one", "other", "one")
 
 
 async def accept(queues: Queues, realm: str, topic: str) -> str:
@@ -233,8 +235,8 @@ async def accept(queues: Queues, realm: str, topic: str) -> str:
         return event.topic
 
 
-@case("password")
-async def _password(queues: Queues, unique: str) -> RecordCase:
+@scene("password")
+async def _password(queues: Queues, unique: str) -> Scene:
     credentials = Credentials(queues, HASHER)
     for name in ("one", "other"):
         await credentials.set_first_password(f"{unique}-{name}", name, "secret")
@@ -243,11 +245,11 @@ async def _password(queues: Queues, unique: str) -> RecordCase:
         opened = await credentials.check_password(f"{unique}-{name}", "secret")
         return None if opened is None else opened.incarnation
 
-    return RecordCase(await queues.bucket(CREDENTIALS), password_key(f"{unique}-one"), log_in, "one", "other", "one")
+    return Scene(await queues.bucket(CREDENTIALS), password_key(f"{unique}-one"), log_in, "one", "other", "one")
 
 
-@case("token")
-async def _token(queues: Queues, unique: str) -> RecordCase:
+@scene("token")
+async def _token(queues: Queues, unique: str) -> Scene:
     credentials = Credentials(queues, HASHER)
     made = {name: await credentials.add_token(unique, name) for name in ("one", "other")}
 
@@ -257,11 +259,11 @@ async def _token(queues: Queues, unique: str) -> RecordCase:
         found = await credentials.check_token(made[name][1])
         return None if found is None else found.incarnation
 
-    return RecordCase(await queues.bucket(CREDENTIALS), token_key(made["one"][0].id), log_in, "one", "other", "one")
+    return Scene(await queues.bucket(CREDENTIALS), token_key(made["one"][0].id), log_in, "one", "other", "one")
 
 
-@case("record of a migration")
-async def _migration(queues: Queues, unique: str) -> RecordCase:
+@scene("record of a migration")
+async def _migration(queues: Queues, unique: str) -> Scene:
     """A queue whose stream is gone in the middle of its migration must not be made as if it were new."""
     bucket = await queues.bucket(BucketConfig(name=MIGRATIONS))
     record = MigrationRecord(
@@ -278,7 +280,7 @@ async def _migration(queues: Queues, unique: str) -> RecordCase:
     async def ensure(name: str) -> QueueStatus:
         return (await queues.ensure(queue(f"{unique}-{name}"))).status
 
-    return RecordCase(bucket, record_key(f"{unique}-one"), ensure, "one", "other", QueueStatus.READY)
+    return Scene(bucket, record_key(f"{unique}-one"), ensure, "one", "other", QueueStatus.READY)
 
 
 def queue(name: str) -> Queue:

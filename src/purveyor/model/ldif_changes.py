@@ -1,8 +1,10 @@
-"""The kinds of change in LDIF and of a live directory: a source writes them into the queue `ldif`.
+"""The kinds of change in LDIF and of a live directory, and the records about a refresh, in the queue `ldif`.
 
-The transform reads them. A module of its own, because sources and pipeline share it and must not import each other.
+A source writes them, the transform reads them. A module of its own, because sources and pipeline share it and must not
+import each other.
 """
 
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -41,3 +43,34 @@ class LiveChange(Enum):
     """These entries are still there, as they were sent before."""
     REFRESH_END = "refresh-end"
     """The comparison is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshBegin:
+    """A refresh begins, or begins again."""
+
+    full: bool
+    """Every entry of the directory follows: the source has no cookie, or its cookie is not valid any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """These entries are not in the directory any more, or not in its filter."""
+
+    uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """These entries are in the directory and unchanged."""
+
+    uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshEnd:
+    """The refresh is complete."""
+
+    remove_unseen: bool
+    csns: tuple[str, ...] = ()
+    """The directory's contextCSNs, such as `20261119041844.123456Z#000000#001#000000`."""

@@ -4,16 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from purveyor.model.ldif_changes import Change, Step
-from purveyor.sources.ldif.live_records import (
-    Gone,
-    LiveEntry,
-    LiveRecord,
-    Operation,
-    Present,
-    RefreshBegin,
-    RefreshEnd,
-)
+from purveyor.model.ldif_changes import Change, Gone, Present, RefreshBegin, RefreshEnd, Step
+from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, Operation
 from purveyor.sources.ldif.records import Modification, Record
 
 ROOT = "00000000-0000-4000-8000-000000000000"

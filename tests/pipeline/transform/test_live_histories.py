@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from purveyor.model.ldif_changes import RefreshBegin, RefreshEnd
 from purveyor.pipeline.transform.directory_pages import PagedDirectory
 from purveyor.pipeline.transform.directory_records import InvalidRecord, Value, attribute_key
 from purveyor.pipeline.transform.directory_rules import Entry, EntryChange
@@ -19,7 +20,7 @@ from purveyor.pipeline.transform.live_directory import LiveDirectory
 from purveyor.pipeline.transform.live_records import LiveRecord as ParsedRecord
 from purveyor.pipeline.transform.live_records import parse_message
 from purveyor.pipeline.transform.live_rules import apply_live_record
-from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, RefreshBegin, RefreshEnd, encode_live_record
+from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, encode_live_record
 from tests.pipeline.transform.live_directory_model import ROOT, Server, Source, csn_of
 from tests.pipeline.transform.memory import MemoryPages
 

@@ -8,17 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from purveyor.model.ldif_changes import Change, Step
-from purveyor.sources.ldif.live_records import (
-    Gone,
-    LiveEntry,
-    LiveRecord,
-    Operation,
-    Present,
-    RefreshBegin,
-    RefreshEnd,
-    encode_live_record,
-)
+from purveyor.model.ldif_changes import Change, Gone, Present, RefreshBegin, RefreshEnd, Step
+from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, Operation, encode_live_record
 from purveyor.sources.ldif.records import Modification, Record
 from tests.pipeline.transform.flow import Flow, summary
 from tests.pipeline.transform.memory import body, person

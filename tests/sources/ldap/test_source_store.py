@@ -106,6 +106,22 @@ async def test_a_state_of_a_newer_version_stops_its_source(queues: Queues, uniqu
         await (await SourceStore.open(queues)).take(unique)
 
 
+@pytest.mark.parametrize("unknown", ['"version":2', '"zone":"eu"'])
+async def test_a_lease_of_a_newer_version_stops_its_source_and_stays(queues: Queues, unique: str, unknown: str) -> None:
+    """Nothing says who holds it: the process that does not understand it must not take the source over."""
+    bucket = await queues.bucket(SOURCES_BUCKET)
+    taken = await take(queues, unique)
+    await taken.release()
+    key = f"{unique}.lease"
+    understood = (await bucket.get(key)).value
+    revision = await bucket.put(key, understood.replace(b'"version":1', unknown.encode()))
+    with pytest.raises(UnreadableRecord, match=unique):
+        await (await SourceStore.open(queues)).take(unique)
+    assert (await bucket.get(key)).revision == revision
+    await bucket.put(key, understood)
+    assert (await take(queues, unique)).epoch == taken.epoch + 1
+
+
 def test_a_cookie_is_valid_for_its_base_filter_and_mode_only() -> None:
     stored = state(1)
     same = Directory(uri="ldap://other", base="DC=a")

@@ -4,17 +4,8 @@ import json
 
 import pytest
 
-from purveyor.model.ldif_changes import Change, Step
-from purveyor.sources.ldif.live_records import (
-    Gone,
-    LiveEntry,
-    LiveRecord,
-    Operation,
-    Present,
-    RefreshBegin,
-    RefreshEnd,
-    encode_live_record,
-)
+from purveyor.model.ldif_changes import Change, Gone, Present, RefreshBegin, RefreshEnd, Step
+from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, Operation, encode_live_record
 from purveyor.sources.ldif.records import Modification, Record
 
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"

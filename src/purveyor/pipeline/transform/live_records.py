@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from purveyor.model import json_fields
 from purveyor.model.errors import InvalidInput
-from purveyor.model.ldif_changes import Change, LiveChange
+from purveyor.model.ldif_changes import Change, Gone, LiveChange, Present, RefreshBegin, RefreshEnd
 from purveyor.pipeline.transform.directory_records import (
     Attributes,
     DistinguishedName,
@@ -29,41 +29,12 @@ _OPERATIONS: Final = frozenset(each.value for each in (Change.ADD, Change.MODIFY
 
 
 @dataclass(frozen=True, slots=True)
-class RefreshBegin:
-    """A refresh begins, or begins again."""
-
-    full: bool
-
-
-@dataclass(frozen=True, slots=True)
 class EntryNow:
     """A whole entry as it is now."""
 
     uuid: str
     name: DistinguishedName
     attributes: Attributes
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """These entries are gone."""
-
-    uuids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """These entries are there and unchanged."""
-
-    uuids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshEnd:
-    """The refresh is complete."""
-
-    remove_unseen: bool
-    csns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

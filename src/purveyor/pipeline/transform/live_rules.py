@@ -22,7 +22,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, assert_never
 
-from purveyor.model.ldif_changes import Change
+from purveyor.model.ldif_changes import Change, Gone, Present, RefreshBegin, RefreshEnd
 from purveyor.pipeline.transform import directory_rules
 from purveyor.pipeline.transform.directory_records import Attributes, InvalidRecord, parse_dn, renamed_dn
 from purveyor.pipeline.transform.directory_rules import (
@@ -44,17 +44,7 @@ from purveyor.pipeline.transform.live_directory import (
     is_displaced,
     original_key,
 )
-from purveyor.pipeline.transform.live_records import (
-    EntryNow,
-    Gone,
-    InvalidEntry,
-    LiveRecord,
-    Operation,
-    Present,
-    RefreshBegin,
-    RefreshEnd,
-    server_id,
-)
+from purveyor.pipeline.transform.live_records import EntryNow, InvalidEntry, LiveRecord, Operation, server_id
 from purveyor.pipeline.transform.sync_state import Refresh, SyncState
 
 ENTRY_CSN: Final = "entrycsn"

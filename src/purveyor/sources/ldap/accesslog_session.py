@@ -23,7 +23,7 @@ import contextlib
 from typing import Final
 
 from purveyor.model.errors import InvalidConfig
-from purveyor.model.ldif_changes import Change
+from purveyor.model.ldif_changes import Change, Gone
 from purveyor.sources.ldap import accesslog
 from purveyor.sources.ldap.accesslog import WRITES_FILTER, AccesslogError, read_operation
 from purveyor.sources.ldap.directory import DEFAULT_FILTER, Directory, Mode
@@ -42,7 +42,7 @@ from purveyor.sources.ldap.sync_consumer import (
 from purveyor.sources.ldap.sync_controls import SyncMode
 from purveyor.sources.ldap.sync_cookie import SyncCookie, server_of
 from purveyor.sources.ldap.sync_session import RefreshDue, SecretFilter, SyncSession, csns_of
-from purveyor.sources.ldif.live_records import Gone, LiveEntry, Operation
+from purveyor.sources.ldif.live_records import LiveEntry, Operation
 from purveyor.sources.ldif.records import Modification, Record
 
 _NOTHING: Final = "(reqType=none)"

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final, assert_never
 
 from purveyor.model.errors import PurveyorError
+from purveyor.model.ldif_changes import Gone, Present, RefreshBegin, RefreshEnd
 from purveyor.sources.ldap.directory import Directory
 from purveyor.sources.ldap.ldap_client import FollowOptions, LdapClient
 from purveyor.sources.ldap.record_writer import RecordWriter
@@ -26,16 +27,7 @@ from purveyor.sources.ldap.sync_consumer import (
 )
 from purveyor.sources.ldap.sync_controls import EntryState, SyncMode
 from purveyor.sources.ldap.sync_cookie import CookieError, SyncCookie
-from purveyor.sources.ldif.live_records import (
-    Gone,
-    LiveEntry,
-    LiveRecord,
-    Present,
-    RefreshBegin,
-    RefreshEnd,
-    encode_live_record,
-    split_uuids,
-)
+from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, encode_live_record, split_uuids
 
 _UUIDS_PER_RECORD: Final = 2000
 _MOST_KNOWN_NAMES: Final = 10_000

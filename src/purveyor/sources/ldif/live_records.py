@@ -34,16 +34,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, assert_never
 
-from purveyor.model.ldif_changes import LiveChange
+from purveyor.model.ldif_changes import Gone, LiveChange, Present, RefreshBegin, RefreshEnd
 from purveyor.sources.ldif.records import Attributes, Record, attribute_fields, encode_fields, record_fields
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshBegin:
-    """A refresh begins."""
-
-    full: bool
-    """Every entry of the directory follows: the source has no cookie, or its cookie is not valid any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +46,6 @@ class LiveEntry:
     """The entryUUID as text, such as `0f8fad5b-d9cb-469f-a165-70867728950e`."""
     dn: str
     attributes: Attributes = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """These entries are not in the directory any more, or not in its filter."""
-
-    uuids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """These entries are in the directory and unchanged."""
-
-    uuids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshEnd:
-    """The refresh is complete."""
-
-    remove_unseen: bool
-    csns: tuple[str, ...] = ()
-    """The directory's contextCSNs, such as `20261119041844.123456Z#000000#001#000000`."""
 
 
 @dataclass(frozen=True, slots=True)
