@@ -45,7 +45,10 @@ PUSH_ATTEMPTS: Final = "push-attempts"
 """The bucket of failed push attempts."""
 
 SOURCES: Final = "intake"
-"""The user of imports. Servers, dead letters and the files of operators have this name from earlier versions."""
+"""The NATS user of sources (imports, `serve ldap`), and the origin of their dead letters.
+
+Servers, dead letters and the files of operators have this name from earlier versions.
+"""
 PIPELINE: Final = "pipeline"
 API: Final = "api"
 PUSH: Final = "push"

@@ -24,11 +24,11 @@ from purveyor.model.registration import RecordState
 from purveyor.queues.catalogue import LDIF, PREFILL, STAGE_STREAMS, incoming, reserved_names, subscription_queue
 from purveyor.queues.dead_letters.letter import CUT_FROM_BYTES, HEADERS_LEFT_OUT, DeadLetter, subscription_origin
 from purveyor.queues.dead_letters.store import ParkedMessage
+from purveyor.queues.permissions import SOURCES
 from purveyor.queues.registry import Registered
 
 _SUBSCRIPTION_SUBJECT: Final = re.compile(r"([A-Za-z0-9_-]{1,64})\.(main|prefill|retry)")
 _STAGE_SUBJECT: Final = re.compile(r"stage\.(?P<endpoint>[A-Za-z0-9.-]+)\.\d+(\.interactive)?")
-_LDIF_IMPORT_ORIGIN: Final = "intake"
 _NEVER_QUEUED: Final = "none"
 
 
@@ -68,7 +68,7 @@ def redrive_target(parked: ParkedMessage) -> RedriveTarget:
         )
     if name is not None:
         return _to_subscription(parked, letter, name)
-    if letter.origin == _LDIF_IMPORT_ORIGIN:
+    if letter.origin == SOURCES:
         raise Refused(
             f"dead letter {parked.id} is an LDIF record that cannot be read: {letter.reason}",
             fix=f"`purveyor dlq show {parked.id} --raw > record.ldif`, correct it, and `purveyor import record.ldif`",

@@ -26,8 +26,6 @@ from purveyor.queues.permissions import SOURCES
 from purveyor.sources.ldap.source_store import Taken
 from purveyor.sources.ldif.queue_store import run_in_thread
 
-ORIGIN: Final = SOURCES
-"""The origin of the dead letters."""
 _BATCH_RECORDS: Final = 4000
 _BATCH_BYTES: Final = 8 << 20
 _MOST_RECORDS: Final = 8000
@@ -164,7 +162,7 @@ class RecordWriter(Generic[P]):
         now = datetime.now(UTC)
         letter = DeadLetter(
             reason=f"a record of {len(data)} bytes, and the server takes {self._queues.connection.max_payload}",
-            origin=ORIGIN,
+            origin=SOURCES,
             subject=self._subject,
             data=data,
             headers={MSG_ID: (f"{self._taken.source}.{self._taken.epoch}.{self.added + 1}",)},

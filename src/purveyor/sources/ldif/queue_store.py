@@ -47,6 +47,7 @@ from purveyor.model.retries import Backoff, RetryDelays
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.letter import DeadLetter, park
+from purveyor.queues.permissions import SOURCES
 from purveyor.sources.ldif.records import BrokenRecord, Record, encode_record
 
 BLOCK_RECORDS = 1000
@@ -193,8 +194,6 @@ class ImportLedger:
         return split_ids(entry.value), entry.revision
 
 
-ORIGIN = "intake"
-"""The origin of the dead letters of an import; the name is from an earlier version."""
 _HEADER_BYTES = 1024  # of the largest message: its id, and its place in a batch
 _FOR_EVER_SECONDS = 10 * 365 * 86400.0
 _RETRY_BACKOFF = Backoff(0.1, 2.0)
@@ -311,7 +310,7 @@ class QueueStore:
         now = datetime.now(UTC)
         letter = DeadLetter(
             reason=broken.reason,
-            origin=ORIGIN,
+            origin=SOURCES,
             subject=subject,
             data=broken.raw,
             headers={MSG_ID: (record.msg_id,)},
