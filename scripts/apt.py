@@ -16,7 +16,7 @@ _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def may_install() -> bool:
-    """Tell whether this process can install packages: as root, on a system with apt-get."""
+    """Return whether this process can install packages: as root, on a system with apt-get."""
     return os.name == "posix" and os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 

@@ -30,7 +30,9 @@ INDIRECT = re.compile(
     r"what (?:is|was) (?:told|said|asked for)|(?:is|are|was|were|be) told|"
     r"so (?:many|long|much) (?:at|it|may)|so often|as it lies|"
     r"(?:for|after|within) so long|so long that|"
-    r"see the module|makes? it count|by (?:himself|itself|themselves)|as if it had not been"
+    r"see the module|makes? it count|by (?:himself|itself|themselves)|as if it had not been|"
+    r"unasked|anew|of before|(?<!as )of now|all the same|once more|in vain|stands at|"
+    r"tells? (?:what|whether|how|that|it|him|the|all)"
     r")\b",
     re.IGNORECASE,
 )

@@ -27,7 +27,7 @@ def find_slapd() -> str | None:
 
 
 def is_ready() -> bool:
-    """Tell whether slapd and the programs of ldap-utils are there."""
+    """Return whether slapd and the programs of ldap-utils are there."""
     return find_slapd() is not None and shutil.which("ldapmodify") is not None
 
 

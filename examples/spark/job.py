@@ -18,7 +18,7 @@ TASKS = 2
 
 
 def bills(orders: DataFrame) -> DataFrame:
-    """One bill for each order with an amount; the id tells the order, so that a repetition is recognised."""
+    """One bill for each order with an amount; the id names the order, so that a repetition is recognised."""
     order = F.from_json(F.col("data").cast("string"), "customer string, cents bigint")
     return (
         orders.withColumn("order", order)

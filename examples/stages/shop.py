@@ -61,7 +61,7 @@ class OrderState:
 
 
 def sold(identity: str, order: OrderState) -> Event:
-    """Return the event that tells all subscribers of `shop:orders/order`."""
+    """Return the event for all subscribers of `shop:orders/order`."""
     new = {"id": identity, "item": order.item, "count": order.count}
     return Event(publisher_name="shop", ts=datetime.now(UTC), realm="shop", topic="orders/order", new=new)
 

@@ -104,7 +104,7 @@ class Message:
         await self._leases.reject(self, reason)
 
     async def extend(self, lease_seconds: float | None = None) -> None:
-        """Begin the lease anew, with another length if given. Raises `LeaseLost` if another instance has it."""
+        """Restart the lease, with another length if given. Raises `LeaseLost` if another instance has it."""
         await self._leases.extend(self, lease_seconds)
 
     def settle(self) -> None:
@@ -228,7 +228,7 @@ class LeaseKeeper:
         self._settle([message])
 
     async def extend(self, message: Message, lease_seconds: float | None) -> None:
-        """Begin the lease of a message anew."""
+        """Restart the lease of a message."""
         _require_unsettled(message)
         await self._set_status(message, status="extend", lease_seconds=lease_seconds or self.lease_seconds)
 

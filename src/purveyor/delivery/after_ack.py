@@ -9,9 +9,9 @@ delivery loops: next, ok, next, ok. If it loops quickly, one write of the delive
 the consumer gets the prefetched message without another write. If it does not ask soon, the lease is cancelled without
 counting a delivery.
 
-The state records that a lease was prefetched. If this process dies, or the consumer changes to another process, nothing
-tells whether the message was delivered. Then an expired lease counts as a delivery, and a lease that its own instance
-replaces by asking again does not. So at most one delivery of a message is not counted, the first.
+The state records that a lease was prefetched. If this process dies, or the consumer changes to another process, no
+record says whether the message was delivered. Then an expired lease counts as a delivery, and a lease that its own
+instance replaces by asking again does not. So at most one delivery of a message is not counted, the first.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class Prefetcher:
         self._delivered_id = prefetched.lease.id
 
     def was_delivered(self, lease: Lease) -> bool:
-        """Return whether this process delivered a prefetched lease; the stored state does not tell."""
+        """Return whether this process delivered a prefetched lease; the stored state does not record it."""
         return lease.id == self._delivered_id
 
     def close(self) -> str | None:

@@ -131,7 +131,7 @@ class Subscriptions:
     async def delete(self, name: str, *, force: bool = False) -> str | None:
         """Delete a subscription with its queue, and return its incarnation; UnknownSubscription if there is none.
 
-        UnreadableRecord if this program does not understand the record. With `force` it is deleted all the same (see
+        UnreadableRecord if this program does not understand the record. With `force` it is deleted anyway (see
         `_delete_unreadable`); the incarnation is None if it cannot be read.
 
         1. The record becomes *deleting*: messages are no longer delivered, and writers drop what they have for it.

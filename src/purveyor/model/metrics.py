@@ -256,7 +256,7 @@ PUSH_OUTSTANDING: Final = Gauge(
 )
 STAGE_MESSAGES: Final = Counter(
     "purveyor_stage_messages_total",
-    "Messages of a stage: finished (acknowledged), again (failed, to be tried once more), dead_letter (given up)",
+    "Messages of a stage: finished (acknowledged), again (failed, to be tried again), dead_letter (given up)",
     "stage",
     "outcome",
 )

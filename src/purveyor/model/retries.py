@@ -5,8 +5,8 @@ retry loop. Neither of them sleeps.
 
 The restart rule serves the parts of `up`, the embedded server and the parts of the pipeline:
 
-    a run ends unasked ──▶ RestartAfter a delay that grows while runs are short
-                       └──▶ GiveUp: another start would end the same way
+    a run ends unexpectedly ──▶ RestartAfter a delay that grows while runs are short
+                            └──▶ GiveUp: another start would end the same way
 
 A supervisor makes one `Restarts` for each thing that it runs, reports the end of each run to it, and acts on the
 decision. `Restarts` starts nothing and reads no clock.

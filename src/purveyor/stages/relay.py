@@ -136,8 +136,8 @@ class Relay:
         """Send everything that is committed by now, in portions; while one is being sent, mark the one before.
 
         The next call sends what is committed from now on, also if its row id is lower. All rows of a key with an id up
-        to the newest of now are committed, because a transaction gets its row ids after the commit of the one before it
-        (`put`).
+        to the newest one are committed now, because a transaction gets its row ids after the commit of the one before
+        it (`put`).
         """
         held = await self._probe_held(connection)
         newest = await self._store.statements.newest(connection)

@@ -56,7 +56,7 @@ class Source(Protocol):
         """Have a message delivered again after a delay."""
 
     async def extend(self, messages: Sequence[Incoming]) -> None:
-        """Begin the `ack_wait` of messages anew: the stage still works on them."""
+        """Restart the `ack_wait` of messages: the stage still works on them."""
 
     async def ack_floor(self) -> int:
         """Return the sequence up to which the source delivers nothing again."""
@@ -95,7 +95,7 @@ class QueueSource:
         await message.origin.nak(delay=delay)
 
     async def extend(self, messages: Sequence[Incoming]) -> None:
-        """Begin the `ack_wait` of messages anew."""
+        """Restart the `ack_wait` of messages."""
         for message in messages:
             await message.origin.in_progress()
 

@@ -91,7 +91,7 @@ class SubscriptionPull(Protocol):
         """Deliver a message again after a delay."""
 
     async def extend(self, name: str, sequence: int, *, lease_seconds: float | None, instance: str) -> object:
-        """Begin the lease of a message anew."""
+        """Restart the lease of a message."""
 
 
 class SubscriptionSource:

@@ -179,7 +179,7 @@ def test_a_push_problem_is_shown_on_every_surface(
     assert "Push problem: 10.0.0.1 is no public address" in cli("subscription", "show", unique).ok().out
     listed = cli("subscription", "list").ok().out
     assert any(row.split()[::2][:2] == [unique, "stuck"] for row in listed.splitlines())
-    assert f"{unique} is stuck since " in listed
+    assert f"{unique} has been stuck since " in listed
     asyncio.run(tell(""))  # by a worker that had to do with a subscription of the same name
     assert shown() == [None] * 4
 
@@ -222,7 +222,7 @@ def test_a_failing_endpoint_is_shown_with_all_that_is_known_of_it(
         assert known.items() <= body["push_trouble"]["endpoints"][0].items()
     progress = "14 attempts failed, circuit breaker half open, window 2"
     listed = cli("subscription", "list").ok().out
-    assert f"{unique} is failing since 2026-01-01 12:03:00 UTC: {URL} answers 503; {progress}" in listed
+    assert f"{unique} has been failing since 2026-01-01 12:03:00 UTC: {URL} answers 503; {progress}" in listed
     shown = cli("subscription", "show", unique).ok().out
     assert f"Push problem: {URL} answers 503" in shown
     assert f"Failing: {URL}, since 2026-01-01 12:03:00 UTC: {progress}" in shown

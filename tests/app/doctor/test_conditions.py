@@ -119,10 +119,10 @@ def test_an_idle_and_a_busy_system_have_no_conditions() -> None:
 
 def test_a_part_that_does_not_move_is_wrong_and_one_that_moves_is_only_behind() -> None:
     parts = (part("dispatch", moved=200), *(each for each in ALL if each["part"] != "dispatch"))
-    stands = only(observed(pipelines=[report(*parts)], backlogs=(waiting("dispatcher", 20_000, 240),)))
-    assert stands.weight is Weight.WRONG
-    assert stands.fact == (
-        "dispatch stands at position 7 since 2026-01-01 11:56:40 UTC, "
+    still = only(observed(pipelines=[report(*parts)], backlogs=(waiting("dispatcher", 20_000, 240),)))
+    assert still.weight is Weight.WRONG
+    assert still.fact == (
+        "dispatch has been at position 7 since 2026-01-01 11:56:40 UTC, "
         "and 20,000 messages wait for it, the oldest for 4 minutes"
     )
     behind = only(observed(backlogs=(waiting("dispatcher", 20_000, 1000),)))
@@ -131,11 +131,11 @@ def test_a_part_that_does_not_move_is_wrong_and_one_that_moves_is_only_behind() 
     slow_archive = (part("archive", moved=800), *(each for each in ALL if each["part"] != "archive"))
     collects = observed(pipelines=[report(*slow_archive)], backlogs=(waiting("archive", 5, 700),))
     assert not problems(collects, archive_seconds=600)
-    assert "archive stands" in only(collects).fact
+    assert "archive has been at position" in only(collects).fact
     done = (part("archive", moved=800, position=90), *(each for each in ALL if each["part"] != "archive"))
     held = observed(pipelines=[report(*done)], backlogs=(waiting("archive", 5, 700),), queues=(stream_at(90),))
     assert not problems(held)  # processed, and kept in the queue for a backup
-    assert "stands at position 90 since" in only(replace(held, usages={STREAM: stream_at(95)})).fact
+    assert "has been at position 90 since" in only(replace(held, usages={STREAM: stream_at(95)})).fact
 
 
 def test_an_unresponsive_part_and_a_failing_one_are_wrong() -> None:
@@ -216,7 +216,7 @@ def test_the_advice_for_a_push_problem_fits_the_endpoint(failure: dict[str, Any]
     )
     found = only(seen)
     assert found.weight is Weight.WRONG
-    assert found.fact.startswith("hook is not pushed since 2026-01-01 11:58:30 UTC, and 20,000 messages wait")
+    assert found.fact.startswith("hook has not been pushed since 2026-01-01 11:58:30 UTC, and 20,000 messages wait")
     assert "secret" not in f"{found.fact} {found.fix}"  # `/readyz` needs no login
     assert "secret" in found.finding().text
     assert found.finding().text.endswith("; 9 attempts failed, circuit breaker open, window 1")

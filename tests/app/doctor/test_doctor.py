@@ -139,7 +139,7 @@ async def test_subscriptions_that_get_nothing_are_found(own_server: OwnServer) -
         await registry.put_dispatch(other.name, state, other.dispatch_revision)
         shown = {text: fix for text, fix in (await reported()).items() if "push worker" not in text}
         assert len(shown) == 2
-        assert any("is not pushed since" in text and "answers 500" in text for text in shown)
+        assert any("has not been pushed since" in text and "answers 500" in text for text in shown)
         assert any("suspended at position 7" in text and text.endswith(": the queue is full") for text in shown)
         assert all(f"purveyor subscription {word} " in " ".join(shown.values()) for word in ("show", "resume"))
 

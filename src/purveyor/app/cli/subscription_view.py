@@ -49,7 +49,7 @@ def describe_problem(found: Json) -> str:
     """Return why push sends nothing, in one line."""
     problem = found["push_trouble"]
     about = [problem["reason"], *map(_progress_at, problem["endpoints"])]
-    return f"{found['name']} is {_problem_word(problem)} since {_time(problem['since'])}: {'; '.join(about)}"
+    return f"{found['name']} has been {_problem_word(problem)} since {_time(problem['since'])}: {'; '.join(about)}"
 
 
 def topic_labels(found: Json) -> list[str]:

@@ -119,7 +119,7 @@ def text_width(text: str) -> float:
 
 
 def fit(text: str, width: float) -> str:
-    """Shorten a text to a width, a multiple of the font size. The end of a name stays: it often tells two apart.
+    """Shorten a text to a width, a multiple of the font size. The end of a name stays: names often differ there.
 
     >>> fit("mail-server", 11), fit("orders-of-the-shop-in-europe-west", 11)
     ('mail-server', 'orders-of-…west')

@@ -191,7 +191,7 @@ def alerts(found: Iterable[Alert], *, expanded: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AlertLine:
-    """A line that opens. The key tells the script which line it is: it stays open when others come and go."""
+    """A line that opens. The script recognises a line by its key: it stays open when other lines come and go."""
 
     key: str
     level: Level

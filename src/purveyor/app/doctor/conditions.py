@@ -111,7 +111,7 @@ def _judge_part(seen: Observation, report: Report, part: Mapping[str, Any], arch
         return Condition(
             about=_ABOUT_PIPELINE,
             weight=Weight.WRONG,
-            fact=f"{name} does not answer since {_clock(since)}: the JVM of Spark hangs or is suspended",
+            fact=f"{name} has not answered since {_clock(since)}: the JVM of Spark hangs or is suspended",
             fix=f"process {suspended} is suspended; continue it: `kill -CONT {suspended}`"
             if suspended is not None
             else f"is the machine of {report.name} short of memory? Else restart the pipeline",
@@ -124,7 +124,7 @@ def _judge_part(seen: Observation, report: Report, part: Mapping[str, Any], arch
         return Condition(
             about=_ABOUT_PIPELINE,
             weight=Weight.WARNING if is_late else Weight.OK,
-            fact=f"{name} is {state} since {_clock(since)}" if is_late else f"{name} is {state}",
+            fact=f"{name} has been {state} since {_clock(since)}" if is_late else f"{name} is {state}",
             fix=logs if is_late else None,
         )
     return (
@@ -173,7 +173,7 @@ def _judge_progress(
         return Condition(
             about=_ABOUT_PIPELINE,
             weight=Weight.WRONG,
-            fact=f"{name} stands at position {position} since {_clock(moved_at)}, and "
+            fact=f"{name} has been at position {position} since {_clock(moved_at)}, and "
             f"{_waiting(pending)} for it, the oldest for {_duration(waits_seconds)}",
             fix="a batch takes long or hangs: see logs/pipeline.log in the data directory of "
             f"{report.name}; a restart of the pipeline repeats the batch",
@@ -278,7 +278,7 @@ def _judge_subscription(seen: Observation, name: str, found: Registered) -> Cond
         by_group = found.suspended.group is not None
         return condition(
             Weight.WRONG,
-            f"{name} is suspended at position {found.suspended.position} since {_clock(found.suspended.at)}",
+            f"{name} has been suspended at position {found.suspended.position} since {_clock(found.suspended.at)}",
             "upgrade the pipeline: it resumes the subscription automatically"
             if by_group
             else f"correct the cause, then `purveyor subscription resume {name}`",
@@ -291,7 +291,7 @@ def _judge_subscription(seen: Observation, name: str, found: Registered) -> Cond
     if problem is not None:
         return condition(
             Weight.WRONG,
-            f"{name} is not pushed since {_clock(problem.since)}{f', and {held}' if waiting else ''}",
+            f"{name} has not been pushed since {_clock(problem.since)}{f', and {held}' if waiting else ''}",
             _push_fix(name, seen),
             problem.details,
         )

@@ -198,7 +198,7 @@ class Api:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check_address(self, queues: Queues) -> None:
-        """Wait for a lost server. Raise `ServerUnavailable`, to connect anew, if its address has changed."""
+        """Wait for a lost server. Raise `ServerUnavailable`, to connect again, if its address has changed."""
         if queues.connection.connected:
             return
         with contextlib.suppress(Unavailable):

@@ -234,7 +234,7 @@ def require_one_of(request: Request, roles: Sequence[Role]) -> Principal:
 def require_owner(request: Request, name: str, *, challenge: bool = False) -> Principal:
     """Return the client; refuse it with 403 if it is not the subscription, whether or not that exists.
 
-    `challenge`: refuse it with 401, as the older system does; its clients tell the two apart.
+    `challenge`: refuse it with 401, as the older system does; its clients distinguish the two.
     """
     who = principal(request)
     if not who.owns(name):
@@ -245,7 +245,7 @@ def require_owner(request: Request, name: str, *, challenge: bool = False) -> Pr
 def require_owner_or_admin(request: Request, name: str, *, challenge: bool = False) -> Principal:
     """Return the client; refuse it with 403 if it is neither the subscription nor an administrator.
 
-    `challenge`: refuse it with 401, as the older system does; its clients tell the two apart.
+    `challenge`: refuse it with 401, as the older system does; its clients distinguish the two.
     """
     who = principal(request)
     if not who.is_admin and not who.owns(name):

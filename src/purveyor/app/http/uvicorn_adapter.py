@@ -143,7 +143,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.flow.read_paused
 
     def abandon_request(self) -> None:
-        """Tell the application that the client of the newest request is gone."""
+        """Inform the application that the client of the newest request is gone."""
         self.cycle.disconnected = True
         self.cycle.message_event.set()
 

@@ -210,7 +210,10 @@ class PushWorker:
         self._reconcile(name)
 
     def _on_ended(self, name: str, task: "asyncio.Task[None]") -> None:
-        """Handle a pusher that ended unasked: the registry reports a deleted or paused one, an error restarts it."""
+        """Handle a pusher that ended without a request to stop.
+
+        The registry reports a deleted or paused subscription; after an error the pusher starts again.
+        """
         if self._pushers.get(name, (None, None))[1] is not task:
             return
         incarnation = self._pushers.pop(name)[0].incarnation

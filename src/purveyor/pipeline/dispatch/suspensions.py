@@ -9,7 +9,7 @@ missing, and the subscription gets everything from there when it is resumed.
   note repeats the batch; after it nothing is lost, whichever program reads the note. When a dispatcher understands the
   record (it was upgraded, or the record was written again), the subscription takes part in the next batch, after the
   gap before it is filled (see `batch_plan`). If the dispatch state itself is not understood, the dispatcher writes
-  nothing: the `next` in it tells the program that wrote it where the gap begins.
+  nothing: the program that wrote it reads from its `next` where the gap begins.
 - `CatchUpRequests`: asks for a catch-up job where the gap is too large for the dispatcher, and where no batch comes: an
   upgraded dispatcher must not wait for the next event to deliver those that were missed.
 """

@@ -137,7 +137,7 @@ class LiveDirectory:
         return self._entries.get(key)
 
     def put(self, key: str, entry: Entry, moved: int | None = None) -> None:
-        """Add or replace the entry; `moved` is the refresh that gives it this key, by default that of before."""
+        """Add or replace the entry; `moved` is the refresh that gives it this key, by default the earlier one."""
         before = self._entries.get(key)
         was_moved = 0 if self._state is None else self._enter(key, before, entry, moved)
         self._undo.append((key, before, was_moved))
@@ -163,7 +163,7 @@ class LiveDirectory:
         return self._entries.descendants(key)
 
     def _enter(self, key: str, before: Entry | None, entry: Entry, moved: int | None) -> int:
-        """Enter an entry into the index; return the refresh that gave the entry of before this key."""
+        """Enter an entry into the index; return the refresh that gave this key to the earlier entry."""
         index, was_moved, known = self._open_index(), 0, identity(entry)
         if before is not None:
             former = identity(before)

@@ -59,7 +59,7 @@ class LiveRecord:
 
 
 class InvalidEntry(InvalidRecord):
-    """An entry that cannot be applied, and that is in the directory all the same."""
+    """An entry that cannot be applied, but is in the directory."""
 
     def __init__(self, reason: str, epoch: int, uuid: str) -> None:
         super().__init__(reason)

@@ -98,7 +98,7 @@ class MemberKind(Enum):
 
 
 class GroupMembers:
-    """Tells what the members of a group are: by their names, and by the name and the memberUid of the group alone.
+    """Decides what the members of a group are: by their names, and by the name and the memberUid of the group alone.
 
     The entry of a member is not read: it may be unknown, or change later, and the object of a group depends on the
     group's own entry only. So the `old` of an event is the `new` of the event before.

@@ -17,7 +17,7 @@ ID_BYTES: Final = 16
 CHUNK_IDS: Final = 4096
 _CHUNK_BYTES: Final = ID_BYTES * CHUNK_IDS
 _ID: Final = f"S{ID_BYTES}"
-"""NumPy ignores zero bytes at the end of such a value: two of the same length differ all the same."""
+"""NumPy ignores zero bytes at the end of such a value: two different values of the same length still differ."""
 
 
 class NumberedStore(Protocol):

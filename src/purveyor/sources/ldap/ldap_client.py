@@ -261,7 +261,7 @@ class LdapClient:
                         case SearchResultDone(result=LdapResult(code=ResultCode.REFERRAL, referral=uris)):
                             raise refuse_referral(doing, uris)
                         case _:
-                            pass  # the search that follows tells what else is wrong
+                            pass  # the search that follows reports any other problem
 
     def _responses(
         self, request: SearchRequest, controls: Sequence[Control], doing: str

@@ -293,7 +293,7 @@ class SyncConsumer:
         return (CookieAdvanced(self._cookie),)
 
     def _is_ahead(self, result: LdapResult, stage: SyncStage) -> bool:
-        """Tell whether the server refuses the cookie: an older database was restored, and the cookie is newer.
+        """Return whether the server refuses the cookie: an older database was restored, and the cookie is newer.
 
         slapd answers unwillingToPerform then, "consumer state is newer than provider". The text is not needed: without
         a cookie, a server that is unwilling for another reason says so again, and that is an error.

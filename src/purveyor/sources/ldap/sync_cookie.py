@@ -90,7 +90,7 @@ def server_of(csn: str) -> int:
 
 
 def move_back(cookie: str) -> str:
-    """Return a cookie for the moment before its last changes, so that the server sends these once more.
+    """Return a cookie for the moment before its last changes, so that the server sends these again.
 
     slapd says that nothing has changed since its own last CSN. After a crash this CSN can be older than a deletion: it
     is the newest one of the entries that are left. From a cookie of the moment before, slapd compares all entries.

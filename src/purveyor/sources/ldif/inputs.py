@@ -158,7 +158,7 @@ class InputReader:
                 if change is InputChange.ROTATED:
                     yield from _until_end(file)  # what was written between the last check and the replacement
             yield change
-            while not path.exists():  # being replaced once more
+            while not path.exists():  # it is being replaced again
                 if self._closed.wait(_POLL_INTERVAL_SECONDS):
                     return
 

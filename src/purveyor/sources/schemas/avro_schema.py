@@ -288,7 +288,7 @@ class _Parser:
 
     def _define(self, found: Record | EnumType | Fixed, where: str) -> None:
         if found.name in PRIMITIVES or found.name in self._named:
-            raise _wrong(where, f"defines {found.name!r} once more", "give it another name")
+            raise _wrong(where, f"defines {found.name!r} again", "give it another name")
         self._named[found.name] = found
 
 

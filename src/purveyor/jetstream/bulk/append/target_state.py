@@ -9,7 +9,7 @@ another writer ends the chain. (A predicted sequence would not do: the message o
 row, and the row after that one finds exactly the sequence it expects.)
 
 If the stream stores a row, it has all rows before it. So one reply per some hundred rows is enough. If the stream
-refuses such a row, the replies do not tell how many rows before it are stored: the writer reads that from the target.
+refuses such a row, the replies do not say how many rows before it are stored: the writer reads that from the target.
 """
 
 from collections import deque

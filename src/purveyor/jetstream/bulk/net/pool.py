@@ -276,7 +276,7 @@ class RetryDeadline:
         self._delays = RetryDelays(_CONNECT_BACKOFF)
 
     def progress(self) -> None:
-        """Reset the deadline: the next failure starts it anew."""
+        """Reset the deadline: the next failure starts it again."""
         self._since = None
         self._delays.reset()
 
