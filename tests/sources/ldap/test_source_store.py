@@ -7,7 +7,7 @@ from purveyor.model.errors import LeaseLost, UnknownKey, UnreadableRecord
 from purveyor.queues.client import Queues
 from purveyor.queues.permissions import SOURCES_BUCKET
 from purveyor.sources.ldap.directory import Directory, Mode
-from purveyor.sources.ldap.source_store import SourceState, SourceStore, Taken, decode_state
+from purveyor.sources.ldap.source_store import HeldSource, SourceState, SourceStore, decode_state
 
 
 def state(epoch: int, cookie: str | None = "rid=001,csn=1") -> SourceState:
@@ -16,7 +16,7 @@ def state(epoch: int, cookie: str | None = "rid=001,csn=1") -> SourceState:
     )
 
 
-async def take(queues: Queues, source: str, store: SourceStore | None = None) -> Taken:
+async def take(queues: Queues, source: str, store: SourceStore | None = None) -> HeldSource:
     taken = await (store or await SourceStore.open(queues)).take(source)
     assert taken is not None
     return taken

@@ -5,7 +5,7 @@ from typing import Final
 
 from purveyor.model.errors import PurveyorError, Unavailable, UnknownKey
 from purveyor.sources.ldap.directory import Directory, Mode
-from purveyor.sources.ldap.source_store import SourceState, Taken
+from purveyor.sources.ldap.source_store import HeldSource, SourceState
 from purveyor.sources.ldap.sync_session import Place
 
 _RETRY_SECONDS: Final = 1.0
@@ -21,7 +21,7 @@ class RefreshRequested(PurveyorError):
 class CookieSaver:
     """Stores places while `run` runs. While it stores one, others may come: it continues with the last of them."""
 
-    def __init__(self, directory: Directory, taken: Taken, mode: Mode) -> None:
+    def __init__(self, directory: Directory, taken: HeldSource, mode: Mode) -> None:
         self._directory = directory
         self._taken = taken
         self._mode = mode

@@ -23,7 +23,7 @@ from purveyor.queues.catalogue import LDIF
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.letter import DeadLetter, park
 from purveyor.queues.permissions import SOURCES
-from purveyor.sources.ldap.source_store import Taken
+from purveyor.sources.ldap.source_store import HeldSource
 from purveyor.sources.ldif.queue_store import run_in_thread
 
 _BATCH_RECORDS: Final = 4000
@@ -45,7 +45,7 @@ class RecordWriter(Generic[P]):
         self,
         queues: Queues,
         subject: str,
-        taken: Taken,
+        taken: HeldSource,
         *,
         lease_seconds: float,
         on_stored: Callable[[P], None],

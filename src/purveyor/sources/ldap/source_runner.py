@@ -32,7 +32,7 @@ from purveyor.sources.ldap.directory import Directory, Mode
 from purveyor.sources.ldap.ldap_client import LdapClient
 from purveyor.sources.ldap.record_writer import RecordWriter
 from purveyor.sources.ldap.source_status import SourceActivity, SourceStatus
-from purveyor.sources.ldap.source_store import LEASE_SECONDS, SourceState, SourceStore, Taken
+from purveyor.sources.ldap.source_store import LEASE_SECONDS, HeldSource, SourceState, SourceStore
 from purveyor.sources.ldap.sync_session import Place, RefreshDue, SecretFilter, SyncSession
 
 _log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class SourceRunner:
                 state = states.get_nowait()
             self._event("connected", "the NATS server is back")
 
-    async def _take(self, store: SourceStore, stop: asyncio.Event) -> Taken | None:
+    async def _take(self, store: SourceStore, stop: asyncio.Event) -> HeldSource | None:
         """Take the source over; None if this process is stopped before another one gives it up."""
         while not stop.is_set():
             taken = await store.take(self.directory.source)
@@ -163,7 +163,7 @@ class SourceRunner:
             await _wait(stop, min(self._options.lease_seconds / RENEWALS_PER_LEASE, _MOST_STANDBY_SECONDS))
         return None
 
-    async def _run_taken(self, queues: Queues, store: SourceStore, taken: Taken, stop: asyncio.Event) -> None:
+    async def _run_taken(self, queues: Queues, store: SourceStore, taken: HeldSource, stop: asyncio.Event) -> None:
         """Follow the directory while the lease is held and no operator asks for a refresh; release it at the end."""
         following = asyncio.create_task(self._follow(queues, taken, stop))
         keeping = asyncio.create_task(self._keep_lease(taken))
@@ -176,15 +176,15 @@ class SourceRunner:
                     async with asyncio.timeout(_RELEASE_SECONDS):
                         await taken.release()
 
-    async def _keep_lease(self, taken: Taken) -> None:
+    async def _keep_lease(self, taken: HeldSource) -> None:
         await taken.lease.keep_renewed(self._options.lease_seconds / RENEWALS_PER_LEASE)
         taken.lease.check()
 
-    async def _watch_deletions(self, store: SourceStore, taken: Taken) -> None:
+    async def _watch_deletions(self, store: SourceStore, taken: HeldSource) -> None:
         async for _ in store.watch_deletions(self.directory.source, taken.revision):
             raise RefreshRequested
 
-    async def _follow(self, queues: Queues, taken: Taken, stop: asyncio.Event) -> None:
+    async def _follow(self, queues: Queues, taken: HeldSource, stop: asyncio.Event) -> None:
         """Read and write until an error or `stop`; then store what was read."""
         reader = DirectoryReader(self.directory, self.status, self._secrets, lambda text: self._event("refresh", text))
         async with ldap_client.connect(self.directory.address) as client:
@@ -332,7 +332,7 @@ class DirectoryReader:
         return await find_mode(client, self._directory)
 
     async def run(
-        self, client: LdapClient, mode: Mode, writer: RecordWriter[Place], taken: Taken, saver: CookieSaver
+        self, client: LdapClient, mode: Mode, writer: RecordWriter[Place], taken: HeldSource, saver: CookieSaver
     ) -> None:
         """Read until the connection ends, which is an error. Before a full refresh the stored cookie is removed."""
         state = taken.state

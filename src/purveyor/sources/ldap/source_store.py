@@ -120,8 +120,8 @@ def _decode_ownership(data: bytes, source: str) -> Ownership:
 
 
 @dataclass(slots=True)
-class Taken:
-    """A source that this process has taken over."""
+class HeldSource:
+    """A source that this process has taken over, and holds by a lease."""
 
     source: str
     epoch: int
@@ -190,7 +190,7 @@ class SourceStore:
         bucket = await queues.bucket(BucketConfig(name=SOURCES_BUCKET, replicas=replicas))
         return cls(bucket, lease_seconds, seen, instance)
 
-    async def take(self, source: str) -> Taken | None:
+    async def take(self, source: str) -> HeldSource | None:
         """Take a source over; None while another process holds it. UnreadableRecord if its records are newer."""
         key = f"{source}{_LEASE_SUFFIX}"
         newest = await self._bucket.newest(key)
@@ -213,7 +213,7 @@ class SourceStore:
         lease = HeldLease(self._bucket, key, revision, lambda: value)
         revision, state = await self._write_epoch(source, epoch)
         free = _OWNERSHIP.dump(write_fields(_OWNERSHIP_FIELDS, Ownership(epoch=epoch)))
-        return Taken(source, epoch, lease, state, revision, self._bucket, free)
+        return HeldSource(source, epoch, lease, state, revision, self._bucket, free)
 
     async def _read(self, source: str) -> tuple[int, SourceState | None]:
         """Return the revision of a state, 0 if it was never written, and the state; None if there is none."""
