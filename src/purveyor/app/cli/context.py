@@ -22,6 +22,15 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of te
 YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")]
 ConsumerName = Annotated[str, typer.Argument(metavar="NAME", help="The consumer.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        "-t",
+        metavar="REALM:TOPIC",
+        help="A topic: exact, or a regular expression that matches all of it; repeatable.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import typer
 
 from purveyor.app.cli.backends.api_access import call_backend
 from purveyor.app.cli.backends.schema_backend import DirectSchemas, RemoteSchemas, Schemas
-from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
+from purveyor.app.cli.context import Cli, JsonFlag, Topics, YesFlag, confirm, examples
 from purveyor.app.cli.output import write, write_json, write_note
 from purveyor.app.cli.parsers import parse_topic
 from purveyor.app.cli.render import format_block, format_table, read_time
@@ -25,15 +25,6 @@ T = TypeVar("T")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The schema.")]
 File = Annotated[str, typer.Argument(metavar="FILE|-", help="The definition, in JSON; - is standard input.")]
-Topics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--topic",
-        "-t",
-        metavar="REALM:TOPIC",
-        help="A topic: exact, or a regular expression that matches all of it; repeatable.",
-    ),
-]
 Compatible = Annotated[
     Compatibility | None,
     typer.Option(help="The compatibility that a new revision must keep; default: backward.", show_default=False),

@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 
 from purveyor.app.cli.backends.subscription_backend import ReplayRange
-from purveyor.app.cli.context import Cli, JsonFlag, YesFlag, confirm, examples
+from purveyor.app.cli.context import Cli, JsonFlag, Topics, YesFlag, confirm, examples
 from purveyor.app.cli.output import escape, write, write_json, write_note
 from purveyor.app.cli.parsers import parse_replay_point, parse_topic
 from purveyor.app.cli.render import format_table
 from purveyor.app.cli.subscription_attempts import EPILOG as ATTEMPTS_EPILOG
 from purveyor.app.cli.subscription_attempts import attempts
-from purveyor.app.cli.subscription_define import Name, Topics, add, call, edit
+from purveyor.app.cli.subscription_define import Name, add, call, edit
 from purveyor.app.cli.subscription_password import password
 from purveyor.app.cli.subscription_view import (
     describe_problem,

@@ -12,7 +12,7 @@ from purveyor.app.cli.backends.subscription_backend import (
     RemoteSubscriptions,
     SubscriptionBackend,
 )
-from purveyor.app.cli.context import Cli, JsonFlag
+from purveyor.app.cli.context import Cli, JsonFlag, Topics
 from purveyor.app.cli.output import write, write_json
 from purveyor.app.cli.parsers import parse_topic
 from purveyor.app.cli.secret_input import AskPassword, GeneratePassword, PasswordFile, choose_password
@@ -60,15 +60,6 @@ from purveyor.model.json_fields import Json
 T = TypeVar("T")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The subscription.")]
-Topics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--topic",
-        "-t",
-        metavar="REALM:TOPIC",
-        help="A topic: exact, or a regular expression that matches all of it; repeatable.",
-    ),
-]
 
 
 def add(
