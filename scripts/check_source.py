@@ -31,7 +31,7 @@ INDIRECT = re.compile(
     r"so (?:many|long|much) (?:at|it|may)|so often|as it lies|"
     r"(?:for|after|within) so long|so long that|"
     r"see the module|makes? it count|by (?:himself|itself|themselves)|as if it had not been|"
-    r"unasked|anew|of before|(?<!as )of now|all the same|once more|in vain|stands at|"
+    r"unasked|anew|of before|(?<!as )of now|of today|all the same|once more|in vain|stands at|"
     r"tells? (?:what|whether|how|that|it|him|the|all)"
     r")\b",
     re.IGNORECASE,

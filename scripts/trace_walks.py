@@ -8,8 +8,9 @@ Walk 1, "event": one event goes from `POST /v1/messages` to the `PATCH … ok` o
 Walk 2, "push": one event is pushed to an endpoint, which answers 500; it is retried and becomes a dead letter.
 
 The script starts `purveyor up` with a `sitecustomize` on the path that counts, in each Python process, the calls of
-functions while a marker file exists. Module bodies do not count. A file belongs to a walk if its functions are called
-more often than in idle windows of the same length, so that background tasks (status, supervision) do not count.
+functions while a marker file exists. Module bodies, and functions that they call, do not count: Spark may start a
+Python worker at any time, which imports everything. A file belongs to a walk if its functions are called more often
+than in idle windows of the same length, so that background tasks (status, supervision) do not count.
 """
 
 import argparse
@@ -49,10 +50,16 @@ _root = os.environ["PURVEYOR_TRACE_ROOT"]
 _recording = False
 _calls = collections.Counter()
 
+def _is_import(frame):
+    while frame := frame.f_back:
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(_root):
+            return True
+    return False
+
 def _record(frame, event, argument):
     if _recording and event == "call":
         code = frame.f_code
-        if code.co_name != "<module>" and code.co_filename.startswith(_root):
+        if code.co_name != "<module>" and code.co_filename.startswith(_root) and not _is_import(frame):
             _calls[f"{code.co_filename}:{code.co_qualname}"] += 1
 
 def _part():

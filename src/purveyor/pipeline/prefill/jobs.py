@@ -13,7 +13,7 @@ Replay claims the state in the same way, keeps its run through all attempts, and
 the prefill of topics that a change of the subscription added at a later L: only objects of topics that are new.
 
 What is selected at L, and at each position that a catch-up writes, is decided by `Record.definition_at`. A replay uses
-the definition of today: it can deliver events that the definition did not select when they came.
+the current definition: it can deliver events that the definition did not select when they came.
 
 Catch-up writes what a suspended subscription missed from the archive into `<name>.main`, until dispatch takes over. A
 round writes the rows from `next` on with the same watermark that dispatch uses, then moves `next` by compare-and-set. A

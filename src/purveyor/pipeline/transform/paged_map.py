@@ -11,8 +11,8 @@ decoded only when it is read. The index says with which key each page begins. It
   part of the index each: the first keys and the numbers of some hundred pages. A batch reads the nodes of the pages
   that it touches, so its time does not depend on the size of the map.
 
-The small form is that of version 1, which knew no other: a small map of today is readable for it, and it stops at a
-large one. A mark, is in the large form only, so version 1 stops at a marked map.
+The small form is that of version 1, which knew no other: a program of that version reads a small map, and stops at a
+large one. A mark is in the large form only, so it stops at a marked map too.
 """
 
 import json
