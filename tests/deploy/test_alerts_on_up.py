@@ -1,10 +1,7 @@
 """The alerts, `doctor` and `/readyz` on a real `purveyor up`: calm while it is idle or busy, and each fault is seen."""
 
-import os
-import signal
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import pytest
 from tests.deploy import alerting
 from tests.support.command_line import invoke
 from tests.support.metrics_page import MetricsPage
-from tests.support.processes import descendants
+from tests.support.processes import descendants, suspended
 from tests.support.push import Site
 from tests.support.up_program import Up
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
@@ -108,18 +105,6 @@ class System:
         assert found["status"] == ("degraded" if found["degraded"] else "ready")
         return [each["text"] for each in found["degraded"]]
 
-    def process(self, word: str) -> int:
-        """Return the process that `up` started for a part, by a word of its command line."""
-        return next(pid for pid in descendants(self.up.process.pid, word) if os.getsid(pid) == pid)
-
-    @contextmanager
-    def suspended(self, pid: int) -> Iterator[None]:
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(pid, signal.SIGCONT)
-
     def shows(self, name: str, value: float, **labels: str) -> Callable[[], bool]:
         return lambda: self.metrics().get(name, **labels) == value
 
@@ -198,14 +183,14 @@ def _is_calm_for_hours_after_the_work(system: System) -> None:
 def _a_frozen_jvm_is_seen(system: System) -> None:
     """The processes exist, and nothing moves."""
     (jvm,) = descendants(system.up.process.pid, "org.apache.spark.deploy.SparkSubmit")
-    with system.suspended(jvm):
+    with suspended(jvm):
         system.publish(5)
-        assert f"kill -CONT {jvm}" in system.finds("dispatch does not answer")
+        assert f"kill -CONT {jvm}" in system.finds("dispatch has not answered")
         for part in ("transform", "dispatch", "archive", "prefill"):
             wait_until(system.shows("pipeline_part_up", 0, part=part, process="pipeline"))
         assert (system.metrics().get("queue_oldest_age_seconds", queue="incoming", kind="internal") or 0) > 0
         assert fired([system.page()]) == {"PurveyorPipelinePartDown"}
-        assert any("dispatch does not answer" in text for text in wait_until(system.degraded))
+        assert any("dispatch has not answered" in text for text in wait_until(system.degraded))
         assert "does not answer" in system.up.wait_for("problem", "pipeline")["detail"]
     system.up.wait_for("recovered", "pipeline")
     system.consume()
@@ -214,14 +199,14 @@ def _a_frozen_jvm_is_seen(system: System) -> None:
 
 def _a_frozen_process_is_seen(system: System) -> None:
     for process, about in (("pipeline", "the pipeline"), ("push", "the push worker")):
-        pid = system.process(f"serve {process}")
-        with system.suspended(pid):
+        pid = system.up.pid_of(f"serve {process}")
+        with suspended(pid):
             wait_until(system.shows("process_up", 0, process=process))
             assert fired([system.page()]) == {"PurveyorProcessDown"}
             assert f"kill -CONT {pid}" in system.finds(f"{about} (process {pid}")
         wait_until(system.shows("process_up", 1, process=process))
-    api = system.process("serve api")  # it listens at a port that no setting names
-    with system.suspended(api):
+    api = system.up.pid_of("serve api")  # it listens at a port that no setting names
+    with suspended(api):
         assert f"kill -CONT {api}" in system.finds(f"the API (process {api}) does not answer at {system.url}")
     wait_until(lambda: not system.doctor())
 
@@ -230,8 +215,8 @@ def _an_endpoint_that_answers_500_is_seen(system: System) -> None:
     system.site.set_status(500)
     system.publish(20)
     wait_until(lambda: (system.metrics().get("push_failing_seconds", subscription="hook") or 0) > 0)
-    assert "why it answers 500" in system.finds("hook is not pushed")
-    assert any("hook is not pushed" in text for text in wait_until(system.degraded))
+    assert "why it answers 500" in system.finds("hook has not been pushed")
+    assert any("hook has not been pushed" in text for text in wait_until(system.degraded))
     assert fired([system.page()]) == {"PurveyorPushFailing"}
     retries = {"subscription": "hook", "outcome": "retry", "process": "push"}
     pages = [system.page()]

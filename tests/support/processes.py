@@ -1,7 +1,9 @@
 """Processes of Spark programs: their environment, and how a test finds and kills them."""
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 JVM_OPTIONS = "SPARK_SUBMIT_OPTS"
@@ -45,6 +47,16 @@ def kill(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    """Suspend a process until the end of the block: it exists, and does not answer."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def _table() -> tuple[dict[int, int], dict[int, str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.command_line import PROGRAM
+from tests.support.processes import descendants
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
@@ -47,6 +48,10 @@ class Up:
     def parts_with(self, event: str) -> list[str]:
         """Return the parts that have printed an event, in order."""
         return [each["part"] for each in self.events if each["event"] == event]
+
+    def pid_of(self, word: str) -> int:
+        """Return the process that `up` started for a part, by a word of its command line."""
+        return next(pid for pid in descendants(self.process.pid, word) if os.getsid(pid) == pid)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)

@@ -1,12 +1,9 @@
 """Faults of the pipeline and of `purveyor up`, as the guide to troubleshooting describes them: on one real `up`."""
 
 import asyncio
-import os
 import re
-import signal
 import tomllib
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +21,7 @@ from purveyor.queues.client import Queues, connect
 from tests.support.command_line import invoke
 from tests.support.fault_guide import FaultCheck, faults_of
 from tests.support.faulty_system import NO_PIPELINE, alerts, conditions_later, doctor, readiness
-from tests.support.processes import descendants
+from tests.support.processes import descendants, suspended
 from tests.support.up_program import Up
 from tests.support.waiting import wait_until
 
@@ -111,18 +108,6 @@ class UpSystem:
 
         return asyncio.run(connected())
 
-    def process(self, word: str) -> int:
-        """Return the process that `up` started for a part, by a word of its command line."""
-        return next(pid for pid in descendants(self.up.process.pid, word) if os.getsid(pid) == pid)
-
-    @contextmanager
-    def suspended(self, pid: int) -> Iterator[None]:
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(pid, signal.SIGCONT)
-
 
 @pytest.fixture
 def system(tmp_path: Path) -> Iterator[UpSystem]:
@@ -193,12 +178,12 @@ def _a_prefill_fails(fault: FaultCheck, system: UpSystem) -> None:
 
 def _a_frozen_jvm(fault: FaultCheck, system: UpSystem) -> None:
     (jvm,) = descendants(system.up.process.pid, "org.apache.spark.deploy.SparkSubmit")
-    with system.suspended(jvm):
+    with suspended(jvm):
         system.publish(3)
         fault.shows(system)
     wait_until(system.is_well)
 
 
 def _a_frozen_api(fault: FaultCheck, system: UpSystem) -> None:
-    with system.suspended(system.process("serve api")):
+    with suspended(system.up.pid_of("serve api")):
         fault.shows(system)
