@@ -19,6 +19,7 @@ from purveyor.model.subscription import Filter, RealmTopic, Subscription, matche
 from purveyor.model.subscription_limits import check_topics
 from purveyor.pipeline import matching
 from purveyor.pipeline.expressions import Expressions, TopicInterests
+from purveyor.pipeline.job_failures import explain
 from purveyor.pipeline.matching import Matcher, match_subscriptions
 from tests.support.scale import chance, pick
 
@@ -293,6 +294,15 @@ def test_a_topic_is_unseen_until_it_is_learned(spark: SparkSession) -> None:
     add_known_topics(matcher, [("udm", "users/user"), ("udm", "other"), ("udm", "groups/group")])
     assert unseen() == [False, False, False]
     assert [row.targets for row in matcher.add_targets(events).orderBy("position").collect()] == [[0], [0], []]
+
+
+def test_an_expression_that_never_ends_ends_a_prefill_with_its_reason(spark: SparkSession) -> None:
+    """Prefill, replay and audit match one by one: Spark runs that in a thread of a worker that gets the signal."""
+    slow = Subscription(name="slow", realms_topics=(RealmTopic("udm", "(a+)+b"),))
+    event = Event(publisher_name="test", ts=datetime(2026, 1, 1, tzinfo=UTC), realm="udm", topic="a" * 64, new={})
+    with pytest.raises(Exception, match="takes more than 1 s on the topic 'aaaa") as failed:
+        match_subscriptions(table(spark, [event]), [slow]).count()
+    assert explain(failed.value).permanent
 
 
 def test_a_message_that_is_not_an_event_has_no_targets(spark: SparkSession) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final, NamedTuple, TypeAlias
 
+from purveyor.model.errors import SetupError
 from purveyor.model.name_rules import topic_matches
 
 Pair: TypeAlias = tuple[str, str]
@@ -138,13 +139,17 @@ class _MatchTimer:
 
     @contextmanager
     def limit_each(self, seconds: float) -> Iterator[None]:
-        """Limit each match within the block. Only the main thread gets signals: in other threads there is no limit.
+        """Limit each match within the block.
 
-        The handler stays in place afterwards, because the default action of the signal is to end the process.
+        Only the main thread gets signals, and no match may run without a limit: another thread gets a SetupError.
+        Spark runs the code of a task in the main thread of its worker process. The handler stays in place afterwards,
+        because the default action of the signal is to end the process.
         """
         if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+            raise SetupError(
+                "an expression is tried outside the main thread of a process, where it has no time limit",
+                fix="use the version of Spark that Purveyor requires",
+            )
         signal.signal(signal.SIGVTALRM, self._tick)
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds / _TICKS, seconds / _TICKS)
         try:
