@@ -199,6 +199,18 @@ async def _waiting_replay(queues: Queues, unique: str) -> Scene:
     return Scene(await queues.bucket(SUBSCRIPTIONS), f"{one}.replay", ask, one, other, refused)
 
 
+@scene("stored job")
+async def _stored_job(queues: Queues, unique: str) -> Scene:
+    """No other job is stored while it is unknown where the first is; that one is on the queue."""
+    subscriptions = Subscriptions(queues)
+    one, other = await subscribe(queues, unique, prefill=True)
+
+    async def ask(name: str) -> int:
+        return (await subscriptions.request_prefill(name)).attempt
+
+    return Scene(await queues.bucket(SUBSCRIPTIONS), f"{one}.prefill-job", ask, one, other, 1)
+
+
 @scene("schema")
 async def _schema(queues: Queues, unique: str) -> Scene:
     """An event that its schema refuses is refused, and not accepted unseen."""

@@ -1,6 +1,7 @@
 """A subscription begins in the log, once, despite crashes; after its deletion the name can be used again."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from purveyor.delivery.subscriptions import Subscriptions
 from purveyor.jetstream.address import Address
 from purveyor.jetstream.config import StreamConfig
 from purveyor.jetstream.headers import POSITION
+from purveyor.jetstream.key_value import BucketConfig
 from purveyor.model.control_events import JobKind, job_id
 from purveyor.model.errors import (
     AlreadyExists,
@@ -31,10 +33,11 @@ from purveyor.model.registration import DispatchState, PrefillState, PrefillStat
 from purveyor.model.subscription import Filter, RealmTopic
 from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.client import Queues, connect
-from purveyor.queues.registry import ACKNOWLEDGED
+from purveyor.queues.registry import ACKNOWLEDGED, SUBSCRIPTIONS
 from purveyor.queues.subscription_queues import owner_of
 from purveyor.queues.sync_client import read_subscriptions, restore_queue, settle_begin
 from tests.support.delivery import bodies, definition, stored
+from tests.support.forgetting import forget_ids
 
 INCOMING, PREFILL, OX = "stream:incoming", "stream:prefill", "stream:ox"
 
@@ -361,6 +364,32 @@ async def test_a_failed_prefill_is_repeated_on_request(queues: Queues, subscript
     assert len(await bodies(queues, PREFILL)) == 2
 
 
+async def test_a_job_that_is_asked_for_again_is_stored_once_at_any_time(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    """People ask again while no worker takes the job, for longer than the server remembers its id."""
+    record, _ = await subscriptions.add(definition(prefill=True))
+    registry = await subscriptions.registry()
+    full = Suspension(position=2, reason="full", at=datetime(2026, 11, 15, tzinfo=UTC))
+    await registry.put_dispatch("ox", DispatchState(incarnation=record.incarnation, next=2, suspended=full), 0)
+    await subscriptions.resume("ox")
+    for _ in range(2):
+        await forget_ids(queues, PREFILL, "prefill")
+        await subscriptions.request_prefill("ox")
+        await subscriptions.resume("ox")
+    prefill, catch_up = await stored(queues, PREFILL)
+    assert [json.loads(each.data)["kind"] for each in (prefill, catch_up)] == ["prefill", "catch-up"]
+    # The queue lost the job, and an older one is still there: only the other job counts.
+    await queues.streams.delete_message(PREFILL, catch_up.sequence)
+    await forget_ids(queues, PREFILL, "prefill")
+    await subscriptions.resume("ox")
+    await subscriptions.request_prefill("ox")
+    assert [job["kind"] for job in await bodies(queues, PREFILL)] == ["prefill", "catch-up"]
+    await subscriptions.delete("ox")
+    bucket = await queues.bucket(BucketConfig(name=SUBSCRIPTIONS))
+    assert await bucket.keys("ox.*") == ["ox.sequence"]
+
+
 async def test_a_prefill_of_a_subscription_without_one_is_refused(subscriptions: Subscriptions) -> None:
     await subscriptions.add(definition())
     with pytest.raises(Refused, match="without a prefill"):
@@ -411,7 +440,7 @@ async def test_a_replay_that_may_be_stored_counts_as_waiting(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(subscriptions._jobs, "put", fail)
+        patched.setattr(subscriptions._jobs, "_put_replay", fail)
         with pytest.raises(type(error)):
             await subscriptions.replay("ox", 1)
     if again:

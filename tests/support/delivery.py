@@ -1,5 +1,6 @@
 """Subscriptions, messages in their queues, and a clock that the test moves."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -7,6 +8,7 @@ from purveyor.delivery.pull import DeliveredMessage, PullService
 from purveyor.jetstream.headers import POSITION
 from purveyor.jetstream.streams import StoredMessage
 from purveyor.model.delivery_policy import Delivery, OrderBy
+from purveyor.model.errors import UnknownMessage
 from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.queues.client import Queues
 
@@ -19,7 +21,11 @@ async def stored(queues: Queues, stream: str) -> list[StoredMessage]:
     """Return all messages of a stream."""
     state = (await queues.streams.info(stream)).state
     sequences = range(state.first_seq, state.last_seq + 1) if state.messages else ()
-    return [await queues.streams.get(stream, sequence) for sequence in sequences]
+    found: list[StoredMessage] = []
+    for sequence in sequences:
+        with contextlib.suppress(UnknownMessage):  # deleted
+            found.append(await queues.streams.get(stream, sequence))
+    return found
 
 
 async def bodies(queues: Queues, stream: str) -> list[Any]:

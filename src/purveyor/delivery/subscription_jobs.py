@@ -13,7 +13,6 @@ from purveyor.model import tracing
 from purveyor.model.control_events import (
     JOB_SUBJECT,
     CatchUpJob,
-    Job,
     JobKind,
     PrefillJob,
     ReplayJob,
@@ -51,8 +50,12 @@ class SubscriptionJobs:
         self._queues = queues
         self._replicas = replicas
 
-    async def put(self, job: Job) -> int:
-        """Store a job and return its sequence in the queue."""
+    async def put_once(self, registry: Registry, job: PrefillJob | CatchUpJob) -> int:
+        """Store a job, unless the queue holds it, and return its sequence in the queue."""
+        (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_usable()
+        return await registry.stored_jobs.put_once(job, tracing.current_carrier())  # the trace of the caller
+
+    async def _put_replay(self, job: ReplayJob) -> int:
         (await self._queues.ensure(PREFILL, replicas=self._replicas)).require_usable()
         receipt = await self._queues.publish(
             JOB_SUBJECT,
@@ -63,13 +66,13 @@ class SubscriptionJobs:
         )
         return receipt.sequence
 
-    async def catch_up(self, registered: Registered, record: Record) -> None:
+    async def catch_up(self, registry: Registry, registered: Registered, record: Record) -> None:
         """Request the events that a suspended subscription lacks.
 
         Two requests are one job; when writing has stopped again since, or a catch-up has failed, it is another job.
         """
         job = job_id(record.incarnation, JobKind.CATCH_UP, registered.dispatch_revision)
-        await self.put(CatchUpJob(**_job_fields(record, job)))
+        await self.put_once(registry, CatchUpJob(**_job_fields(record, job)))
 
     async def replay(
         self,
@@ -104,7 +107,7 @@ class SubscriptionJobs:
             begun=registered.prefill.job if registered.prefill is not None else None,
         )
         try:
-            sequence = await self.put(job)
+            sequence = await self._put_replay(job)
         except (Unavailable, OutcomeUnknown):
             raise  # the job may be stored
         except PurveyorError:
@@ -145,7 +148,7 @@ class SubscriptionJobs:
                 except WrongRevision:
                     continue
             if state.status is PrefillStatus.PENDING:
-                await self.put(_prefill_job(record, state))
+                await self.put_once(registry, _prefill_job(record, state))
             return
         raise changed_too_often(record.name)
 
@@ -172,7 +175,7 @@ class SubscriptionJobs:
                 except WrongRevision:
                     continue  # another caller or the prefill worker has changed it
             if state.status is PrefillStatus.PENDING:
-                await self.put(_prefill_job(registered.record, state))
+                await self.put_once(registry, _prefill_job(registered.record, state))
             return state
         raise changed_too_often(registered.name)
 

@@ -159,7 +159,7 @@ class Subscriptions:
         found = await self._get_active(name, ("dispatch",))
         record = await self._change(found.record, lambda now: dataclasses.replace(now, paused=False, pause_reason=None))
         if found.suspended is not None:
-            await self._jobs.catch_up(found, record)
+            await self._jobs.catch_up(await self.registry(), found, record)
         return record
 
     async def redefine(

@@ -87,6 +87,13 @@ class Streams:
         check_name(name, "stream")
         return await self._api.request(f"STREAM.INFO.{name}", about=Resource(stream=name))
 
+    async def holds(self, name: str, sequence: int) -> bool:
+        """Return whether a stream holds a message. This needs no permission to read messages."""
+        check_name(name, "stream")
+        reply = await self._api.request(f"STREAM.INFO.{name}", {"deleted_details": True}, about=Resource(stream=name))
+        state = reply["state"]
+        return state["first_seq"] <= sequence <= state["last_seq"] and sequence not in (state.get("deleted") or ())
+
     async def subjects(self, name: str, pattern: str = ">") -> dict[str, int]:
         """Return the number of messages of each subject."""
         check_name(name, "stream")

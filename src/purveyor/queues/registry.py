@@ -4,6 +4,7 @@
     <name>.dispatch     DispatchState   written by dispatch and catch-up; absent: never suspended
     <name>.prefill      PrefillState    written by delivery (pending) and prefill; absent: no prefill was requested
     <name>.replay       WaitingReplay   written by delivery and prefill (`waiting_replays`); absent: none waits
+    <name>.<kind>-job   StoredJob       written by delivery and dispatch (`stored_jobs`); absent: no job was stored
     <name>.sequence     a number        the last sequence of its earlier queues (`subscription_queues`); never deleted
 
 Every write is a compare-and-set by revision, where 0 means that the key was never written; it fails with
@@ -48,6 +49,7 @@ from purveyor.queues.registrations import (
     assemble,
     merge,
 )
+from purveyor.queues.stored_jobs import StoredJobs
 from purveyor.queues.waiting_replays import WaitingReplays
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Registry:
         self._subscriptions = subscriptions
         self._acknowledged = acknowledged
         self.waiting_replays = WaitingReplays(subscriptions)
+        self.stored_jobs = StoredJobs(jetstream, subscriptions)
 
     @classmethod
     async def open(cls, jetstream: "JetStream", *, replicas: int = 1) -> "Registry":
@@ -192,6 +195,7 @@ class Registry:
             if revision:
                 await self._subscriptions.delete(f"{found.name}.{part}", revision=revision)
         await self.waiting_replays.remove(found.name, found.incarnation)
+        await self.stored_jobs.remove(found.name)
 
     async def last_acknowledged(self, found: Registered) -> int | None:
         """Return the last acknowledged position of its queue; None if there is none."""

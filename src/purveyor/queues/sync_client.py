@@ -22,6 +22,7 @@ from purveyor.model.errors import SetupError, Unavailable
 from purveyor.model.registration import DispatchState, PrefillState, Record
 
 if TYPE_CHECKING:
+    from purveyor.model.control_events import Job
     from purveyor.queues.client import Queues
     from purveyor.queues.registrations import Registered, Snapshot
     from purveyor.queues.registry import Registry
@@ -157,6 +158,11 @@ def update_dispatch(address: Address, name: str, state: DispatchState, revision:
     return _on_registry(address, lambda registry: registry.put_dispatch(name, state, revision))
 
 
+def put_job_once(address: Address, job: "Job") -> int:
+    """Store a job on the queue `prefill`, unless the queue holds it; return its sequence."""
+    return _on_registry(address, lambda registry: registry.stored_jobs.put_once(job))
+
+
 def update_prefill(address: Address, name: str, state: PrefillState, revision: int) -> int:
     """Write how far a prefill is; return the new revision."""
     return _on_registry(address, lambda registry: registry.put_prefill(name, state, revision))
@@ -212,6 +218,7 @@ def _on_registry(address: Address, work: "Callable[[Registry], Awaitable[T]]") -
 __all__ = [
     "advance_migration",
     "join_migration",
+    "put_job_once",
     "read_subscriptions",
     "report_passed",
     "restore_queue",

@@ -18,11 +18,9 @@ the last.
 from dataclasses import replace
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.publisher import Expect
-from purveyor.model.control_events import JOB_SUBJECT, JobKind, PrefillJob, job_id
+from purveyor.model.control_events import JobKind, PrefillJob, job_id
 from purveyor.model.errors import UnknownSubscription, WrongRevision
 from purveyor.model.registration import PrefillState, PrefillStatus, Record, RecordState
-from purveyor.queues.catalogue import PREFILL
 from purveyor.queues.client import Queues
 from purveyor.queues.registrations import Registered
 from purveyor.queues.registry import Registry
@@ -95,11 +93,10 @@ async def begin_prefill(queues: Queues, name: str, incarnation: str, last: int) 
         else:
             state = found.prefill
         if state is not None and state.status is PrefillStatus.PENDING:
-            await _put_job(queues, found, state)
+            await registry.stored_jobs.put_once(_job(found, state))
         return
 
 
-async def _put_job(queues: Queues, found: Registered, state: PrefillState) -> None:
+def _job(found: Registered, state: PrefillState) -> PrefillJob:
     identity = job_id(found.incarnation, JobKind.PREFILL, f"{state.attempt}:{state.through}")
-    job = PrefillJob(name=found.name, incarnation=found.incarnation, job=identity, position=state.position)
-    await queues.publish(JOB_SUBJECT, job.encode(), msg_id=job.job, expect=Expect(stream=PREFILL.stream))
+    return PrefillJob(name=found.name, incarnation=found.incarnation, job=identity, position=state.position)
