@@ -244,6 +244,8 @@ _DISPATCH_FIELDS: Final = (
     whole_field("next"),
     nested_field("suspended", Suspension, default=None),
 )
+UNKNOWN_INCARNATION: Final = "unknown"
+"""Stands for the incarnation in a dispatch state where neither the record nor the queue said it."""
 DISPATCH_STATE: Final = Kind("dispatch state", field_names(_DISPATCH_FIELDS))
 
 
@@ -252,6 +254,7 @@ class DispatchState:
     """How far a queue is written. `next` is the first position that the live dispatcher may write."""
 
     incarnation: str
+    """That of the record. `UNKNOWN_INCARNATION` if a dispatcher could not read it: then of the record that is there."""
     next: int
     suspended: Suspension | None = None
 

@@ -6,7 +6,7 @@ same in every version, and say where a subscription has to be suspended.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from purveyor.model import json_fields
@@ -16,6 +16,7 @@ from purveyor.model.registration import (
     DISPATCH_STATE,
     PREFILL_STATE,
     RECORD,
+    UNKNOWN_INCARNATION,
     DispatchState,
     PrefillState,
     PrefillStatus,
@@ -143,7 +144,8 @@ def assemble(name: str, parts: Parts) -> Registered | Unreadable | None:
     known = _known_fields(data)
     incarnation = known.get("incarnation")
     if dispatch is not None and incarnation not in (None, dispatch.incarnation):
-        dispatch = None
+        unknown = dispatch.incarnation == UNKNOWN_INCARNATION
+        dispatch = replace(dispatch, incarnation=str(incarnation)) if unknown else None
     found = None
     if record is not None and dispatch_problem is None:
         found = Registered(

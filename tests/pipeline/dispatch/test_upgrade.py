@@ -221,6 +221,32 @@ def test_a_record_without_a_readable_incarnation_is_suspended_by_the_owner_of_it
     assert harness.numbers("ox") == harness.numbers("zoo") == list(range(1, 6))
 
 
+def test_a_record_without_a_readable_incarnation_and_without_a_queue_is_suspended_too(
+    harness: DispatchHarness,
+) -> None:
+    """Nothing says which subscription it is. Its name is enough to say so, and to note what it misses."""
+    for name in ("ox", "zoo"):
+        harness.add(name)
+    understood = harness.raw("ox", "definition")
+    harness.put_raw("ox", "definition", b"no record")
+    harness.broker.drop("stream:ox")
+    harness.events(1, 3)
+    harness.dispatch()
+    suspended = unreadable(harness, "ox").suspended
+    assert suspended is not None
+    assert suspended.position == 1  # its beginning is not known either: the batch begins there
+    assert "upgrade the dispatcher" in suspended.reason
+    harness.events(4, 4)
+    harness.dispatch()
+    assert unreadable(harness, "ox").suspended == suspended
+    harness.put_raw("ox", "definition", understood)
+    assert harness.found("ox").suspended == suspended
+    harness.events(5, 6)
+    harness.dispatch()
+    assert harness.numbers("ox") == harness.numbers("zoo") == list(range(1, 7))
+    assert harness.found("ox").suspended is None
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_where_a_control_event_is_not_understood_the_subscription_stops_there(
     harness: DispatchHarness, *, named: bool

@@ -25,12 +25,12 @@ from typing import Final
 from pyspark.sql.streaming.query import StreamingQuery
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk import PublishOptions, Refusal, RefusalKind, outgoing, publish_many
+from purveyor.jetstream.bulk import Refusal, RefusalKind
 from purveyor.jetstream.bulk.net.pool import request_api
 from purveyor.jetstream.config import INCARNATION
-from purveyor.model.control_events import JOB_SUBJECT, CatchUpJob, JobKind, job_id
+from purveyor.model.control_events import CatchUpJob, JobKind, job_id
 from purveyor.model.errors import InvalidName, PurveyorError, Unavailable, UnknownStream, WrongRevision
-from purveyor.model.registration import DispatchState, Suspension
+from purveyor.model.registration import UNKNOWN_INCARNATION, DispatchState, Suspension
 from purveyor.pipeline.archive.layout import PositionRange
 from purveyor.pipeline.dispatch.batch_plan import (
     PlannedTarget,
@@ -38,9 +38,9 @@ from purveyor.pipeline.dispatch.batch_plan import (
     first_missing_position,
     is_dispatchable,
 )
-from purveyor.queues.catalogue import PREFILL, subscription_queue
+from purveyor.queues.catalogue import subscription_queue
 from purveyor.queues.registry import Registered, Snapshot, Unreadable
-from purveyor.queues.sync_client import read_subscriptions, restore_queue, update_dispatch
+from purveyor.queues.sync_client import put_job_once, read_subscriptions, restore_queue, update_dispatch
 from purveyor.spark.progress import is_active
 
 _log = logging.getLogger(__name__)
@@ -159,12 +159,7 @@ class UnreadableSubscriptions:
     def _suspend(self, stop: _PendingSuspension) -> bool:
         """Write the suspension; return False if another process wrote since the snapshot was taken."""
         name = stop.found.name
-        incarnation = stop.found.incarnation or self._owner_of_queue(name)
-        if incarnation is None:
-            self._log_once(
-                name, f"subscription {name} is left out, and has neither a readable record nor a queue: {stop.reason}"
-            )
-            return True
+        incarnation = stop.found.incarnation or self._owner_of_queue(name) or UNKNOWN_INCARNATION
         reason = f"{stop.reason}; upgrade the dispatcher of group {self._group!r}"
         why = Suspension(position=stop.position, reason=reason, at=datetime.now(UTC), group=self._group)
         state = DispatchState(incarnation=incarnation, next=stop.position, suspended=why)
@@ -204,9 +199,8 @@ class CatchUpRequests:
             return
         identity = job_id(found.incarnation, JobKind.CATCH_UP, found.dispatch_revision)
         job = CatchUpJob(name=found.name, incarnation=found.incarnation, job=identity)
-        row = (JOB_SUBJECT, job.encode(), None, job.job)
         try:
-            publish_many(self._address, outgoing([row]), PublishOptions(expected_stream=PREFILL.stream))
+            put_job_once(self._address, job)
         except PurveyorError as error:
             _log.warning("the catch-up of subscription %s cannot be requested: %s", found.name, error)
             return
