@@ -1,25 +1,31 @@
 """Kill -9 at each named point: each input is done once or a dead letter, each effect has its message and its event."""
 
 import asyncio
+import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from purveyor.delivery.dead_letters.service import DeadLetterFilter, open_dead_letters
 from purveyor.jetstream.address import Address
 from purveyor.model import json_fields
 from purveyor.queues.catalogue import DEAD_LETTERS, STAGE_REPLIES, endpoint_queue
-from purveyor.queues.client import Queues
+from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters.letter import subject_token
 from purveyor.stages import SqlStore, Stages
-from tests.stages.program import POINTS, Job, Plan, start
+from purveyor.stages.crash_points import CrashPoint
+from tests.stages.program import POINTS, Job, Plan, application, start
+from tests.support.forgetting import forget_ids
+from tests.support.nats_servers import OwnServer
 from tests.support.scale import LONG, chance, pick
-from tests.support.stages import make_database, published, rows, stored
-from tests.support.waiting import until
+from tests.support.stages import letters, make_database, published, rows, stored
+from tests.support.waiting import PATIENCE_SECONDS, until
 
 KEYS = 5
 RUNS = [("sqlite", 1, True), ("postgresql", 3, True), ("sqlite", 3, False), ("postgresql", 3, False)]
@@ -108,14 +114,14 @@ async def test_killed_at_each_point_every_message_is_done_once_or_a_dead_letter(
         running.stop()
     done = await rows(database, "SELECT number, note FROM effects ORDER BY id")
     messages = await stored(queues, endpoint_queue(f"{unique}-sink", 1).stream, f"stage.{unique}-sink.0")
-    letters = await stored(queues, DEAD_LETTERS.stream, f"dead-letters.{subject_token(f'stage:{unique}.0')}")
-    print(f"{len(sent)} messages, {running.deaths} deaths, {len(letters)} dead letters")
+    parked = await stored(queues, DEAD_LETTERS.stream, f"dead-letters.{subject_token(f'stage:{unique}.0')}")
+    print(f"{len(sent)} messages, {running.deaths} deaths, {len(parked)} dead letters")
     assert sorted(number for number, _ in done) == sorted(set(sent) - poisonous)
     out = [json_fields.parse(message["data"], "job")["number"] for message in messages]
     assert sorted(out) == sorted(set(sent) - poisonous)
     events = [each for each in await published(queues) if each.topic == unique]
     assert sorted(each.new["number"] for each in events) == sorted(set(sent) - poisonous)
-    assert sorted(json_fields.parse(letter["data"], "job")["number"] for letter in letters) == sorted(poisonous)
+    assert sorted(json_fields.parse(letter["data"], "job")["number"] for letter in parked) == sorted(poisonous)
     if ordered:
         in_order = {
             "effects": [number for number, _ in done],
@@ -127,6 +133,42 @@ async def test_killed_at_each_point_every_message_is_done_once_or_a_dead_letter(
             for number in sequence:
                 by_key[sent[number]].append(number)
             assert all(numbers == sorted(numbers) for numbers in by_key.values()), name
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_a_dead_letter_is_stored_once_after_a_crash_and_an_outage_longer_than_the_window_of_deduplication(
+    own_server: OwnServer,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    settled: bool,
+) -> None:
+    """The process dies between publishing the letter and marking it; meanwhile an operator may discard it."""
+    monkeypatch.setattr("purveyor.stages.relay._REMEMBERED", timedelta(0))
+    database = make_database("sqlite", request, tmp_path)
+    server = own_server(directory=tmp_path / "nats")
+    plan = Plan(server.address, database, "crash", ordered=False)
+    async with connect(server.address) as queues, contextlib.AsyncExitStack() as stack:
+        store = SqlStore(database)
+        stack.push_async_callback(store.close)
+        for queue in (DEAD_LETTERS, STAGE_REPLIES, endpoint_queue("crash-sink", 1)):
+            await queues.ensure(queue)
+        sender = Stages(queues, store=store, app="test")
+        dying = start(replace(plan, die_at=CrashPoint.PUBLISHED.value))
+        await until(lambda: _exists(queues, "crash"))
+        await sender.send(sender.remote("crash", request=Job, reply=type(None)), Job(1, poison=True), id="job-1")
+        await asyncio.to_thread(dying.join, PATIENCE_SECONDS)
+        assert dying.exitcode == -9
+        (first,) = await letters(queues, "crash")
+        await forget_ids(queues, DEAD_LETTERS.stream, "dead-letters.probe")
+        if settled:
+            async with open_dead_letters(queues) as parked:
+                assert (await parked.discard(DeadLetterFilter(origin=first.origin))).done == 1
+        stages = application(queues, plan, lambda _: None)
+        async with stages:
+            await until(lambda: _drained(queues, "crash", database))
+        assert await letters(queues, "crash") == ([] if settled else [first])
 
 
 async def _exists(queues: Queues, endpoint: str) -> bool:

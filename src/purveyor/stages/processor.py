@@ -20,7 +20,9 @@ Without `exactly_once` (best effort) there are no inbox and no outbox: 1, 2, 4, 
 writes must tolerate that.
 
 A message that the stage gives up takes the same steps: the dead letter replaces what the handler would have sent (5),
-and the id goes into the inbox (3), so that a message is either done or a dead letter.
+and the id goes into the inbox (3), so that a message is either done or a dead letter. With best effort, a crash between
+the publish and 9 leaves a second dead letter if it lasts longer than the server remembers ids (two minutes), as it
+leaves second messages.
 
 **Group commit**: messages that wait together and have fast handlers share one transaction, one after the other. If one
 of them fails, all are rolled back and each runs alone: a handler may run again because of another message, as it may

@@ -15,7 +15,8 @@ same key too:
 
 1. One transaction stores the dead letter in the outbox and marks the row as sent. A crash before its commit: the relay
    finds the same row and refuses it again.
-2. The relay sends the dead letter like any row.
+2. The relay sends the dead letter like any row, each once: before it sends one that was in the outbox for more than a
+   minute, it looks for it in the queue `dead-letters` (`_without_parked`).
 """
 
 import asyncio
@@ -24,7 +25,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 from typing import Any, Final
 
@@ -32,17 +33,25 @@ import pyarrow as pa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from purveyor.jetstream.bulk import OUTGOING_SCHEMA, PublishOptions, publish_many
+from purveyor.jetstream.headers import Headers
 from purveyor.model.errors import InvalidInput, PurveyorError, SetupError, Unavailable
 from purveyor.model.event import SUBJECT
 from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import Queues
+from purveyor.queues.dead_letters.store import DeadLetterStore, identity_of
 from purveyor.stages.crash_points import CrashPoint, has_listener, reach
 from purveyor.stages.event_writer import EventWriter
 from purveyor.stages.flow import Outgoing
 from purveyor.stages.sql_dialects import LeaderLock, acquire
 from purveyor.stages.sql_statements import Row
 from purveyor.stages.sql_store import SqlStore, now_ms
-from purveyor.stages.stage_dead_letters import is_permanent, row_dead_letter, to_outgoing
+from purveyor.stages.stage_dead_letters import (
+    failed_before,
+    is_permanent,
+    row_dead_letter,
+    stored_headers,
+    to_outgoing,
+)
 from purveyor.stages.task_cancellation import end_tasks
 
 log = logging.getLogger("purveyor.stages")
@@ -55,6 +64,8 @@ _BATCH_ROWS: Final = 5000
 _POLL_INTERVAL_SECONDS: Final = 1.0
 _PROBE_INTERVAL_SECONDS: Final = 5.0
 _PUBLISH_PATIENCE_SECONDS: Final = 10.0
+_REMEMBERED: Final = timedelta(minutes=1)
+"""In this time the server surely recognises the id of a message: it is half of its window, as clocks may differ."""
 _DEAD_LETTER_PREFIX: Final = DEAD_LETTERS.subjects[0].removesuffix(">")
 
 
@@ -64,6 +75,7 @@ class Relay:
     def __init__(self, store: SqlStore, queues: Queues, *, replicas: int = 1) -> None:
         self._store = store
         self._queues = queues
+        self._letters = DeadLetterStore(queues)
         self._events = EventWriter(store, queues, replicas=replicas)
         self._wake_up = asyncio.Event()
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
@@ -287,11 +299,30 @@ class Relay:
         await self._queues.publish_many((message.to_publish() for message in messages), _publish_options())
         _reach_if_dead_letters(messages, CrashPoint.AFTER_DEAD_LETTER)
 
+    async def _without_parked(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Leave out dead letters that a relay published before it could mark them.
+
+        No inbox drops a second copy of a dead letter, and the server recognises its id for two minutes only. So the
+        relay looks in the queue for each letter that has been in the outbox for longer than it should have been.
+        """
+        moment = datetime.now(UTC) - _REMEMBERED
+        letters = {row.id: stored_headers(row) for row in rows if row.subject.startswith(_DEAD_LETTER_PREFIX)}
+        letters = {id_: headers for id_, headers in letters.items() if failed_before(headers, moment)}
+        if not letters:
+            return rows
+        by_subject: dict[str, list[Headers]] = {}
+        for row in rows:
+            if row.id in letters:
+                by_subject.setdefault(row.subject, []).append(letters[row.id])
+        parked = await self._letters.find_parked(by_subject)
+        return [row for row in rows if row.id not in letters or identity_of(letters[row.id]) not in parked]
+
     async def _publish(self, rows: Sequence[Row]) -> None:
         """Publish rows in order; events and other messages go to different queues."""
         _reach_if_dead_letters(rows, CrashPoint.BEFORE_DEAD_LETTER)
         events = [row for row in rows if row.subject == SUBJECT]
         others = [row for row in rows if row.subject != SUBJECT] if events else rows
+        others = await self._without_parked(others)
         if others:
             batches = record_batches(others)  # a generator: the thread builds the batches
             await asyncio.to_thread(publish_many, self._queues.address, batches, _publish_options())

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from purveyor.jetstream.api import HEADERS_TOO_LARGE, MESSAGE_TOO_LARGE
-from purveyor.jetstream.headers import MSG_ID, first
+from purveyor.jetstream.headers import MSG_ID, Headers, first
 from purveyor.model.errors import InvalidConfig, InvalidInput, PublishRefused, PurveyorError
-from purveyor.queues.dead_letters.letter import DeadLetter, fit_letter
+from purveyor.queues.dead_letters.letter import LAST_ERROR, DeadLetter, fit_letter
 from purveyor.stages.endpoint import Stage
 from purveyor.stages.flow import Outgoing, check_sendable
 from purveyor.stages.handler_types import Refuse
@@ -67,6 +67,19 @@ def to_outgoing(letter: DeadLetter, max_payload: int) -> Outgoing:
     subject, data, headers = fit_letter(letter, max_payload)
     plain = {name: first(headers, name) or "" for name in headers if name != MSG_ID}
     return Outgoing(letter.id, subject, data, plain)
+
+
+def stored_headers(row: Row) -> Headers:
+    """Return the headers of a row as the queue has them."""
+    return {name: (str(value),) for name, value in _row_headers(row).items()}
+
+
+def failed_before(headers: Headers, moment: datetime) -> bool:
+    """Whether a dead letter was written before a time; True if that cannot be read."""
+    try:
+        return datetime.fromisoformat(first(headers, LAST_ERROR) or "") < moment
+    except (ValueError, TypeError):
+        return True
 
 
 def is_permanent(error: PurveyorError) -> bool:

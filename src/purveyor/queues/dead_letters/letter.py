@@ -46,6 +46,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _VERSION = "Letter-Version"
+LAST_ERROR = f"{_PREFIX}Last-Error"
 _PARKED_POSITION = PARKED_POSITION.removeprefix(_PREFIX)
 LETTER = Kind("dead letter")
 _HEADER_RESERVE_BYTES = 512  # for the id, the expectations, and the details about a cut

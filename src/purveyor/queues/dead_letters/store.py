@@ -6,11 +6,11 @@ is removed, so that every position stays accounted for, and a process that is cu
 """
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from purveyor.jetstream.headers import Headers, first
 from purveyor.jetstream.publisher import Expect
@@ -31,6 +31,9 @@ RESOLUTION_HEADER: Final = "Purveyor-Fate"
 _REDRIVEN_TO_HEADER: Final = "Purveyor-Put-At"
 _SETTLED_AT: Final = "Purveyor-Settled-At"
 _RECEIPT_HEADERS: Final = re.compile(r"Purveyor-(?!Original-|Details$).*|Purveyor-Original-(Purveyor-.*|Nats-Msg-Id)")
+_IDENTITY: Final = ("Origin", "Subject", "Position", "First-Error", "Last-Error")
+"""A queue that was created again repeats its positions, so the times belong to the identity."""
+LetterIdentity: TypeAlias = tuple[str | None, ...]
 _PAGE_LETTERS: Final = 200
 _MAX_SEQUENCE: Final = 2**63
 
@@ -135,6 +138,23 @@ class DeadLetterStore:
         is_receipt = message.subject.startswith(f"{RECEIPT_PREFIX}.") and RESOLUTION_HEADER in message.headers
         return None if is_receipt else ParkedMessage.from_message(message)
 
+    async def find_parked(self, letters: Mapping[str, Collection[Headers]]) -> set[LetterIdentity]:
+        """Return which letters are or were in the queue, also those that were redriven or discarded since.
+
+        `letters` has the headers of letters by their subject. For a program that stores letters before it publishes
+        them: it may publish one again after any time, and the server recognises the id for two minutes only.
+        """
+        found: set[LetterIdentity] = set()
+        for subject, headers in letters.items():
+            wanted = {identity_of(each) for each in headers}
+            token = subject.removeprefix("dead-letters.")
+            # In this order: a letter that is settled meanwhile has its receipt before it is removed.
+            for pattern in (subject, f"{RECEIPT_PREFIX}.{token}.*"):
+                async for parked in self.scan(pattern):
+                    if (identity := identity_of(parked.headers)) in wanted:
+                        found.add(identity)
+        return found
+
     async def counts(self) -> dict[str, int]:
         """Count the letters, by the token of their origin."""
         try:
@@ -192,6 +212,11 @@ class DeadLetterStore:
                 return False
             raise
         return True
+
+
+def identity_of(headers: Headers) -> LetterIdentity:
+    """Return what distinguishes a letter from all others; its receipt has the same."""
+    return tuple(first(headers, f"Purveyor-{name}") for name in _IDENTITY)
 
 
 def receipt_subject(parked: ParkedMessage) -> str:
