@@ -27,6 +27,7 @@ from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, endpoint_queue, incomi
 from purveyor.queues.client import Queues, connect
 from purveyor.queues.dead_letters.letter import CUT_FROM_BYTES, DeadLetter, park
 from tests.support.delivery import definition, stored
+from tests.support.forgetting import forget_ids
 
 OX = "stream:ox"
 NOW = datetime(2026, 11, 15, 12, 0, 0, 0, UTC)
@@ -216,9 +217,8 @@ async def _killed(address: Address, point: CrashPoint | None) -> None:
 
 async def _forget_ids(queues: Queues) -> None:
     """Simulate a repetition after the duplicate window of two minutes."""
-    for stream in (OX, DEAD_LETTERS.stream):
-        await queues.streams.update(stream, {"duplicate_window": 100_000_000})
-    await asyncio.sleep(0.25)
+    await forget_ids(queues, OX, "ox.prefill")
+    await forget_ids(queues, DEAD_LETTERS.stream, "dead-letters.probe")
 
 
 async def test_concurrent_redrives_and_discards_settle_each_letter_once(

@@ -62,7 +62,9 @@ async def test_five_hundred_waiting_consumers_send_no_requests_and_are_woken_by_
 ) -> None:
     await subscriptions.add(parallel(lease_seconds=600))
     async with open_pull(queues) as pull:
-        waiting = [asyncio.create_task(pull.next("ox", f"i{number}", timeout=60)) for number in range(500)]
+        waiting = [
+            asyncio.create_task(pull.next("ox", f"i{number}", timeout=PATIENCE_SECONDS)) for number in range(500)
+        ]
         listeners = pull._shared.notifier._listeners
         await until(lambda: listeners and listeners["ox"].waiters == 500 and len(listeners["ox"]._listening) == 3)
         asked = 0

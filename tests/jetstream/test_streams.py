@@ -42,11 +42,12 @@ async def test_headers_cost_their_block_and_four_bytes(queues: Queues, unique: s
 
 
 async def test_a_repeated_message_id_is_stored_once_within_the_window(queues: Queues, unique: str) -> None:
-    config = StreamConfig(name=unique, subjects=(unique,), duplicate_window=timedelta(seconds=2))
-    await queues.streams.add(config)
+    await queues.streams.add(StreamConfig(name=unique, subjects=(unique,)))  # two minutes
     receipts = [await queues.publish(unique, b"hello", msg_id="1") for _ in range(4)]
     assert [receipt.duplicate for receipt in receipts] == [False, True, True, True]
     assert (await queues.streams.info(unique)).state.messages == 1
+
+    await queues.streams.update(unique, {"duplicate_window": timedelta(milliseconds=100)})
 
     async def forgotten() -> bool:
         return not (await queues.publish(unique, b"hello", msg_id="1")).duplicate

@@ -14,6 +14,7 @@ from purveyor.model.errors import InvalidConfig, SetupError
 from purveyor.queues.catalogue import endpoint_queue
 from purveyor.queues.client import Queues
 from purveyor.stages import Context, Refuse, Retry, SqlStore, Stages, Target
+from purveyor.stages.endpoint import Timing
 from tests.support.stages import QUICK, QUICK_RETRY, MakeStages, Order, effects, is_empty, letters, rows, sink, waiting
 from tests.support.waiting import until
 
@@ -282,8 +283,9 @@ async def test_slow_handlers_run_beside_each_other_up_to_the_concurrency(
 
 
 async def test_a_handler_longer_than_the_wait_for_its_acknowledgement_runs_once(
-    stages: Stages, queues: Queues, unique: str
+    make_stages: MakeStages, queues: Queues, unique: str
 ) -> None:
+    stages = make_stages(Timing(ack_wait=timedelta(seconds=6)))
     endpoint = stages.terminator(unique, message=Order)
     calls = 0
 
@@ -291,7 +293,7 @@ async def test_a_handler_longer_than_the_wait_for_its_acknowledgement_runs_once(
     async def handle(ctx: Context[None], order: Order) -> None:
         nonlocal calls
         calls += 1
-        await asyncio.sleep(3)  # the wait is 2 s
+        await asyncio.sleep(8)  # longer than the wait; a busy machine may be late with its extension by seconds
 
     async with stages:
         await stages.send(endpoint, Order(1))

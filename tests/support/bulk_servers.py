@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from purveyor.jetstream.address import Address
-from purveyor.jetstream.bulk import outgoing, publish_many
 from purveyor.jetstream.bulk.net.connection import BulkConnection
 from purveyor.jetstream.bulk.net.pool import RetryDeadline, close_idle, connect
 from purveyor.jetstream.server.server_checks import free_port
@@ -106,21 +104,6 @@ def make_stream(address: Address, name: str, subjects: list[str] | None = None, 
 def state(address: Address, name: str) -> dict[str, Any]:
     found: dict[str, Any] = request_api(address, f"STREAM.INFO.{name}")["state"]
     return found
-
-
-def forget_ids(address: Address, stream: str, subject: str) -> None:
-    """Wait until the server has dropped the message ids of a stream; leave no message in it.
-
-    It forgets them in the order in which they came, so a new one that is forgotten is the last.
-    """
-    probe = [(subject, b"", None, uuid.uuid4().hex)]
-
-    def forgotten() -> bool:
-        return publish_many(address, outgoing(probe)).stored == 1
-
-    assert forgotten()
-    wait_until(forgotten, what=f"forgotten message ids of {stream}")
-    request_api(address, f"STREAM.PURGE.{stream}", {"filter": subject})
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Self
 
 import pytest
 
+from purveyor.jetstream.server.server_checks import free_port
 from scripts.slapd import find_slapd
 from tests.support.certificates import Authority
 from tests.support.waiting import wait_until
@@ -103,7 +104,9 @@ class Slapd:
         program = find_slapd()
         assert program is not None
         for _ in range(_PORT_ATTEMPTS if not self.port else 1):
-            port, tls_port = (self.port, self.tls_port) if self.port else (_free_port(), _free_port())
+            port, tls_port = (
+                (self.port, self.tls_port) if self.port else (free_port("127.0.0.1"), free_port("127.0.0.1"))
+            )
             urls = f"ldap://127.0.0.1:{port}" + (f" ldaps://127.0.0.1:{tls_port}" if self.options.tls else "")
             command = [program, "-f", str(self.directory / "slapd.conf"), "-h", urls, "-d", "none"]
             with (self.directory / "slapd.log").open("ab") as log:
@@ -278,12 +281,6 @@ def require_slapd() -> None:
     """Skip the tests of a module where slapd is not installed and cannot be."""
     if find_slapd() is None or shutil.which("ldapmodify") is None:
         pytest.skip("no slapd on this machine: python -m scripts.slapd installs it where that is allowed")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _attribute_lines(attributes: dict[str, object]) -> list[str]:

@@ -79,8 +79,8 @@ def test_another_program_is_recognised(other_program: str, path: str, words: str
 def test_an_api_that_is_not_there_is_named(running_api: RunningApi, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        nothing = f"http://127.0.0.1:{free.getsockname()[1]}"
-    topics(nothing).refused(f"{nothing} is unavailable: connection refused", "`purveyor serve api` runs there")
+        nothing = f"http://127.0.0.1:{free.getsockname()[1]}"  # bound, so that no other program gets it
+        topics(nothing).refused(f"{nothing} is unavailable: connection refused", "`purveyor serve api` runs there")
     topics("http://no-such-host.invalid").refused("http://no-such-host.invalid is unavailable: ", "fix: check the URL")
     topics(f"{running_api.url}/below").refused("Not Found", "fix: ")
     topics(running_api.url.replace("http://", "https://")).refused("does not speak TLS", "write http://")

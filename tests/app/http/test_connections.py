@@ -279,7 +279,7 @@ def test_the_limit_of_open_files_is_raised_or_obeyed(monkeypatch: pytest.MonkeyP
 @pytest.fixture(scope="module")
 def encrypted(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
     tls = self_signed(tmp_path_factory.mktemp("tls"), "api")
-    limits = ConnectionLimits(connections=200, header_seconds=2 * SECONDS, linger_seconds=SECONDS)
+    limits = ConnectionLimits(connections=200, header_seconds=4 * SECONDS, linger_seconds=SECONDS)
     with RunningApi(lambda: nats_server.address, limits=limits, tls=tls) as api:
         wait_until(lambda: served_by_tls(api))
         yield api

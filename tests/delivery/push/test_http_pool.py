@@ -63,7 +63,7 @@ async def test_a_connection_is_used_again_and_one_that_was_closed_meanwhile_is_r
 
 async def test_a_request_that_found_no_room_was_not_sent(site: Site) -> None:
     pool = HttpPool(LOCAL, per_host=1)
-    slow = Endpoint.parse(site.url("/slow/1?for=crowd"))
+    slow = Endpoint.parse(site.url("/slow/4?for=crowd"))
     first, second = await asyncio.gather(post(pool, slow, 30), post(pool, slow, 0.1))
     assert first.status == 204
     assert (second.status, second.sent) == (None, False)
@@ -82,8 +82,8 @@ async def test_a_host_that_does_not_answer_is_described_in_the_outcome() -> None
 async def test_each_request_of_a_reused_connection_has_its_own_deadline(site: Site) -> None:
     """One timer serves all requests of a connection."""
     pool = HttpPool(LOCAL, per_host=1)
-    fast, slow = (Endpoint.parse(site.url(f"{path}?for=deadline")) for path in ("/ok", "/slow/0.6"))
-    assert (await post(pool, fast, 0.3)).status == 204
+    fast, slow = (Endpoint.parse(site.url(f"{path}?for=deadline")) for path in ("/ok", "/slow/3.5"))
+    assert (await post(pool, fast, 3)).status == 204
     assert (await post(pool, slow, 30)).status == 204  # the timer of the first request fires during the second
     assert len(pool.host(fast)._connections) == 1
     late = await post(pool, slow, 0.3)  # earlier than the timer that is set

@@ -84,7 +84,7 @@ async def test_an_answer_counts_by_its_status_however_it_ends(pushed: PushSubscr
 async def test_anything_else_is_tried_again_and_then_a_dead_letter(
     pushed: PushSubscription, work: Work, path: str, words: str
 ) -> None:
-    await pushed.add(path, retry=TWICE, ack_deadline_seconds=1 if "within" in words else 60)
+    await pushed.add(path, retry=TWICE, ack_deadline_seconds=3 if "within" in words else 60)
     await pushed.write({})
     await work()
     await pushed.drained()

@@ -26,7 +26,8 @@ from purveyor.jetstream.headers import POSITION
 from purveyor.model.errors import InvalidConfig, InvalidInput, ServerUnavailable, UnknownStream
 from tests.support.append import BATCHED, CHAINED, choose_write_mode, limit_batch_rows, make, one, stored, table
 from tests.support.bulk_messages import rows
-from tests.support.bulk_servers import Server, forget_ids, make_stream, request_api, serving, state
+from tests.support.bulk_servers import Server, make_stream, request_api, serving, state
+from tests.support.forgetting import forget_ids_now
 
 HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
 
@@ -60,7 +61,7 @@ def test_nothing_is_stored_twice_when_message_ids_are_forgotten(address: Address
     target = make(address, name, duplicate_window=100_000_000)
     given = table(range(1, 1201), ids=ids)
     append_once(address, [(target, given)])
-    forget_ids(address, name, f"{name}.probe")
+    forget_ids_now(address, name, f"{name}.probe")
     assert one(append_once(address, [(target, given)])).skipped == 1200
     assert state(address, name)["messages"] == 1200
 
@@ -80,7 +81,7 @@ def test_what_was_acknowledged_and_deleted_is_not_written_again(address: Address
         body = json.dumps({"incarnation": tag, "position": position}).encode()
         publish_many(address, outgoing([(f"$KV.{name}.ox", body, None, None)]))
         request_api(address, f"STREAM.PURGE.{name}", {})
-        forget_ids(address, name, f"{name}.probe")
+        forget_ids_now(address, name, f"{name}.probe")
         outcome = one(append_once(address, [(target, table(range(1, 151)))]))
         assert outcome.stored == (50 if tag == "second" else 150), "a floor of another incarnation is none"
     publish_many(address, outgoing([(f"$KV.{name}.ox", b"", {"KV-Operation": "DEL"}, None)]))

@@ -33,7 +33,8 @@ from purveyor.jetstream.bulk.net.pool import close_idle
 from purveyor.jetstream.bulk.replies import KNOWN_ROW
 from tests.support.append import BATCHED, CHAINED, choose_write_mode, limit_batch_rows, make, one, stored, table
 from tests.support.bulk_messages import rows
-from tests.support.bulk_servers import Server, forget_ids, make_stream, request_api, serving, state
+from tests.support.bulk_servers import Server, make_stream, request_api, serving, state
+from tests.support.forgetting import forget_ids_now
 
 CONFLICT = ErrorReply(400, 10070, "wrong last msg ID: 7")
 TOO_LARGE = ErrorReply(400, 10054, "message size exceeds maximum allowed")
@@ -213,7 +214,7 @@ def test_a_writer_suspended_during_a_chain_does_no_harm(
         append_once(address, [(target, table(range(1, 701)))])
         publish_many(address, outgoing([(f"$KV.{name}.ox", b'{"position": 700}', None, None)]))
         request_api(address, f"STREAM.PURGE.{name}", {})
-        forget_ids(address, name, f"{name}.probe")
+        forget_ids_now(address, name, f"{name}.probe")
 
     outcome = one(append_once(address, [(target, table(range(1, 1001)))], AppendOptions(on_progress=once(suspend))))
     assert (outcome.last_position, outcome.refused) == (1000, None)

@@ -23,6 +23,7 @@ from purveyor.queues.catalogue import DEAD_LETTERS
 from purveyor.queues.client import connect
 from purveyor.spark.checkpoint_files import committed_offset
 from tests.support.archive import Archive, event
+from tests.support.forgetting import forget_ids_now
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 DUPLICATE_WINDOW_NANOSECONDS = 120_000_000_000
@@ -263,7 +264,6 @@ def test_a_message_that_cannot_be_archived_at_all_is_parked_once_and_keeps_back_
 ) -> None:
     archive.publish(event("a"), event("b"), event("c"))
     Poisoned(monkeypatch, 2, whole=True)
-    archive.broker.update(DEAD_LETTERS.stream, duplicate_window=100_000_000)
 
     def park_and_crash(address: Address, message: dict[str, Any], reason: str) -> None:
         assert park_once(address, message, reason)
@@ -274,6 +274,7 @@ def test_a_message_that_cannot_be_archived_at_all_is_parked_once_and_keeps_back_
         with archive.running() as query, pytest.raises(StreamingQueryException, match="Crash"):
             query.awaitTermination(PATIENCE_SECONDS)
     assert archive.ranges() == [(1, 1)]
+    forget_ids_now(archive.broker.address, DEAD_LETTERS.stream, "dead-letters.probe")
     archive.catch_up()
     assert archive.lying() == [1, 3]
     assert archive.until() == 3

@@ -1,7 +1,6 @@
 """The transform end to end, on a real server and a real Spark: in order, exactly once, with the true old objects."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from pyspark.sql import SparkSession
 from purveyor.pipeline.transform import transform_query
 from tests.pipeline.transform.flow import Flow, summary
 from tests.pipeline.transform.memory import body, modify, person
+from tests.support.forgetting import forget_ids_now
 from tests.support.nats_servers import OwnServer
 from tests.support.spark_session import failure
 from tests.support.waiting import wait_until
@@ -64,8 +64,6 @@ def test_records_become_events_with_old_and_new_over_restarts(flow: Flow) -> Non
 
 def test_a_batch_that_was_half_written_is_finished_without_duplicate_loss_or_false_old(flow: Flow) -> None:
     """The server refuses in mid-batch; by the next try every reader has passed what was written, and its window too."""
-    window_seconds = 0.1
-    flow.broker.update("stream:incoming", duplicate_window=int(window_seconds * 1e9))
     count = 1500
     dns = [f"uid=u{number},dc=e" for number in range(count)]
     flow.send(*(body(dn, "content", attributes=person("x", title=["old"])) for dn in dns))
@@ -79,7 +77,7 @@ def test_a_batch_that_was_half_written_is_finished_without_duplicate_loss_or_fal
     assert 0 < len(written) < count
     flow.broker.update("stream:incoming", max_msgs=-1)
     flow.consume("dispatcher", "archive")
-    time.sleep(2 * window_seconds)
+    forget_ids_now(flow.broker.address, "stream:incoming", "incoming.probe")
     flow.run()
     kept = {row["sequence"] for row in written}
     written += [row for row in flow.rows() if row["sequence"] not in kept]
@@ -92,8 +90,6 @@ def test_a_batch_that_was_half_written_is_finished_without_duplicate_loss_or_fal
 def test_a_crash_between_writing_and_committing_writes_nothing_twice(
     flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    window_seconds = 0.1
-    flow.broker.update("stream:incoming", duplicate_window=int(window_seconds * 1e9))
     flow.broker.durable("stream:ldif", "reads-them-later")
     people = [body(f"uid=u{number},dc=e", "content", attributes=person("x")) for number in range(5)]
     flow.send("no record", *people)
@@ -106,9 +102,9 @@ def test_a_crash_between_writing_and_committing_writes_nothing_twice(
         assert "a crash, as it were" in failure(flow.start())
     assert len(flow.rows()) == 5
     flow.consume("dispatcher", "archive")
-    time.sleep(2 * window_seconds)
+    probes = forget_ids_now(flow.broker.address, "stream:incoming", "incoming.probe")
     flow.run()
-    assert flow.broker.state("stream:incoming")["last_seq"] == 5
+    assert flow.broker.state("stream:incoming")["last_seq"] == 5 + probes
     assert len(flow.letters()) == 1
     # Only the newest event is kept for the receipts, and nothing of anybody else.
     flow.broker.add("incoming", ["an event of somebody else"])

@@ -161,10 +161,10 @@ async def test_scheduled_messages_and_those_that_expire_are_carried_over(
     stream, api = f"stream:{unique}", queues.streams._api
     config = {"name": stream, "subjects": [unique, f"{unique}.>"], "retention": "limits", "storage": "memory"}
     await api.request(f"STREAM.CREATE.{stream}", config | {"allow_msg_ttl": True, "allow_msg_schedules": True})
-    due = datetime.now(UTC) + timedelta(seconds=5)
+    due = datetime.now(UTC) + timedelta(seconds=10)  # behind the plan, also on a busy machine
     schedule = {"Nats-Schedule": f"@at {due:%Y-%m-%dT%H:%M:%SZ}", "Nats-Schedule-Target": f"{unique}.due"}
     await queues.publish(f"{unique}.plan", b"later", headers=schedule)
-    await queues.publish(f"{unique}.brief", b"gone soon", headers={"Nats-TTL": "5s"})
+    await queues.publish(f"{unique}.brief", b"gone soon", headers={"Nats-TTL": "10s"})
     queue = declare_queue(unique, Retention.LIMITS)
     plan = await quick.plan(queue)
     assert plan.strategy is Strategy.SNAPSHOT
