@@ -16,6 +16,7 @@ from purveyor.sources.ldap.source_status import SourceActivity
 from purveyor.sources.ldap.source_store import SourceStore
 from tests.support.nats_servers import FAST, OwnServer
 from tests.support.slapd import SUFFIX, Slapd, SlapdOptions, require_slapd
+from tests.support.small_disk import small_file_system
 from tests.support.source_harness import SourceHarness
 from tests.support.waiting import until
 
@@ -300,6 +301,26 @@ async def test_changes_during_an_outage_of_the_nats_server_arrive_after_it(
             harness.address = server.address
             await harness.until_copy(has(*(f"p{number}" for number in range(20))))
             await until(lambda: runner.status.activity is SourceActivity.FOLLOWING)
+
+
+async def test_a_full_disk_of_the_nats_server_is_named_and_changes_arrive_when_there_is_room(
+    own_server: OwnServer, slapd: Slapd, unique: str, tmp_path: Path
+) -> None:
+    with small_file_system(tmp_path / "disk", "100m") as disk:
+        server = own_server(directory=disk.path / "store")
+        async with connect(server.address) as queues:
+            harness = SourceHarness.of(queues, slapd, unique)
+            async with harness.running() as runner:
+                add_person(slapd, "before")
+                await harness.until_copy(has("before"))
+                disk.fill()
+                for number in range(20):
+                    add_person(slapd, f"p{number}", description="x" * 100_000)
+                await until(lambda: runner.status.error)
+                disk.clear()
+                await harness.until_copy(has("before", *(f"p{number}" for number in range(20))))
+                await until(lambda: runner.status.activity is SourceActivity.FOLLOWING)
+        server.stop()
 
 
 async def test_records_whose_outcome_stays_unknown_come_in_a_refresh_of_another_epoch(
