@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from purveyor.model.control_events import CONTROL_EVENT, CONTROL_SUBJECT, Contro
 from purveyor.model.delivery_policy import Delivery
 from purveyor.model.errors import InvalidInput, Refused
 from purveyor.model.registration import RECORD, DispatchState, PrefillState, PrefillStatus, Record, Suspension
-from purveyor.model.selection import Selection
+from purveyor.model.selection import Selection, may_overlap
 from purveyor.model.subscription import Filter, RealmTopic, Subscription
 from purveyor.pipeline.audit.scope import ControlEventAt, SelectionRange, selection_ranges
 from purveyor.pipeline.dispatch.batch_plan import SubscriptionTracker
@@ -258,6 +259,24 @@ async def test_a_prefill_needs_new_topics_whose_older_messages_are_delivered(
     await pass_all(queues)
     kept = await subscriptions.redefine("ox", topics("groups/.*"))
     assert [each.until for each in kept.record.past] == [added.position, kept.position]
+
+
+async def test_the_expressions_of_a_change_do_not_run_in_the_event_loop(
+    subscriptions: Subscriptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_event_loop: list[bool] = []
+
+    def watched(*given: Any) -> bool:
+        in_event_loop.append(threading.current_thread() is threading.main_thread())
+        return may_overlap(*given)
+
+    monkeypatch.setattr(definition_changes, "may_overlap", watched)
+    await subscriptions.add(definition(topic="users/.*"))
+    await subscriptions.redefine("ox", topics("groups/.*"))
+    with pytest.raises(Refused, match="was removed"):
+        await subscriptions.redefine("ox", topics("groups/.*", "users/user"), prefill_new_topics=True)
+    assert in_event_loop
+    assert not any(in_event_loop)
 
 
 async def test_a_change_that_no_program_settled_has_no_effect_where_a_dispatcher_has_passed_it(

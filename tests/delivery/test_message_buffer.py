@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -122,6 +123,31 @@ async def test_the_least_recently_used_subscriptions_release_their_messages_firs
             await small.acknowledge(name, message.sequence)
             assert memory.used <= 500_000 + 320 * KNOWN
         assert got == [*range(40)]
+
+
+async def test_the_keys_of_subscriptions_that_are_not_in_use_are_forgotten(
+    queues: Queues, subscriptions: Subscriptions
+) -> None:
+    """What a process knows about messages counts too, and only one subscription needs it at a time."""
+    memory, count = MemoryBudget(each=5_000, total=20_000), 300
+    names = [f"s{number}" for number in range(8)]
+    async with open_pull(queues, memory=memory) as pull:
+        for name in names:
+            await subscriptions.add(replace(parallel(OrderBy.KEY), name=name))
+            put(queues, count, 10, name=name, key="busy" * 50)
+        held: dict[str, DeliveredMessage] = {}
+        for name in names:
+            (held[name],) = await pull.lease(name, "a")
+            assert await pull.lease(name, "b") == []  # behind a message in hand it reads all others
+            assert memory.used < count * KNOWN
+        for name in names:
+            got = numbers([held[name]])
+            await pull.acknowledge(name, held[name].sequence)
+            while found := await pull.lease(name, "b"):
+                got += numbers(found)
+                await pull.acknowledge(name, found[0].sequence)
+            assert got == [*range(count)]
+    assert memory.used == 0
 
 
 @pytest.mark.parametrize("order_by", [OrderBy.POSITION, None])

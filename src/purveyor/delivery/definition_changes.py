@@ -90,7 +90,7 @@ class DefinitionChanges:
                 continue
             past = await self._needed_past(now)
             if prefill and not after.is_same_as(before):
-                _check_prefill(found.name, before, after, past)
+                await asyncio.to_thread(_check_prefill, found.name, before, after, past)  # it matches expressions
             done = await self._change_selection(
                 registry, replace(now, record=replace(record, past=past)), wanted, prefill
             )
