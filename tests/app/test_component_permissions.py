@@ -29,7 +29,7 @@ from purveyor.jetstream.headers import POSITION
 from purveyor.jetstream.maintenance import BUCKET as MIGRATIONS_BUCKET
 from purveyor.jetstream.server import EmbeddedServer, find_running_server
 from purveyor.jetstream.streams import PageRequest, read_page
-from purveyor.model.control_events import JOB_SUBJECT
+from purveyor.model.control_events import CatchUpJob
 from purveyor.model.delivery_state import SubjectKind
 from purveyor.model.errors import PermissionDenied
 from purveyor.model.event import LDIF_SUBJECT, Event
@@ -38,6 +38,7 @@ from purveyor.model.subscription import RealmTopic, Subscription
 from purveyor.pipeline.dispatch.topic_prefill import begin_prefill
 from purveyor.queues.catalogue import DEAD_LETTERS, LDIF, PREFILL, RECEIPTS, incoming, internal_queues
 from purveyor.queues.client import Queues, connect
+from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.permissions import (
     API,
     CREDENTIALS,
@@ -53,7 +54,7 @@ from purveyor.queues.permissions import (
 )
 from purveyor.queues.registry import ACKNOWLEDGED
 from purveyor.queues.status_board import read_notices, write_notice
-from purveyor.queues.sync_client import read_subscriptions, restore_queue, update_dispatch
+from purveyor.queues.sync_client import put_job_once, read_subscriptions, restore_queue, update_dispatch
 from purveyor.sources.http_events import EventPublisher, IncomingEvent
 from purveyor.sources.ldif.queue_store import BUCKET as IMPORTS_BUCKET
 from purveyor.sources.schemas.registry import SchemaCache
@@ -206,6 +207,7 @@ async def test_the_pipeline_writes_queues_and_sees_no_password(as_user: Callable
     address = as_user(PIPELINE)
     async with connected(as_user(API)) as api:
         record, _ = await Subscriptions(api).add(definition("piped", prefill=True))
+        assert (await Subscriptions(api).request_prefill("piped")).attempt == 1  # its job is there
     found = read_subscriptions(address).subscriptions["piped"]
     update_dispatch(address, "piped", DispatchState(incarnation=record.incarnation, next=3), found.dispatch_revision)
     async with connected(address) as queues:
@@ -224,7 +226,8 @@ async def test_the_pipeline_writes_queues_and_sees_no_password(as_user: Callable
         [job] = await queues.fetch(PREFILL.stream, "prefill", 1, wait_seconds=60)
         await job.ack(confirm=True)
         await queues.publish("prefill-failures", b"{}", msg_id="f-1")
-        await queues.publish(JOB_SUBJECT, b"{}", msg_id="j-1")  # a catch-up that the dispatcher asks for
+        catch_up = CatchUpJob(name="piped", incarnation=record.incarnation, job="j-1")
+        assert put_job_once(address, catch_up) == put_job_once(address, catch_up)
         for subject in (*LDIF.subjects, *incoming().subjects):  # the signals that wake transform and dispatch
             await queues.connection.subscribe(subject, confirm=True)
         await refused(
@@ -336,6 +339,7 @@ async def test_stages_send_messages_publish_events_and_read_their_subscription(
             event_id = await stages.ask(orders, EVENT, timeout=120)
             assert len(event_id) == 32
             await until(lambda: has_events(queues, 2))
+        assert await DeadLetterStore(queues).find_parked({"dead-letters.outbox": [{}]}) == set()
         await refused(
             queues,
             lambda it: it.publish("incoming.control", b"{}", msg_id="x"),

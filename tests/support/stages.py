@@ -20,7 +20,7 @@ from purveyor.stages import Retry, SqlStore, Stages, Target
 from purveyor.stages.endpoint import Timing
 from purveyor.stages.testing import stage_kit  # noqa: F401 - a fixture
 
-QUICK = Timing(ack_wait=timedelta(seconds=2), grace=timedelta(milliseconds=100))
+QUICK = Timing(ack_wait=timedelta(seconds=4), grace=timedelta(milliseconds=100))
 """Short times for tests that crash and wait for redelivery."""
 
 
