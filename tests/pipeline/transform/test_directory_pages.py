@@ -8,7 +8,7 @@ import pytest
 from purveyor.model.errors import UnreadableRecord
 from purveyor.pipeline.transform.directory_pages import MAX_PAGE_BYTES, MAX_PAGE_ENTRIES, PagedDirectory
 from purveyor.pipeline.transform.directory_records import parse_dn
-from purveyor.pipeline.transform.directory_rules import Entry
+from purveyor.pipeline.transform.directory_rules import Entry, Published
 from tests.pipeline.transform.memory import MemoryPages
 
 
@@ -84,6 +84,18 @@ def test_any_text_can_be_kept() -> None:
     assert PagedDirectory(pages).get("cn=\udcff") == odd
 
 
+def test_what_subscribers_have_instead_of_an_entry_is_kept() -> None:
+    pages = MemoryPages()
+    directory = PagedDirectory(pages)
+    before, after = Entry("cn=a", "id", {"cn": ["a"]}), Entry("cn=b", "id", {"cn": ["b"]})
+    entries = [after, after._replace(published=Published(before)), after._replace(published=Published(None))]
+    for number, each in enumerate(entries):
+        directory.put(f"cn={number}", each)
+    directory.flush()
+    again = PagedDirectory(pages)
+    assert [again.get(f"cn={number}") for number in range(3)] == entries
+
+
 @pytest.mark.parametrize("index", [b'[[""], [0], 1, 2]', b'{"version": 3}', b'{"version": 2}', b"no JSON", b"7"])
 def test_a_directory_of_a_newer_program_is_left_as_it_is(index: bytes) -> None:
     pages = filled(10)
@@ -105,7 +117,7 @@ def flat_index(count: int) -> MemoryPages:
     begins = []
     for number, start in enumerate(range(0, count, 4)):
         some = entries[start : start + 4]
-        bodies = [json.dumps(each, separators=(",", ":")).encode() for _, each in some]
+        bodies = [json.dumps(each[:3], separators=(",", ":")).encode() for _, each in some]
         head = json.dumps([[key for key, _ in some], [len(each) for each in bodies]]).encode()
         pages.write(number, len(head).to_bytes(4, "big") + head + b"".join(bodies))
         begins.append(some[0][0] if start else "")

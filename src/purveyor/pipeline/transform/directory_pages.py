@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from purveyor.pipeline.transform.directory_records import descendant_prefix
-from purveyor.pipeline.transform.directory_rules import Entry
+from purveyor.pipeline.transform.directory_rules import Entry, Published
 from purveyor.pipeline.transform.paged_map import MAX_HELD_BYTES, PagedMap, PageFormat, PageStore, encode_json
 
 MAX_PAGE_ENTRIES: Final = 64
@@ -17,11 +17,19 @@ MAX_PAGE_BYTES: Final = 48 << 10
 
 
 def _decode(raw: bytes) -> Entry:
-    return Entry(*json.loads(raw))
+    dn, uuid, attributes, *rest = json.loads(raw)
+    if not rest:
+        return Entry(dn, uuid, attributes)
+    ((published,),) = rest
+    return Entry(dn, uuid, attributes, Published(None if published is None else Entry(*published)))
 
 
 def _encode(entry: Entry) -> bytes:
-    return encode_json(entry).encode()
+    """Return a list in JSON. Only an entry of which subscribers have another version has a fourth element."""
+    if entry.published is None:
+        return encode_json(entry[:3]).encode()
+    published = entry.published.entry
+    return encode_json((*entry[:3], [None if published is None else published[:3]])).encode()
 
 
 _FORMAT: Final = PageFormat(_encode, _decode, MAX_PAGE_ENTRIES, MAX_PAGE_BYTES)

@@ -33,11 +33,20 @@ MAX_CHANGED_ENTRIES: Final = (1 << 19) - 1
 
 
 class Entry(NamedTuple):
-    """What is known about one entry. It is stored as a plain list in JSON."""
+    """What is known about one entry. `directory_pages` has its stored form."""
 
     dn: str
     uuid: str
     attributes: Attributes
+    published: "Published | None" = None
+    """What subscribers have, if the last event of the entry could not be published; else they have the entry."""
+
+
+class Published(NamedTuple):
+    """What subscribers have instead of an entry."""
+
+    entry: Entry | None
+    """An earlier version, or nothing."""
 
 
 class Store(Protocol):

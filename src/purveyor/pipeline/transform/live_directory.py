@@ -162,6 +162,11 @@ class LiveDirectory:
         """Yield everything below an entry, in the order of the keys (so parents come first)."""
         return self._entries.descendants(key)
 
+    def replace(self, entry: Entry) -> None:
+        """Replace an entry by one with the same identity and name, wherever it is."""
+        found = None if self._state is None else self.find_known(identity(entry))
+        self.put(parse_dn(entry.dn).key if found is None else found[0], entry)
+
     def _enter(self, key: str, before: Entry | None, entry: Entry, moved: int | None) -> int:
         """Enter an entry into the index; return the refresh that gave this key to the earlier entry."""
         index, was_moved, known = self._open_index(), 0, identity(entry)

@@ -17,7 +17,7 @@ from purveyor.model.errors import InvalidInput, PurveyorError, describe
 from purveyor.model.event import Event, encode_checked
 from purveyor.model.message_headers import PREFILL_PUBLISHER
 from purveyor.pipeline.transform.directory_records import InvalidRecord
-from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, apply_record
+from purveyor.pipeline.transform.directory_rules import Entry, EntryChange, Published, apply_record
 from purveyor.pipeline.transform.live_directory import LiveDirectory
 from purveyor.pipeline.transform.live_records import InvalidEntry, LiveRecord, parse_message
 from purveyor.pipeline.transform.live_rules import PartlyApplied, apply_live_record, note_invalid
@@ -31,6 +31,8 @@ HEADER_RESERVE_BYTES: Final = 1024
 Object: TypeAlias = MappingOf[str, Any]
 _NO_OBJECT: Final[Object] = {}
 _NAMESPACE: Final = uuid.UUID("6f0b1f2c-9d0e-5c4b-8a55-6c1d3b0f7a21")
+_Marks: TypeAlias = dict[str, tuple[Entry, Published | None]]
+"""By uuid: entries after a message of which the mark `published` has to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def transform(directory: LiveDirectory, rules: TransformRules, message: Message)
     directory.begin()
     try:
         changes, problems = _apply(directory, message)
-        return list(_outputs(rules, message, changes, problems))
+        return list(_outputs(directory, rules, message, changes, problems))
     except (MemoryError, OSError):
         raise
     except Exception as error:
@@ -111,30 +113,72 @@ def _apply(directory: LiveDirectory, message: Message) -> tuple[Sequence[EntryCh
 
 
 def _outputs(
-    rules: TransformRules, message: Message, changes: Sequence[EntryChange], unfit: Sequence[str]
+    directory: LiveDirectory,
+    rules: TransformRules,
+    message: Message,
+    changes: Sequence[EntryChange],
+    unfit: Sequence[str],
 ) -> Iterator[Output]:
     problems = list(unfit)
     number = message.sequence << POSITION_BITS
     prefilled_by = rules.mapping.prefill_publisher
     headers: Headers = {} if prefilled_by is None else {PREFILL_PUBLISHER: (prefilled_by,)}
+    marks: _Marks = {}
     for nth, change in enumerate(changes):
-        old, new = (_view(rules.mapping, entry) for entry in (change.before, change.after))
+        has = _published_version(change.before, marks)
+        old, new = (_view(rules.mapping, entry) for entry in (has, change.after))
         if nth == 0 and change.after is not None:  # the first change is that of the message's own entry
             problems += _problems_of(new, change.after)
         for event in events(_seen(old), _seen(new), message.stored, rules.mapping.publisher):
-            try:
-                data = encode_checked(event)
-            except InvalidInput as error:
-                problems.append(str(error))
-                continue
-            if len(data) + HEADER_RESERVE_BYTES > rules.max_payload:
-                problems.append(f"an event of {len(data)} bytes is more than a message can hold")
-                continue
+            data = _encode(event, rules.max_payload, problems)
+            if data is None:
+                break
             identity = f"{message.origin}:{number - (message.sequence << POSITION_BITS)}"
             yield Output(number, False, data, headers, identity)
             number += 1
+            has = change.after if event.new else None
+        else:
+            has = change.after
+        _note_published(change, has, marks)
+    for entry, published in marks.values():
+        directory.replace(entry._replace(published=published))
     if problems:
         yield _parked(message, "; ".join(dict.fromkeys(problems)), number, rules.max_payload)
+
+
+def _published_version(entry: Entry | None, marks: _Marks) -> Entry | None:
+    """Return what subscribers have of an entry."""
+    if entry is None:
+        return None
+    published = marks[entry.uuid][1] if entry.uuid in marks else entry.published
+    return entry._replace(published=None) if published is None else published.entry
+
+
+def _note_published(change: EntryChange, has: Entry | None, marks: _Marks) -> None:
+    """Note that subscribers have this after the change; the entry's own mark may be of the time before."""
+    after = change.after
+    if after is None:
+        if change.before is not None:
+            marks.pop(change.before.uuid, None)
+        return
+    published = None if has is after else Published(has)
+    if published != after.published:
+        marks[after.uuid] = (after, published)
+    else:
+        marks.pop(after.uuid, None)
+
+
+def _encode(event: Event, max_payload: int, problems: list[str]) -> bytes | None:
+    """Return an event as it is stored; add a problem and return None if it cannot be."""
+    try:
+        data = encode_checked(event)
+    except InvalidInput as error:
+        problems.append(str(error))
+        return None
+    if len(data) + HEADER_RESERVE_BYTES > max_payload:
+        problems.append(f"an event of {len(data)} bytes is more than a message can hold")
+        return None
+    return data
 
 
 def events(old: MappedObject | None, new: MappedObject | None, moment: datetime, publisher: str) -> Iterator[Event]:
