@@ -157,8 +157,8 @@ def test_a_sealed_stream_a_large_row_and_a_subject_without_a_stream(
         reported := refused(one, broker, subject=unique, stream="SOMEWHERE-ELSE", delivery="pipelined")
     )
     assert "10060" in reported
-    large = spark.createDataFrame([("x" * 9_000_000,)], "data string")
-    assert "8388608" in refused(large, broker, subject=unique)
+    large = spark.createDataFrame([("x" * 17_000_000,)], "data string")
+    assert "16777216" in refused(large, broker, subject=unique)
     assert "no stream takes" in refused(one, broker, subject=f"{unique}-nobody")
     assert "'a..b'" in refused(spark.createDataFrame([("a..b", "x")], "subject string, data string"), broker)
     assert broker.state(unique)["messages"] == 0

@@ -58,8 +58,8 @@ def test_a_mistake_is_one_clear_line(cli: Cli, argv: tuple[str, ...], words: lis
 
 @pytest.mark.parametrize("how", [(), ("--no-ack",), ("--count", "2000")])
 def test_a_message_above_the_limit(cli: Cli, stream: str, how: tuple[str, ...]) -> None:
-    Path("large").write_bytes(b"x" * 9_000_000)
-    cli("pub", f"{stream}.x", "--file", "large", *how).refused("9000", "8388608", "fix:")
+    Path("large").write_bytes(b"x" * 17_000_000)
+    cli("pub", f"{stream}.x", "--file", "large", *how).refused("1700", "16777216", "fix:")
 
 
 def test_wrong_credentials(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """Events that are larger than a message: what subscribers miss, and that every `old` is what they have."""
 
+import base64
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pytest
 
+from purveyor.jetstream.server import ServerOptions
 from purveyor.model.event import Event
 from purveyor.pipeline.transform.record_transform import Output
 from purveyor.sources.ldif.live_records import Gone, LiveEntry, LiveRecord, RefreshBegin, RefreshEnd, encode_live_record
@@ -131,3 +133,13 @@ def test_every_old_is_what_a_subscriber_has_whatever_was_too_large(is_live: bool
     assert {each["uuid"]: (each["dn"], each["description"]) for each in subscriber.objects.values()} == {
         uuid_of(number): (dn(number), known[number]["description"]) for number in known
     }
+
+
+def test_a_change_of_an_entry_with_a_value_of_5_mb_is_one_event_on_the_embedded_server() -> None:
+    transformer = Transformer(max_payload=ServerOptions().max_payload, mapping="udm")
+    photo = base64.b64encode(bytes(range(256)) * (5 << 12)).decode()
+    attributes = person("ada", jpegPhoto=[{"base64": photo}])
+    (created,) = transformer.events(body(ADA, "content", attributes=attributes))
+    (changed,) = transformer.events(modify(ADA, ("replace", "sn", ["Lovelace"])))
+    assert changed.old == created.new
+    assert (changed.new["properties"]["lastname"], changed.new["properties"]["jpegPhoto"]) == ("Lovelace", photo)

@@ -93,7 +93,7 @@ async def _check_connected(queues: Queues, settings: Settings) -> AsyncIterator[
         yield warning(
             "nats",
             f"the server accepts messages up to {queues.connection.max_payload} bytes, and refuses larger objects",
-            "raise max_payload in the server's configuration, for example to 8 MB",
+            "raise max_payload in the server's configuration, for example to 16 MB",
         )
     async for finding in _check_limits(queues):
         yield finding

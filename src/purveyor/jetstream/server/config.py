@@ -123,7 +123,7 @@ class ServerOptions:
     port: int | None = None
     host: str = "127.0.0.1"
     sync: str = SYNC_ALWAYS
-    max_payload: int = 8 * 1024 * 1024
+    max_payload: int = 16 * 1024 * 1024
     max_file_store: int | None = None
     tls: ServerTls | None = None
     users: tuple[Permissions, ...] = ()
