@@ -72,66 +72,86 @@ def uuid_of(number: int) -> str:
     return f"00000000-0000-1000-8000-{number:012x}"
 
 
+@dataclass
+class People:
+    """People below one unit, as a source of LDIF files or a live one reports them, and a subscriber."""
+
+    is_live: bool
+    dice: Random
+    transformer: Transformer = field(default_factory=lambda: Transformer(max_payload=4096))
+    subscriber: Subscriber = field(default_factory=Subscriber)
+    known: dict[int, dict[str, Any]] = field(default_factory=dict)
+    unit: int = 0
+
+    def __post_init__(self) -> None:
+        if self.is_live:
+            self.send_live(RefreshBegin(full=True))
+            self.send_live(RefreshEnd(remove_unseen=True))
+        self.set(0, 10)
+
+    def dn(self, number: int) -> str:
+        return f"uid=p{number},ou=u{self.unit},dc=e" if number else f"ou=u{self.unit},dc=e"
+
+    def send(self, data: bytes) -> None:
+        self.subscriber.take(self.transformer.outputs(data))
+
+    def send_live(self, record: LiveRecord) -> None:
+        self.send(encode_live_record(record, 1))
+
+    def send_entry(self, number: int) -> None:
+        attributes = self.known[number]
+        if self.is_live:
+            values = {name: tuple(map(str.encode, given)) for name, given in attributes.items()}
+            self.send_live(LiveEntry(uuid_of(number), self.dn(number), values))
+        else:
+            self.send(body(self.dn(number), "content", attributes=attributes))
+
+    def set(self, number: int, size: int) -> None:
+        """Add or change the unit, which is 0, or a person, who may become a group."""
+        kind = self.dice.choice(["inetOrgPerson", "inetOrgPerson", "groupOfNames"]) if number else "organizationalUnit"
+        name = {"uid": [f"p{number}"], "cn": [f"p{number}"]} if number else {"ou": [f"u{self.unit}"]}
+        text = {"description": ["x" * size], "entryUUID": [uuid_of(number)]}
+        self.known[number] = {"objectClass": [kind], **name, **text}
+        self.send_entry(number)
+
+    def delete(self, number: int) -> None:
+        if self.known.pop(number, None) is None:
+            return
+        if self.is_live:
+            self.send_live(Gone((uuid_of(number),)))
+        else:
+            self.send(body(self.dn(number), "delete"))
+
+    def rename(self) -> None:
+        before, self.unit = self.dn(0), self.unit + 1
+        self.known[0]["ou"] = [f"u{self.unit}"]
+        if self.is_live:
+            self.send_entry(0)
+        else:
+            self.send(body(before, "modrdn", new_rdn=f"ou=u{self.unit}", delete_old_rdn=True))
+
+
 @pytest.mark.parametrize("is_live", [False, True])
 def test_every_old_is_what_a_subscriber_has_whatever_was_too_large(is_live: bool) -> None:
-    """Changes of random sizes, renames of the container, other types, refreshes; at the end everything is small."""
-    dice, transformer, subscriber = chance("events that are too large"), Transformer(max_payload=4096), Subscriber()
-    known: dict[int, dict[str, Any]] = {}
-    unit = 0
-
-    def send(number: int, record: LiveRecord | None = None) -> None:
-        if record is not None:
-            subscriber.take(transformer.outputs(encode_live_record(record, 1)))
-        elif is_live:
-            attributes = {name: tuple(map(str.encode, values)) for name, values in known[number].items()}
-            subscriber.take(
-                transformer.outputs(encode_live_record(LiveEntry(uuid_of(number), dn(number), attributes), 1))
-            )
-        else:
-            subscriber.take(transformer.outputs(body(dn(number), "content", attributes=known[number])))
-
-    def dn(number: int) -> str:
-        return f"ou=u{unit},dc=e" if not number else f"uid=p{number},ou=u{unit},dc=e"
-
-    def attributes_of(number: int, size: int) -> dict[str, Any]:
-        text = {"description": ["x" * size], "entryUUID": [uuid_of(number)]}
-        if not number:
-            return {"objectClass": ["organizationalUnit"], "ou": [f"u{unit}"], **text}
-        kind = dice.choice(["inetOrgPerson", "inetOrgPerson", "groupOfNames"])
-        return {"objectClass": [kind], "uid": [f"p{number}"], "cn": [f"p{number}"], **text}
-
-    if is_live:
-        send(0, RefreshBegin(full=True))
-        send(0, RefreshEnd(remove_unseen=True))
-    known[0] = attributes_of(0, 10)
-    send(0)
+    """Changes of random sizes, other types, renames of the unit; at the end everything is small."""
+    dice = chance("events that are too large")
+    people = People(is_live, dice)
     for _ in range(300):
         number, wish = dice.randrange(1, 6), dice.random()
         if wish < 0.6:
-            known[number] = attributes_of(number, dice.choice([10, 600, 1800, 2600]))
-            send(number)
-        elif wish < 0.75 and number in known:
-            if is_live:
-                send(number, Gone((uuid_of(number),)))
-            else:
-                subscriber.take(transformer.outputs(body(dn(number), "delete")))
-            del known[number]
+            people.set(number, dice.choice([10, 600, 1800, 2600]))
+        elif wish < 0.75:
+            people.delete(number)
         else:
-            before, unit = dn(0), unit + 1
-            known[0]["ou"] = [f"u{unit}"]
-            if is_live:
-                send(0)
-            else:
-                rename = body(before, "modrdn", new_rdn=f"ou=u{unit}", delete_old_rdn=True)
-                subscriber.take(transformer.outputs(rename))
-    assert subscriber.parked > 10
-    parked = subscriber.parked
-    for number in list(known):
-        known[number] = attributes_of(number, Random(number).randrange(20))
-        send(number)
-    assert subscriber.parked == parked
-    assert {each["uuid"]: (each["dn"], each["description"]) for each in subscriber.objects.values()} == {
-        uuid_of(number): (dn(number), known[number]["description"]) for number in known
+            people.rename()
+    parked = people.subscriber.parked
+    assert parked > 10
+    for number in list(people.known):
+        people.set(number, number)
+    assert people.subscriber.parked == parked
+    found = {each["uuid"]: (each["dn"], each["description"]) for each in people.subscriber.objects.values()}
+    assert found == {
+        uuid_of(number): (people.dn(number), known["description"]) for number, known in people.known.items()
     }
 
 
