@@ -3,6 +3,7 @@
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.command_line import invoke
@@ -34,6 +35,10 @@ def test_a_directory_in_the_settings_is_followed_and_its_metrics_are_on_the_page
                 )
             )
             assert (shown["source"], shown["entries"]) == ("people", 3)
+            page = httpx.get(f"{up.wait_for('ready', 'API')['url']}/metrics", timeout=60).text
+            assert 'purveyor_source_entries{process="ldap",source="people"} 3' in page
+            assert f'base="{SUFFIX}",directory="{slapd.uri}",mode="syncrepl",process="ldap",source="people"' in page
+            assert "purveyor_source_last_change_timestamp_seconds" in page
             assert "LDAP" not in up.parts_with("problem")
             assert up.stop(signal.SIGTERM) == 0
         finally:

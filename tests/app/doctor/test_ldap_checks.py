@@ -44,6 +44,8 @@ async def test_a_directory_that_can_be_followed_has_nothing_wrong(
     found = await check(slapd, monkeypatch)
     assert texts(found, Weight.WRONG) + texts(found, Weight.WARNING) == ""
     assert "syncprov sends 3 entries" in texts(found, Weight.OK)
+    assert "a limit of 500, slapd's default, would not show yet" in texts(found, Weight.OK)
+    assert "ahead of the clock of this machine" in texts(found, Weight.OK)
     assert "followed by syncrepl" in texts(found, Weight.NOTE)
 
 

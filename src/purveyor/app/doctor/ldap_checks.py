@@ -18,8 +18,10 @@ from purveyor.sources.ldap.source_status import csn_time
 from purveyor.sources.ldap.sync_consumer import EntryReported
 from purveyor.sources.ldap.sync_controls import SyncMode
 
+_DEFAULT_LIMIT: Final = 500
+"""The size limit of slapd for accounts without `limits`."""
 _COUNTED_ENTRIES: Final = 2000
-"""Enough to meet the size limit that slapd has by default, 500."""
+"""Enough to meet it."""
 _CLOCK_WARN_SECONDS: Final = 5.0
 _LOG_FIX: Final = "load the overlays accesslog and syncprov, and let the account read the log; or use mode syncrepl"
 _CURRENT_TIME: Final = "cn=Current,cn=Time,cn=Monitor"
@@ -57,9 +59,7 @@ async def _check_directory(directory: Directory) -> AsyncIterator[Finding]:
                 )
             yield await _check_refresh(client, directory, about)
             yield await _check_mode(client, directory, about)
-            clock = await _check_clock(client, directory, about)
-            if clock is not None:
-                yield clock
+            yield await _check_clock(client, directory, about)
     except PurveyorError as error:
         yield wrong(about, error.message, error.fix or "does the directory run, and can this machine reach it?")
 
@@ -77,7 +77,9 @@ async def _check_refresh(client: LdapClient, directory: Directory, about: str) -
     more = " or more" if count >= _COUNTED_ENTRIES else ""
     if not count:
         return warning(about, f"no entry of {directory.base} matches {directory.filter}", "check the filter")
-    return ok(about, f"syncprov sends {count:,}{more} entries of {directory.base}, without a limit")
+    few = count <= _DEFAULT_LIMIT
+    limit = f"; a limit of {_DEFAULT_LIMIT}, slapd's default, would not show yet" if few else ", without a limit"
+    return ok(about, f"syncprov sends {count:,}{more} entries of {directory.base}{limit}")
 
 
 async def _check_mode(client: LdapClient, directory: Directory, about: str) -> Finding:
@@ -100,7 +102,7 @@ async def _check_mode(client: LdapClient, directory: Directory, about: str) -> F
     )
 
 
-async def _check_clock(client: LdapClient, directory: Directory, about: str) -> Finding | None:
+async def _check_clock(client: LdapClient, directory: Directory, about: str) -> Finding:
     """Compare the clocks, if the server shows its own, or a change that is not over yet by ours."""
     ahead: float | None = None
     try:
@@ -115,7 +117,7 @@ async def _check_clock(client: LdapClient, directory: Directory, about: str) -> 
         newest = [csn_time(value.decode()) for entry in found for each in entry.attributes.values() for value in each]
         ahead = max(((at - datetime.now(UTC)).total_seconds() for at in newest if at is not None), default=0.0)
         if ahead <= _CLOCK_WARN_SECONDS:
-            return None
+            return ok(about, "no change in the directory is ahead of the clock of this machine")
     if abs(ahead) <= _CLOCK_WARN_SECONDS:
         return ok(about, f"the clocks differ by {abs(ahead):.0f} s")
     direction = "ahead of" if ahead > 0 else "behind"

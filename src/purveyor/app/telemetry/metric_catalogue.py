@@ -174,6 +174,21 @@ SOURCE_WAITING: Final = MetricInfo(
     "Records of a source that were read and are not stored yet",
     ("source",),
 )
+SOURCE_INFO: Final = MetricInfo(
+    "purveyor_source_info",
+    MetricKind.GAUGE,
+    "Always 1; the directory of a source and how its changes are read are labels",
+    ("source", "directory", "base", "mode"),
+)
+SOURCE_LAST_CHANGE: Final = MetricInfo(
+    "purveyor_source_last_change_timestamp_seconds",
+    MetricKind.GAUGE,
+    "When the last change that was read happened in the directory",
+    ("source",),
+)
+SOURCE_LAST_ERROR: Final = MetricInfo(
+    "purveyor_source_last_error_timestamp_seconds", MetricKind.GAUGE, "When a source failed last", ("source",)
+)
 BUILD: Final = MetricInfo("purveyor_build_info", MetricKind.GAUGE, "Always 1; the version is the label", ("version",))
 
 SCRAPED: Final = (
@@ -212,6 +227,9 @@ SCRAPED: Final = (
     SOURCE_RECORDS,
     SOURCE_LAG,
     SOURCE_WAITING,
+    SOURCE_INFO,
+    SOURCE_LAST_CHANGE,
+    SOURCE_LAST_ERROR,
 )
 
 

@@ -8,8 +8,8 @@ from purveyor.sources.ldap.source_status import SourceActivity, SourceStatus
 
 
 def read_source_metrics(statuses: Sequence[SourceStatus]) -> list[MetricValues]:
-    """Return the current values. A source that stands by has only `purveyor_source_up`, as 0."""
-    up, entries, records, lag, waiting = (
+    """Return the current values. A source that does not read its directory says nothing about the content of it."""
+    up, entries, records, lag, waiting, info, changed, failed = (
         MetricValues(metric)
         for metric in (
             metric_catalogue.SOURCE_UP,
@@ -17,17 +17,26 @@ def read_source_metrics(statuses: Sequence[SourceStatus]) -> list[MetricValues]:
             metric_catalogue.SOURCE_RECORDS,
             metric_catalogue.SOURCE_LAG,
             metric_catalogue.SOURCE_WAITING,
+            metric_catalogue.SOURCE_INFO,
+            metric_catalogue.SOURCE_LAST_CHANGE,
+            metric_catalogue.SOURCE_LAST_ERROR,
         )
     )
     for status in statuses:
-        name = status.directory.source
+        directory = status.directory
+        name = directory.source
         up.add(status.is_active, name)
         records.add(status.records, name)
+        info.add(1, name, directory.uri, directory.base, status.mode or directory.mode.value)
+        if status.error_at is not None:
+            failed.add(status.error_at.timestamp(), name)
         if not status.is_active:
             continue
+        if status.last_change is not None:
+            changed.add(status.last_change.timestamp(), name)
         waiting.add(status.waiting, name)
         if status.entries is not None:
             entries.add(status.entries, name)
         if status.lag_seconds is not None and status.activity is SourceActivity.FOLLOWING:
             lag.add(status.lag_seconds, name)
-    return [up, entries, records, lag, waiting]
+    return [up, entries, records, lag, waiting, info, changed, failed]
