@@ -23,7 +23,7 @@ def test_a_source_reports_where_it_reads_its_last_change_and_its_last_error() ->
     status = SourceStatus(PEOPLE)
     status.fail("the directory is away", "start it")
     failed = values(status)
-    assert failed["up"] == (("people",), 0)
+    assert failed["up"][1] == 0
     assert failed["last_error_timestamp_seconds"][1] >= CHANGED.timestamp()
     assert "last_change_timestamp_seconds" not in failed
     status.mode, status.entries, status.last_change, status.lag_seconds = "accesslog", 7, CHANGED, 0.25

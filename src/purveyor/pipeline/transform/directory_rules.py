@@ -8,7 +8,7 @@ The identity of an entry is its entryUUID; without one, an id that is made when 
 renames. An entry that gets another entryUUID is another entry.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
@@ -40,6 +40,8 @@ class Entry(NamedTuple):
     attributes: Attributes
     published: "Published | None" = None
     """What subscribers have, if the last event of the entry could not be published; else they have the entry."""
+    member_kinds: Mapping[str, str] | None = None
+    """What members of a group are by their entries, where their names say something else."""
 
 
 class Published(NamedTuple):

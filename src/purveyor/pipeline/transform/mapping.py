@@ -4,8 +4,8 @@ The first rule that matches an entry's object classes gives realm, topic and pro
 file (see `mapping_file`), which is read and checked once. The guide to the transform explains the file.
 """
 
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -14,7 +14,13 @@ from typing import Any, Final
 
 from purveyor.pipeline.transform.directory_records import InvalidRecord, Value, parse_dn, rdn_values
 from purveyor.pipeline.transform.directory_rules import Entry
-from purveyor.pipeline.transform.property_values import GroupMembers, MemberKind, PropertyType, convert_value
+from purveyor.pipeline.transform.property_values import (
+    GroupMembers,
+    MemberKind,
+    PropertyType,
+    convert_value,
+    is_named_by_uid,
+)
 
 RESERVED_PROPERTIES: Final = ("dn", "uuid")
 """Properties that every flat object has; no rule can redefine them."""
@@ -24,6 +30,8 @@ _OBJECT_CLASS: Final = "objectclass"
 _IDENTIFIER: Final = "univentionobjectidentifier"
 _POLICY_REFERENCE: Final = "univentionpolicyreference"
 _MEMBER_UID: Final = "memberuid"
+_MEMBER_TOPICS: Final = {"users": MemberKind.USERS, "groups": MemberKind.GROUPS, "computers": MemberKind.HOSTS}
+"""What the objects of a topic are as members of a group, by its first part."""
 _POLICY_TYPE: Final = "policies/policy"
 """The type under which an object lists its policies: the type of each is in the policy's own entry."""
 
@@ -139,6 +147,12 @@ class Mapping:
     """Attributes that `others = "keep"` leaves out."""
     unmatched: Unmatched = Unmatched.DEAD_LETTER
     unmatched_classes: MappingOf[str, Unmatched] = field(default_factory=dict)
+    member_attributes: frozenset[str] = field(init=False)
+    """The attributes that hold the members of groups."""
+
+    def __post_init__(self) -> None:
+        members = (prop for rule in self.rules for prop in rule.properties if prop.members is not None)
+        object.__setattr__(self, "member_attributes", frozenset(each for prop in members for each in prop.sources))
 
     @property
     def dropped_secrets(self) -> Secrets:
@@ -150,9 +164,7 @@ class Mapping:
         """Return the object of an entry, or what happens to an entry that is none."""
         classes = object_classes(entry)
         topic = self._given_topic(entry)
-        rule = next((rule for rule in self.rules if rule.topic == topic), None) or next(
-            (rule for rule in self.rules if rule.matches(classes)), None
-        )
+        rule = self._find_rule(topic, classes)
         if rule is None:
             choices = {self.unmatched_classes[each] for each in classes if each in self.unmatched_classes}
             return max(choices, key=lambda each: each is Unmatched.DEAD_LETTER) if choices else self.unmatched
@@ -164,6 +176,42 @@ class Mapping:
             found = {"dn": entry.dn, "uuid": entry.uuid, **self._properties(entry, rule, problems)}
         return MappedObject(rule.realm, topic, found, tuple(problems))
 
+    def member_kinds(
+        self, entry: Entry, before: MappingOf[str, str], find: Callable[[str], Entry | None]
+    ) -> MappingOf[str, str] | None:
+        """Return what members of a group are by their entries, where that is not what their names say.
+
+        `find` returns the entry of a name by its key. A member that is not found stays what it was `before`.
+        """
+        if self.member_attributes.isdisjoint(entry.attributes):
+            return None
+        by_name = GroupMembers(entry.dn, entry.attributes.get(_MEMBER_UID, ()))
+        kinds: dict[str, str] = {}
+        for member in (value for each in self.member_attributes for value in entry.attributes.get(each, ())):
+            if not isinstance(member, str) or is_named_by_uid(member):
+                continue
+            try:
+                found = find(parse_dn(member).key)
+            except InvalidRecord:
+                continue
+            kind = before.get(member) if found is None else self._kind_of(found)
+            if kind is not None and kind != by_name.kind_by_name(member).value:
+                kinds[member] = kind
+        return kinds or None
+
+    def _kind_of(self, entry: Entry) -> str | None:
+        """Return what an entry is as the member of a group; None if it is neither a user nor a group nor a host."""
+        topic = self._given_topic(entry)
+        rule = self._find_rule(topic, object_classes(entry))
+        named = topic or (rule.topic if rule else "")
+        kind = _MEMBER_TOPICS.get(named.partition("/")[0])
+        return None if kind is None else kind.value
+
+    def _find_rule(self, topic: str | None, classes: frozenset[str]) -> Rule | None:
+        return next((rule for rule in self.rules if rule.topic == topic), None) or next(
+            (rule for rule in self.rules if rule.matches(classes)), None
+        )
+
     def _given_topic(self, entry: Entry) -> str | None:
         """Return the topic that the entry itself names."""
         values = entry.attributes.get(self.topic_attribute) if self.topic_attribute else None
@@ -174,7 +222,7 @@ class Mapping:
         members = None
         for prop in rule.properties:
             if prop.members is not None and members is None:
-                members = GroupMembers(entry.dn, entry.attributes.get(_MEMBER_UID, ()))
+                members = GroupMembers(entry.dn, entry.attributes.get(_MEMBER_UID, ()), entry.member_kinds)
             value = _property_value(prop, entry, members, problems)
             if self.shape is Shape.UDM or value not in (None, []):
                 found[prop.name] = value

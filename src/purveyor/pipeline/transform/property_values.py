@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum
 from functools import lru_cache
@@ -98,19 +98,17 @@ class MemberKind(Enum):
 
 
 class GroupMembers:
-    """Decides what the members of a group are: by their names, and by the name and the memberUid of the group alone.
-
-    The entry of a member is not read: it may be unknown, or change later, and the object of a group depends on the
-    group's own entry only. So the `old` of an event is the `new` of the event before.
+    """Decides what the members of a group are: as `known`, else by their names, the group's name, and its memberUid.
 
     >>> people, groups = "ou=people,dc=e", "cn=groups,dc=e"
-    >>> members = GroupMembers(f"cn=all,{groups}", ["pc1$"])
+    >>> members = GroupMembers(f"cn=all,{groups}", ["pc1$"], {"cn=x,dc=e": "hosts"})
     >>> [members.kind(name).value for name in (
-    ...     f"uid=ada,{people}", f"cn=Ada,{people}", f"cn=admins,{groups}", "cn=pc1,cn=computers,dc=e")]
-    ['users', 'users', 'groups', 'hosts']
+    ...     f"uid=ada,{people}", f"cn=Ada,{people}", f"cn=admins,{groups}", "cn=pc1,cn=computers,dc=e", "cn=x,dc=e")]
+    ['users', 'users', 'groups', 'hosts', 'hosts']
     """
 
-    def __init__(self, group: str, member_uids: Sequence[Value]) -> None:
+    def __init__(self, group: str, member_uids: Sequence[Value], known: Mapping[str, str] | None = None) -> None:
+        self._known = known or {}
         self._hosts = frozenset(each for each in member_uids if isinstance(each, str) and each.endswith("$"))
         try:
             position = ",".join(parse_dn(group).rdns[1:])
@@ -120,8 +118,13 @@ class GroupMembers:
 
     def kind(self, member: str) -> MemberKind:
         """Return what a member is."""
-        if member[:4].lower() == "uid=":  # most are like this
+        if is_named_by_uid(member):
             return MemberKind.USERS
+        known = self._known.get(member)
+        return MemberKind(known) if known is not None else self.kind_by_name(member)
+
+    def kind_by_name(self, member: str) -> MemberKind:
+        """Return what a member is, as far as its name says."""
         name = _parse_member(member)
         if name is None:
             return MemberKind.USERS
@@ -129,6 +132,11 @@ class GroupMembers:
             return MemberKind.HOSTS
         is_group = name.is_below_groups or name.position == self._position
         return MemberKind.GROUPS if is_group else MemberKind.USERS
+
+
+def is_named_by_uid(member: str) -> bool:
+    """Return whether a member is surely a user. Most are like this."""
+    return member[:4].lower() == "uid="
 
 
 class _MemberName(NamedTuple):

@@ -31,8 +31,6 @@ HEADER_RESERVE_BYTES: Final = 1024
 Object: TypeAlias = MappingOf[str, Any]
 _NO_OBJECT: Final[Object] = {}
 _NAMESPACE: Final = uuid.UUID("6f0b1f2c-9d0e-5c4b-8a55-6c1d3b0f7a21")
-_Marks: TypeAlias = dict[str, tuple[Entry, Published | None]]
-"""By uuid: entries after a message of which the mark `published` has to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +121,15 @@ def _outputs(
     number = message.sequence << POSITION_BITS
     prefilled_by = rules.mapping.prefill_publisher
     headers: Headers = {} if prefilled_by is None else {PREFILL_PUBLISHER: (prefilled_by,)}
-    marks: _Marks = {}
+    noted: dict[str, Entry] = {}
+    """By uuid: entries after the message with notes that the directory does not have yet."""
     for nth, change in enumerate(changes):
-        has = _published_version(change.before, marks)
-        old, new = (_view(rules.mapping, entry) for entry in (has, change.after))
-        if nth == 0 and change.after is not None:  # the first change is that of the message's own entry
-            problems += _problems_of(new, change.after)
+        before = None if change.before is None else noted.pop(change.before.uuid, change.before)
+        after = _with_members(directory, rules.mapping, before, change.after)
+        has = before if before is None or before.published is None else before.published.entry
+        old, new = (_view(rules.mapping, entry) for entry in (has, after))
+        if nth == 0 and after is not None:  # the first change is that of the message's own entry
+            problems += _problems_of(new, after)
         for event in events(_seen(old), _seen(new), message.stored, rules.mapping.publisher):
             data = _encode(event, rules.max_payload, problems)
             if data is None:
@@ -136,36 +137,27 @@ def _outputs(
             identity = f"{message.origin}:{number - (message.sequence << POSITION_BITS)}"
             yield Output(number, False, data, headers, identity)
             number += 1
-            has = change.after if event.new else None
+            has = after if event.new else None
         else:
-            has = change.after
-        _note_published(change, has, marks)
-    for entry, published in marks.values():
-        directory.replace(entry._replace(published=published))
+            has = after
+        if after is not None:
+            after = after if has is after else after._replace(published=Published(has))
+            if after != change.after:
+                noted[after.uuid] = after
+    for entry in noted.values():
+        directory.replace(entry)
     if problems:
         yield _parked(message, "; ".join(dict.fromkeys(problems)), number, rules.max_payload)
 
 
-def _published_version(entry: Entry | None, marks: _Marks) -> Entry | None:
-    """Return what subscribers have of an entry."""
-    if entry is None:
-        return None
-    published = marks[entry.uuid][1] if entry.uuid in marks else entry.published
-    return entry._replace(published=None) if published is None else published.entry
-
-
-def _note_published(change: EntryChange, has: Entry | None, marks: _Marks) -> None:
-    """Note that subscribers have this after the change; the entry's own mark may be of the time before."""
-    after = change.after
+def _with_members(
+    directory: LiveDirectory, mapping: Mapping, before: Entry | None, after: Entry | None
+) -> Entry | None:
+    """Note in a group what its members are now: `old` of its next event is what is published now."""
     if after is None:
-        if change.before is not None:
-            marks.pop(change.before.uuid, None)
-        return
-    published = None if has is after else Published(has)
-    if published != after.published:
-        marks[after.uuid] = (after, published)
-    else:
-        marks.pop(after.uuid, None)
+        return None
+    known = {} if before is None or before.member_kinds is None else before.member_kinds
+    return after._replace(published=None, member_kinds=mapping.member_kinds(after, known, directory.get))
 
 
 def _encode(event: Event, max_payload: int, problems: list[str]) -> bytes | None:
