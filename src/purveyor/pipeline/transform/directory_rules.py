@@ -218,29 +218,47 @@ def _missing(modification: Modification) -> str:
 
 
 def _without(have: list[Value], given: Iterable[Value]) -> list[Value]:
-    """Remove values: equal ones, or else those that differ only in case and space."""
+    """Remove values: equal ones, or else those that a server takes for equal.
+
+    The rule of an attribute is in the schema of the server. Most ignore case and further spaces; that of telephone
+    numbers ignores all spaces and hyphens.
+    """
     left = list(have)
     for value in given:
         if value in left:
             left.remove(value)
         elif isinstance(value, str):
-            left = [each for each in left if not (isinstance(each, str) and fold_value(each) == fold_value(value))]
+            left = _without_alike(left, value)
     return left
 
 
+def _without_alike(values: list[Value], value: str) -> list[Value]:
+    for fold in (fold_value, _fold_number):
+        folded = fold(value)
+        left = [each for each in values if not (isinstance(each, str) and fold(each) == folded)]
+        if len(left) < len(values):
+            return left
+    return values
+
+
+def _fold_number(value: str) -> str:
+    return fold_value(value).replace(" ", "").replace("-", "")
+
+
 def renamed_attributes(before: Entry, new: DistinguishedName, record: Record) -> Attributes:
-    """Add the values of the new rdn; remove those of the old one if the record says so."""
+    """Remove the values of the old rdn if the record says so, and add those of the new one that are missing.
+
+    slapd does the same in this order: a value that is in both comes to the end, in its new spelling.
+    """
     attributes = dict(before.attributes)
-    fresh = rdn_values(new)
     if record.delete_old_rdn:
         for kind, value in rdn_values(parse_dn(before.dn)):
-            if (kind, fold_value(value)) not in {(each, fold_value(text)) for each, text in fresh}:
-                left = _without(list(attributes.get(kind, [])), [value])
-                if left:
-                    attributes[kind] = left
-                else:
-                    attributes.pop(kind, None)
-    for kind, value in fresh:
+            left = _without(list(attributes.get(kind, [])), [value])
+            if left:
+                attributes[kind] = left
+            else:
+                attributes.pop(kind, None)
+    for kind, value in rdn_values(new):
         have = attributes.get(kind, [])
         if not any(isinstance(each, str) and fold_value(each) == fold_value(value) for each in have):
             attributes[kind] = [*have, value]
