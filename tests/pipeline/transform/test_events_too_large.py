@@ -9,8 +9,9 @@ import pytest
 
 from purveyor.jetstream.server import ServerOptions
 from purveyor.model.event import Event
+from purveyor.model.ldif_changes import Gone, RefreshBegin, RefreshEnd
 from purveyor.pipeline.transform.record_transform import Output
-from purveyor.sources.ldif.live_records import Gone, LiveEntry, LiveRecord, RefreshBegin, RefreshEnd, encode_live_record
+from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, encode_live_record
 from tests.pipeline.transform.memory import body, modify, person
 from tests.pipeline.transform.test_record_transform import ADA, Transformer
 from tests.support.scale import chance
