@@ -96,7 +96,8 @@ async def test_a_restarted_slapd_is_followed_again(queues: Queues, slapd: Slapd,
         copy = await harness.until_copy(has("ben", "carl"))
         assert copy.refreshes[0] is True
         assert not any(copy.refreshes[1:])
-        await until(lambda: runner.status.error is None)
+        await until(lambda: runner.status.fix is None and runner.status.activity is SourceActivity.FOLLOWING)
+        assert runner.status.error
     assert "problem" in harness.event_names()
 
 

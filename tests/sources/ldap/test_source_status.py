@@ -44,6 +44,23 @@ def test_a_notice_holds_no_password_and_says_when_the_activity_changed() -> None
     assert "hidden" not in str(status.to_json())
 
 
+def test_the_last_error_stays_known_with_its_time_when_the_source_works_again() -> None:
+    status = SourceStatus(Directory(uri="ldap://a", base="dc=a"))
+    status.fail("the directory is away", "start it")
+    assert last_error(status) == "the directory is away"
+    status.begin_refresh()
+    status.end_refresh()
+    assert status.error_at is not None
+    assert last_error(status) == f"the directory is away ({status.error_at:%Y-%m-%d %H:%M:%S} UTC)"
+    assert status.to_json()["fix"] is None
+    assert last_error(SourceStatus(status.directory)) is None
+
+
+def last_error(status: SourceStatus) -> str | None:
+    (report,) = merge_reports([Notice("source.a.b", status.to_json(), NOW)], NOW)
+    return report.last_error
+
+
 def test_a_text_that_is_no_csn_has_no_time() -> None:
     assert csn_time("yesterday") is None
     assert csn_time("20260131120000Z") == datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -38,7 +38,7 @@ def list_(ctx: typer.Context, as_json: JsonFlag = False) -> None:
             report.last_change,
             _lag(report),
             report.values.get("uri"),
-            report.values.get("error"),
+            report.last_error,
         )
         for report in reports
     ]

@@ -158,7 +158,7 @@ class SourceRunner:
                 self.status.epoch = taken.epoch
                 self.status.enter(SourceActivity.CONNECTING)
                 return taken
-            self.status.clear_error()
+            self.status.fix = None
             self.status.enter(SourceActivity.STANDBY)
             await _wait(stop, min(self._options.lease_seconds / RENEWALS_PER_LEASE, _MOST_STANDBY_SECONDS))
         return None

@@ -69,7 +69,9 @@ class SourceStatus:
     lag_seconds: float | None = None
     """How long the last change took from the directory into the queue, by their clocks."""
     error: str | None = None
+    """The last error; it stays known when the source works again."""
     fix: str | None = None
+    """How to correct it, until the source works again."""
     error_at: datetime | None = None
     instance: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
 
@@ -110,17 +112,13 @@ class SourceStatus:
     def end_refresh(self) -> None:
         """Note that the refresh is complete."""
         self.refresh_seconds = time.monotonic() - self.refresh_started
-        self.clear_error()
+        self.fix = None
         self.enter(SourceActivity.FOLLOWING)
 
     def fail(self, message: str, fix: str | None) -> None:
         """Note an error."""
         self.error, self.fix, self.error_at = message, fix, datetime.now(UTC)
         self.enter(SourceActivity.FAILED)
-
-    def clear_error(self) -> None:
-        """Note that the source works again."""
-        self.error = self.fix = None
 
     def to_json(self) -> Json:
         """Return the notice."""
@@ -190,6 +188,14 @@ class SourceReport:
             return datetime.fromisoformat(str(self.values.get("last_change")))
         except ValueError:
             return None
+
+    @property
+    def last_error(self) -> str | None:
+        """The last error, with its time if the source works again."""
+        error, at = self.values.get("error"), self.values.get("error_at")
+        if error is None or at is None or self.state == SourceActivity.FAILED.value:
+            return error
+        return f"{error} ({datetime.fromisoformat(at):%Y-%m-%d %H:%M:%S} UTC)"
 
     def to_json(self) -> Json:
         """Return the form of listings."""

@@ -113,7 +113,7 @@ def sources_table(snapshot: SystemSnapshot) -> str:
                 if changed is None
                 else f"{format_duration(max((snapshot.at - changed).total_seconds(), 0.0))} ago",
                 format_milliseconds(int(lag * 1000)) if isinstance(lag, int | float) else None,
-                values.get("error"),
+                source.last_error,
             )
         )
     return html.table(heads, rows, label="Directories")
