@@ -98,8 +98,8 @@ async def queues(address: Address) -> AsyncIterator[Queues]:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Two things of a kind. `use` does with one of them what it is for, and tells what came of it."""
+class RecordCase:
+    """Two things of a kind. `use` uses one of them, and returns the result."""
 
     bucket: Bucket
     key: str
@@ -108,15 +108,15 @@ class Scene:
     one: str
     other: str
     expected: object
-    """What comes of using the first, when its record is understood."""
+    """The result for the first, when its record is understood."""
 
 
-Make = Callable[[Queues, str], Awaitable[Scene]]
+Make = Callable[[Queues, str], Awaitable[RecordCase]]
 MAKERS: dict[str, Make] = {}
 
 
-def scene(kind: str) -> Callable[[Make], Make]:
-    """A scene for records of a kind."""
+def case(kind: str) -> Callable[[Make], Make]:
+    """Register a case for records of a kind."""
 
     def take(make: Make) -> Make:
         MAKERS[kind] = make
@@ -150,7 +150,7 @@ async def drain(queues: Queues, name: str) -> list[str]:
     return got
 
 
-async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefill: bool = False) -> Scene:
+async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefill: bool = False) -> RecordCase:
     one, other = await subscribe(queues, unique, prefill=prefill)
     if prefill:
         registry = await Registry.open(queues)
@@ -163,26 +163,26 @@ async def delivery(queues: Queues, unique: str, bucket: str, part: str, *, prefi
         assert message is not None
         await pull.acknowledge(one, message.sequence)
     key = f"{one}.{part}" if part else one
-    return Scene(await queues.bucket(bucket), key, lambda name: drain(queues, name), one, other, ["2", "3"])
+    return RecordCase(await queues.bucket(bucket), key, lambda name: drain(queues, name), one, other, ["2", "3"])
 
 
-@scene("subscription record")
-async def _record(queues: Queues, unique: str) -> Scene:
+@case("subscription record")
+async def _record(queues: Queues, unique: str) -> RecordCase:
     return await delivery(queues, unique, SUBSCRIPTIONS, "definition")
 
 
-@scene("prefill state")
-async def _prefill(queues: Queues, unique: str) -> Scene:
+@case("prefill state")
+async def _prefill(queues: Queues, unique: str) -> RecordCase:
     return await delivery(queues, unique, SUBSCRIPTIONS, "prefill", prefill=True)
 
 
-@scene("delivery state")
-async def _delivery_state(queues: Queues, unique: str) -> Scene:
+@case("delivery state")
+async def _delivery_state(queues: Queues, unique: str) -> RecordCase:
     return await delivery(queues, unique, ACKNOWLEDGED, "")
 
 
-@scene("waiting replay")
-async def _waiting_replay(queues: Queues, unique: str) -> Scene:
+@case("waiting replay")
+async def _waiting_replay(queues: Queues, unique: str) -> RecordCase:
     """A replay that waits is not forgotten, and no other is accepted. What the worker does is tested beside it."""
     subscriptions = Subscriptions(queues)
     one, other = await subscribe(queues, unique)
@@ -196,11 +196,11 @@ async def _waiting_replay(queues: Queues, unique: str) -> Scene:
         return "accepted"
 
     refused = f"a replay of subscription {one!r} waits already, job {job.job}"
-    return Scene(await queues.bucket(SUBSCRIPTIONS), f"{one}.replay", ask, one, other, refused)
+    return RecordCase(await queues.bucket(SUBSCRIPTIONS), f"{one}.replay", ask, one, other, refused)
 
 
-@scene("stored job")
-async def _stored_job(queues: Queues, unique: str) -> Scene:
+@case("stored job")
+async def _stored_job(queues: Queues, unique: str) -> RecordCase:
     """No other job is stored while it is unknown where the first is; that one is on the queue."""
     subscriptions = Subscriptions(queues)
     one, other = await subscribe(queues, unique, prefill=True)
@@ -208,11 +208,11 @@ async def _stored_job(queues: Queues, unique: str) -> Scene:
     async def ask(name: str) -> int:
         return (await subscriptions.request_prefill(name)).attempt
 
-    return Scene(await queues.bucket(SUBSCRIPTIONS), f"{one}.prefill-job", ask, one, other, 1)
+    return RecordCase(await queues.bucket(SUBSCRIPTIONS), f"{one}.prefill-job", ask, one, other, 1)
 
 
-@scene("schema")
-async def _schema(queues: Queues, unique: str) -> Scene:
+@case("schema")
+async def _schema(queues: Queues, unique: str) -> RecordCase:
     """An event that its schema refuses is refused, and not accepted unseen."""
     schemas = SchemaRegistry(queues)
     for name in ("one", "other"):
@@ -225,17 +225,19 @@ async def _schema(queues: Queues, unique: str) -> Scene:
             )
         )
     bucket = await queues.bucket(TOPICS)
-    return Scene(bucket, f"schema.{unique}-one", lambda topic: accept(queues, unique, topic), "one", "other", "one")
+    return RecordCase(
+        bucket, f"schema.{unique}-one", lambda topic: accept(queues, unique, topic), "one", "other", "one"
+    )
 
 
-@scene("topic")
-async def _topic(queues: Queues, unique: str) -> Scene:
+@case("topic")
+async def _topic(queues: Queues, unique: str) -> RecordCase:
     schemas = SchemaRegistry(queues)
     topics = [Topic(realm=unique, topic=name, since=datetime.now(UTC), declared=True) for name in ("one", "other")]
     for topic in topics:
         await schemas.declare(topic)
     bucket = await queues.bucket(TOPICS)
-    return Scene(bucket, topics[0].key, lambda topic: accept(queues, unique, topic), "one", "other", "one")
+    return RecordCase(bucket, topics[0].key, lambda topic: accept(queues, unique, topic), "one", "other", "one")
 
 
 async def accept(queues: Queues, realm: str, topic: str) -> str:
@@ -247,8 +249,8 @@ async def accept(queues: Queues, realm: str, topic: str) -> str:
         return event.topic
 
 
-@scene("password")
-async def _password(queues: Queues, unique: str) -> Scene:
+@case("password")
+async def _password(queues: Queues, unique: str) -> RecordCase:
     credentials = Credentials(queues, HASHER)
     for name in ("one", "other"):
         await credentials.set_first_password(f"{unique}-{name}", name, "secret")
@@ -257,11 +259,11 @@ async def _password(queues: Queues, unique: str) -> Scene:
         opened = await credentials.check_password(f"{unique}-{name}", "secret")
         return None if opened is None else opened.incarnation
 
-    return Scene(await queues.bucket(CREDENTIALS), password_key(f"{unique}-one"), log_in, "one", "other", "one")
+    return RecordCase(await queues.bucket(CREDENTIALS), password_key(f"{unique}-one"), log_in, "one", "other", "one")
 
 
-@scene("token")
-async def _token(queues: Queues, unique: str) -> Scene:
+@case("token")
+async def _token(queues: Queues, unique: str) -> RecordCase:
     credentials = Credentials(queues, HASHER)
     made = {name: await credentials.add_token(unique, name) for name in ("one", "other")}
 
@@ -271,11 +273,11 @@ async def _token(queues: Queues, unique: str) -> Scene:
         found = await credentials.check_token(made[name][1])
         return None if found is None else found.incarnation
 
-    return Scene(await queues.bucket(CREDENTIALS), token_key(made["one"][0].id), log_in, "one", "other", "one")
+    return RecordCase(await queues.bucket(CREDENTIALS), token_key(made["one"][0].id), log_in, "one", "other", "one")
 
 
-@scene("record of a migration")
-async def _migration(queues: Queues, unique: str) -> Scene:
+@case("record of a migration")
+async def _migration(queues: Queues, unique: str) -> RecordCase:
     """A queue whose stream is gone in the middle of its migration must not be made as if it were new."""
     bucket = await queues.bucket(BucketConfig(name=MIGRATIONS))
     record = MigrationRecord(
@@ -292,7 +294,7 @@ async def _migration(queues: Queues, unique: str) -> Scene:
     async def ensure(name: str) -> QueueStatus:
         return (await queues.ensure(queue(f"{unique}-{name}"))).status
 
-    return Scene(bucket, record_key(f"{unique}-one"), ensure, "one", "other", QueueStatus.READY)
+    return RecordCase(bucket, record_key(f"{unique}-one"), ensure, "one", "other", QueueStatus.READY)
 
 
 def queue(name: str) -> Queue:
