@@ -13,7 +13,7 @@ from purveyor.model.ldif_changes import Gone, RefreshBegin, RefreshEnd
 from purveyor.pipeline.transform.record_transform import Output
 from purveyor.sources.ldif.live_records import LiveEntry, LiveRecord, encode_live_record
 from tests.pipeline.transform.memory import body, modify, person
-from tests.pipeline.transform.test_record_transform import ADA, Transformer
+from tests.pipeline.transform.transformer import ADA, Transformer
 from tests.support.scale import chance
 
 

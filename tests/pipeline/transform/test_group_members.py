@@ -6,7 +6,7 @@ import pytest
 
 from purveyor.model.event import Event
 from tests.pipeline.transform.memory import body, modify
-from tests.pipeline.transform.test_record_transform import Transformer
+from tests.pipeline.transform.transformer import Transformer
 
 ALL = "cn=all,cn=groups,dc=e"
 ADA = "cn=Ada,cn=groups,dc=e"
