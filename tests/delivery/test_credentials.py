@@ -83,6 +83,16 @@ async def test_a_token_authenticates_its_login_until_it_ends(credentials: Creden
     assert await credentials.check_token(text) is None
 
 
+async def test_a_token_made_with_a_token_is_valid_only_while_that_is(credentials: Credentials, queues: Queues) -> None:
+    """Also if another process created it while its parent was removed, so that only the parent is gone."""
+    parent, _ = await credentials.add_token("ox", "one")
+    child, text = await credentials.add_token("ox", "one", TokenOptions(parent=parent.id))
+    assert await credentials.check_token(text) == child
+    await (await queues.bucket(BUCKET)).delete(token_key(parent.id))
+    assert await credentials.check_token(text) is None
+    assert child not in await credentials.tokens("ox")
+
+
 async def test_tokens_that_have_ended_are_swept(credentials: Credentials, queues: Queues) -> None:
     """Tokens end by time, with their password and with their parent token; all others stay."""
     await credentials.set_first_password("ox", "one", "first")
