@@ -379,3 +379,27 @@ def test_attempts_are_found_by_key_and_time_and_a_message_is_sent_again(  # noqa
         assert (job.name, job.from_, job.to) == (name, 7, 7)
         site.admin.delete(f"/v1/subscriptions/{name}")
     assert messages(site, PREFILL.name) == jobs + 2
+
+
+def test_a_subscription_with_an_endpoint_that_refuses_is_not_shown_as_active(
+    site: Site, browser: Chromium, unique: str
+) -> None:
+    name = unique.lower()
+
+    async def work(page: Page) -> None:
+        await page.goto("/console/subscriptions")
+        await page.get_by_placeholder("Filter subscriptions").fill(name)
+        await expect(page.locator("tbody tr .badge")).to_contain_text("not pushed")
+        await page.goto(f"/console/subscriptions/{name}")
+        await expect(page.locator(".alert")).to_contain_text("answers 503")
+        state = page.locator("section", has_text="Definition").locator("dl > div", has_text="State")
+        await expect(state).to_contain_text("not pushed")
+        await expect(state).not_to_contain_text("active")
+
+    Endpoint.refused.add("u-1")
+    with pushing(site) as url:
+        site.subscribe(name, delivery="push", push={"endpoint": url, "format": "raw"})
+        fill(site.address, name, [1])
+        browser.visit(work)
+        Endpoint.refused.clear()
+        site.admin.delete(f"/v1/subscriptions/{name}")

@@ -48,7 +48,11 @@ def test_a_failing_endpoint_is_red_with_its_cause_and_fitting_advice(
     )
     problem = PushProblem(failure.reason, failure.since, (failure,))
     queues = {**world().queues, "ox": waiting("ox", 20_000, 360)}
-    alert = only(flow_of(world(queues=queues, push_problems={"ox": problem}), seen_for=1.0))
+    pushed = {"ox": registered("ox", push=Push(endpoints=("http://ox/in",))), "ux": registered("ux")}
+    failing = world(queues=queues, subscriptions=pushed, push_problems={"ox": problem})
+    alert = only(flow_of(failing, seen_for=1.0))
+    assert recorded_numbers(failing)["failed", "ox"] == 20
+    assert recorded_numbers(world(subscriptions=pushed))["failed", "ox"] == 0
     assert (alert.about, alert.level) == ("sub:ox", Level.STUCK)
     assert failure.reason in alert.title
     assert "6 min" in alert.reason

@@ -1,5 +1,7 @@
 """The overview draws each queue, part and subscription with its rate, what waits, and the age of the oldest message."""
 
+import itertools
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -77,6 +79,18 @@ def test_an_idle_part_shows_no_batch_time() -> None:
     assert note(7, 7, 7) == "idle"
     assert note(7, 8, 9) == "4.1 s a batch"
     assert note(7, 7, 7, pending=3) == "4.1 s a batch"  # this batch takes long
+
+
+def test_the_labels_of_the_arrows_keep_their_distance() -> None:
+    drawn = render_svg(flow_of(world()))
+    label = re.compile(
+        r'class="label" transform="translate\((\S+) (\S+)\)">.*?<rect x="\S+" y="\S+" width="(\S+)" height="(\S+)"'
+    )
+    found = [tuple(map(float, match)) for match in label.findall(drawn)]
+    assert len(found) >= 7
+    for (x1, y1, width1, height1), (x2, y2, width2, height2) in itertools.combinations(found, 2):
+        apart = max(abs(x1 - x2) - (width1 + width2) / 2, abs(y1 - y2) - (height1 + height2) / 2)
+        assert apart >= 10
 
 
 def test_a_long_name_is_cut_to_its_box_and_keeps_its_end() -> None:

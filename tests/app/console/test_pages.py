@@ -413,6 +413,8 @@ def test_the_pipeline_page_shows_its_parts_their_errors_and_spark(site: Site, br
         await expect(page.locator(".badge.stuck", has_text="failed")).to_be_visible()
         await expect(page.get_by_role("link", name="http://127.0.0.1:4040")).to_be_visible()
         await expect(page.locator("canvas")).to_have_count(2)
+        site.post(*all_parts(archive=part("archive", State.UNRESPONSIVE, error="Spark does not answer")))
+        await expect(page.locator(".badge.stuck", has_text="unresponsive")).to_be_visible()
         site.post(*all_parts())
         await expect(page.locator(".badge.stuck")).to_have_count(0)
 

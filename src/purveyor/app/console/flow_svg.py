@@ -150,7 +150,9 @@ def _arrow(arrow: Arrow, places: dict[str, _BoxPosition]) -> str:
         x1, y1, x2, y2 = source.x + source.width, source.middle, target.x - 3, target.middle
         bend = (x2 - x1) / 2
         path = f"M{x1:g} {y1:g} C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
-        label_x, label_y = (x1 + x2) / 2, (y1 + y2) / 2
+        # Behind the bend of an arrow to another row: in its middle, the label would touch that of the row above.
+        along, down = (0.5, 0.0) if y1 == y2 else (0.62, 0.72)
+        label_x, label_y = x1 + (x2 - x1) * along, y1 + (y2 - y1) * down
     else:  # back to a queue on the left
         x1, y1 = source.x + 30, source.y + _BOX_HEIGHT
         x2, y2 = target.x + target.width - 30, target.y - 3

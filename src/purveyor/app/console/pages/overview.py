@@ -147,7 +147,13 @@ _SOURCE_STATES = {
     "silent": Level.WARNING,
 }
 _CHART_SECONDS = 10.0
-_STATES = {"running": Level.FINE, "starting": Level.NOTE, "waiting": Level.STUCK, "failed": Level.STUCK}
+_STATES = {
+    "running": Level.FINE,
+    "starting": Level.NOTE,
+    "unresponsive": Level.STUCK,
+    "waiting": Level.STUCK,
+    "failed": Level.STUCK,
+}
 _PARTS = ("transform", "dispatch", "archive")
 
 

@@ -266,12 +266,13 @@ class _SubscriptionView:
         unreadable = html.empty("The delivery state is unreadable", status.unreadable) if status.unreadable else ""
         self._numbers.show(unreadable + self._key_numbers(snapshot, status))
         self._waiting_table.show(_waiting_table(self._head))
-        self._definition.show(_definition(found))
+        worst = next((each for each in ranked(alerts) if each.about == about), None)
+        self._definition.show(_definition(found, worst))
         self._use.show(use_lines(found.record.definition, self._base))
         await self._attempts.update(found)
         if now - self._plotted_at >= _CHART_SECONDS:
             self._plotted_at = now
-            self._plot(now)
+            self._plot(now, is_pushed=found.record.definition.push is not None)
 
     def _key_numbers(self, snapshot: SystemSnapshot, status: SubscriptionStatus) -> str:
         history, now, queue = (
@@ -307,18 +308,21 @@ class _SubscriptionView:
             ]
         )
 
-    def _plot(self, now: float) -> None:
+    def _plot(self, now: float, *, is_pushed: bool) -> None:
         history, name = self._page.console.collector.history, self._name
         arrived = rate_line("arrived", history.of("last", name), now, COLOURS[0])
         done = rate_line("acknowledged", history.of("done", name), now, COLOURS[1])
         self._draw(self._deliveries, plot([arrived, done], now=now, unit="/s"))
-        again = rate_line("redelivered", history.of("redelivered", name), now, COLOURS[2])
-        back = rate_line("returned", history.of("returned", name), now, COLOURS[4])
+        if is_pushed:  # the push workers count redeliveries; they report the attempts of an endpoint that fails
+            failures = [rate_line("failed attempts", history.of("failed", name), now, COLOURS[2])]
+        else:
+            again = rate_line("redelivered", history.of("redelivered", name), now, COLOURS[2])
+            failures = [again, rate_line("returned", history.of("returned", name), now, COLOURS[4])]
         dead = rate_line("dead letters", history.of("dead", f"subscription-{name}"), now, COLOURS[3])
         waiting = value_line("backlog", history.of("waiting", name), now, "#8590a0")
-        options = plot([again, back, dead, waiting], now=now)
+        options = plot([*failures, dead, waiting], now=now)
         options["yAxis"] = [options["yAxis"], {**options["yAxis"], "splitLine": {"show": False}, "position": "right"}]
-        options["series"][3] |= {"yAxisIndex": 1, "lineStyle": {"width": 1, "color": "#8590a0"}}
+        options["series"][-1] |= {"yAxisIndex": 1, "lineStyle": {"width": 1, "color": "#8590a0"}}
         self._draw(self._errors, options)
 
     @staticmethod
@@ -382,12 +386,12 @@ def _now(each: WaitingMessage) -> html.Cell:
     return f"next attempt {format_ago(each.until)}" if each.until is not None else "waits"
 
 
-def _definition(found: Registered) -> str:
+def _definition(found: Registered, alert: Alert | None) -> str:
     record, definition = found.record, found.record.definition
     public, retry = definition.to_public_json(), definition.retry
     times = "without limit" if retry.max_attempts is None else f"{retry.max_attempts} times"
     rows: list[tuple[str, html.Cell]] = [
-        ("State", state_badge(found)),
+        ("State", state_badge(found, alert)),
         ("Topics", html.names([f"{each.realm}:{each.topic}" for each in definition.realms_topics], shown=20)),
         ("Delivery", definition.delivery.value),
         ("Order", "none" if definition.order_by is None else f"by {definition.order_by.value}"),
