@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -199,6 +200,15 @@ def test_invalid_settings_are_refused_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     invoke("--data-dir", str(tmp_path / "file"), "up").refused(str(tmp_path / "file"))
     assert not (tmp_path / "data").exists()
+
+
+def test_a_port_in_use_is_refused_before_any_part_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        outcome = invoke("--data-dir", str(tmp_path / "data"), "up", "--port", port)
+        outcome.refused(f"cannot listen at 127.0.0.1 port {port}", "--port or PURVEYOR_API_PORT")
+    assert outcome.out == ""
+    assert not (tmp_path / "data" / "nats").exists()
 
 
 def modes_below(directory: Path) -> dict[Path, int]:

@@ -66,6 +66,7 @@ def up(
     ctx.with_resource(private_umask())
     restrict_permissions(settings.data_dir)
     with hold_data_dir(settings.data_dir.absolute()):
+        _check_port(settings)
         if asyncio.run(_supervise(options, EventPrinter(json=cli.json))):
             raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -128,6 +129,13 @@ def _check_settings(settings: Settings) -> None:
     find_directories(settings)
     if settings.nats_address is None and settings.nats_server_tls is not None:
         settings.nats_server_tls.client.context()
+
+
+def _check_port(settings: Settings) -> None:
+    """Raise SetupError if the API cannot listen, before Spark and the other parts have started for nothing."""
+    from purveyor.app.http.server import listen  # noqa: PLC0415 - as above
+
+    listen(settings.api_host, settings.api_port).close()
 
 
 def _root_options(cli: Cli) -> tuple[str, ...]:

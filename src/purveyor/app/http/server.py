@@ -120,7 +120,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.close()
         raise SetupError(
             f"the API cannot listen at {host} port {port}: {error.strerror}",
-            fix="choose another port; 0 chooses a free one",
+            fix="stop the program that uses it, or choose another with --port or PURVEYOR_API_PORT; 0 is a free one",
         ) from None
     bound.setblocking(False)
     return bound
