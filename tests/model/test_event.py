@@ -77,7 +77,7 @@ def test_half_a_surrogate_pair_that_an_older_version_stored_can_be_read() -> Non
         ({"publisher_name": []}, "'publisher_name'"),
         ({"ts": "yesterday"}, "'yesterday'"),
         ({"ts": 12}, "'ts'"),
-        ({"body": None}, "body of the event is nothing"),
+        ({"body": None}, "body of the event is missing"),
         ({"body": {"old": {}, "new": {}}}, "neither"),
         ({"body": {}}, "neither"),
         ({"body": {"new": []}}, "new object of the event is a list"),

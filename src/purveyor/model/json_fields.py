@@ -59,8 +59,16 @@ def parse(text: bytes | str, what: str) -> Json:
     except RecursionError:
         raise InvalidInput(f"the {what} is nested too deeply", fix="flatten it") from None
     except ValueError as error:  # broken JSON, or bytes that are not UTF-8
-        raise InvalidInput(f"the {what} is not JSON: {error}", fix="write one JSON object in UTF-8") from None
+        raise InvalidInput(f"the {what} is not JSON: {_describe_error(error)}", fix="write one JSON object in UTF-8") from None
     return mapping(value, what)
+
+
+def _describe_error(error: ValueError) -> str:
+    """Say where a JSON text is wrong; the line only if the text has several."""
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)
+    line = f"line {error.lineno}, " if "\n" in error.doc.rstrip("\n") else ""
+    return f"{error.msg[:1].lower()}{error.msg[1:]} at {line}character {error.colno}"
 
 
 def load(text: bytes | str) -> Any:
@@ -78,7 +86,8 @@ def _finite(number: str) -> float:
 def mapping(value: object, what: str) -> Json:
     """Return a value that must be a JSON object."""
     if not isinstance(value, dict):
-        raise InvalidInput(f"the {what} is {describe_type(value)}", fix="it must be a JSON object")
+        wrong = "missing" if value is None else describe_type(value)
+        raise InvalidInput(f"the {what} is {wrong}", fix="it must be a JSON object")
     return value
 
 

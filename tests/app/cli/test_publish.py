@@ -78,6 +78,8 @@ def test_lines_are_stored_in_order_and_an_invalid_line_is_reported(cli: Cli, add
     reported = done.json
     assert (reported["stored"], reported["duplicates"], reported["broken"]) == (2, 1, 4)
     first, second = (stored(address, reported["position"] - back) for back in (1, 0))
+    assert "line 3: the line is not JSON: expecting property name" in done.err
+    assert done.err.splitlines()[0].endswith("at character 2")
     assert (first.headers[EVENT_ID], second.headers[EVENT_ID]) == ((f"{unique}-1",), (f"{unique}-2",))
     assert Event.decode(first.data).publisher_name == "me"
     assert Event.decode(second.data).publisher_name == "hr"

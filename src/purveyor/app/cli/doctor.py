@@ -6,7 +6,7 @@ from collections import Counter
 import typer
 
 from purveyor.app.cli.context import Cli, JsonFlag, examples
-from purveyor.app.cli.output import write, write_json
+from purveyor.app.cli.output import progress, write, write_json
 from purveyor.app.cli.render import format_table
 from purveyor.app.doctor.api_checks import check_api
 from purveyor.app.doctor.deployment_checks import AskApi, check_pipeline, check_server
@@ -34,9 +34,10 @@ def doctor(ctx: typer.Context, as_json: JsonFlag = False) -> None:
     """
     cli = Cli.of(ctx, as_json)
     settings = cli.settings()
-    findings = [*check_machine(settings), *check_api(settings), *asyncio.run(_server(cli, settings))]
-    findings += asyncio.run(_directories(settings))
-    findings += check_pipeline(settings, _api_asker(cli))
+    with progress("checking"):
+        findings = [*check_machine(settings), *check_api(settings), *asyncio.run(_server(cli, settings))]
+        findings += asyncio.run(_directories(settings))
+        findings += check_pipeline(settings, _api_asker(cli))
     if cli.json:
         write_json({"wrong": is_wrong(findings), "findings": findings}, indent=2)
     else:

@@ -238,7 +238,7 @@ def require_owner(request: Request, name: str, *, challenge: bool = False) -> Pr
     """
     who = principal(request)
     if not who.owns(name):
-        raise forbidden(who, f"subscription {name!r} itself", challenge=challenge)
+        raise forbidden(who, f"the login of subscription {name!r}: its name and password", challenge=challenge)
     return who
 
 
@@ -249,7 +249,7 @@ def require_owner_or_admin(request: Request, name: str, *, challenge: bool = Fal
     """
     who = principal(request)
     if not who.is_admin and not who.owns(name):
-        raise forbidden(who, f"subscription {name!r} itself, or an administrator", challenge=challenge)
+        raise forbidden(who, f"the login of subscription {name!r}, or of an administrator", challenge=challenge)
     return who
 
 

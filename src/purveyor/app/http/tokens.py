@@ -98,7 +98,7 @@ async def _resolve_login(request: Request, login: str | None) -> tuple[str, str 
     if login is None or login == who.login:
         return who.login, who.incarnation
     if not who.is_admin:
-        raise context.forbidden(who, f"{login!r} itself, or an administrator")
+        raise context.forbidden(who, f"the login of {login!r}, or of an administrator")
     if context.authenticator(request).is_reserved(login):
         return login, None
     return login, (await context.services(request).subscriptions.get(login)).incarnation
