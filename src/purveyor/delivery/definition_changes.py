@@ -12,9 +12,9 @@ anywhere; the same call makes the change again.
 3. The position is stored in the record, which makes the new definition the one in force, and keeps the old one as
    *past*, up to L. The dispatcher does this if it reads the event first; the first write is final. If another change
    has voided this one, this one begins again behind it.
-4. If the new topics are to be prefilled, the dispatcher sets the prefill to *pending* when it reaches L, before it
-   writes an event behind L (see `dispatch.topic_prefill`). So the consumer gets the backlog of the old topics until
-   then, and no event of a new topic before the object that it changes.
+4. If the new topics are to be prefilled, the dispatcher sets the prefill to *pending* when it reaches L, before it is
+   done with L (see `dispatch.topic_prefill`). So the consumer gets the backlog of the old topics until then, and no
+   event of a new topic before the object that it changes.
 
 A past selection is dropped by the next change, when no reader needs it any more: every group of dispatchers has passed
 it, the queue lacks nothing before it, its last message from before it is acknowledged, and its prefill is done. At most

@@ -126,7 +126,8 @@ def test_show_prints_position_backlog_prefill_and_suspension(cli: Cli, address: 
     for line in (
         "Topics: udm:users/user",
         "State: suspended",
-        "Dispatched up to: 7",
+        "Newest position: 7",
+        f"Dispatched up to: {shown.get('dispatched_up_to', '-')}",
         "Prefill: failed, 3 of 10 written, attempt 2, as of 4: no archive",
         "Suspended: at position 9: maximum bytes exceeded",
         "Since: 2026-11-15 12:00:00 UTC",

@@ -290,6 +290,29 @@ def test_objects_of_new_topics_are_prefilled_before_their_events_and_nothing_els
     assert report.clean, report.to_json()
 
 
+def test_new_topics_are_prefilled_also_when_no_event_follows_their_change(harness: DispatchHarness) -> None:
+    async def begin() -> int | None:
+        async with harness.connected() as queues:
+            subscriptions = Subscriptions(queues)
+            harness.publish([event(1, "groups/group", key="g")])
+            users = (RealmTopic("udm", "users/user"),)
+            await subscriptions.add(Subscription(name="ox", realms_topics=users))
+            topics = (*users, RealmTopic("udm", "groups/group"))
+            added = await subscriptions.redefine(
+                "ox", lambda now: replace(now, realms_topics=topics), prefill_new_topics=True
+            )
+            return added.position
+
+    boundary = asyncio.run(begin())
+    assert boundary == harness.last()
+    harness.dispatch()
+    assert asyncio.run(run_jobs(harness)) == 1
+    state = harness.found("ox").prefill
+    assert state is not None
+    assert (state.status, state.position, state.written) == (PrefillStatus.DONE, boundary, 1)
+    assert harness.numbers("ox") == [1]
+
+
 async def play_nothing(harness: DispatchHarness) -> None:
     async with harness.connected() as queues:
         changed = await Subscriptions(queues).redefine("ox", lambda now: now)

@@ -49,12 +49,12 @@ TWO = record((10, True), (15, False), (20, True))
 @pytest.mark.parametrize(
     ("before", "last", "after"),
     [
-        (None, 10, None),
-        (None, 11, state(PENDING, 10, through=10, attempt=1)),
+        (None, 9, None),
+        (None, 10, state(PENDING, 10, through=10, attempt=1)),
         (None, 99, state(PENDING, 10, through=20, attempt=1)),
         (state(DONE), 11, state(PENDING, 10, through=10, attempt=3)),
-        (state(DONE, 10, through=10), 20, None),
-        (state(DONE, 10, through=10), 21, state(PENDING, 20, through=20, attempt=3)),
+        (state(DONE, 10, through=10), 19, None),
+        (state(DONE, 10, through=10), 20, state(PENDING, 20, through=20, attempt=3)),
         (state(DONE, 10, through=20), 99, None),
         (state(PENDING), 11, state(PENDING, through=10)),
         (state(FAILED, reason="broken"), 11, state(FAILED, reason="broken", through=10)),
@@ -65,7 +65,7 @@ TWO = record((10, True), (15, False), (20, True))
         (state(DONE, 10, through=10, job=REPLAY_JOB), 11, None),
     ],
 )
-def test_a_prefill_of_new_topics_begins_before_the_first_event_behind_their_change(
+def test_a_prefill_of_new_topics_begins_before_the_position_of_their_change_is_done(
     before: PrefillState | None, last: int, after: PrefillState | None
 ) -> None:
     assert next_state(TWO, before, last) == after

@@ -1,13 +1,14 @@
 """The prefill of topics that a change added: when it begins, and which objects belong to it.
 
 A change has its control event at position L. Events of its new topics are delivered from L + 1 on, so the objects as of
-L come first. The program that is about to write an event behind L into the queue (the dispatcher, or a catch-up) calls
-`request_prefill` before that. Until then the consumer gets its backlog; from then on until the objects are written,
-delivery gives out nothing, as with the first prefill, and then the objects come first.
+L come first. The program that is about to write positions up to L or behind it into the queue (the dispatcher, or a
+catch-up) calls `request_prefill` before that; it does so at L already, because on an idle system no event follows.
+Until then the consumer gets its backlog; from then on until the objects are written, delivery gives out nothing, as
+with the first prefill, and then the objects come first.
 
 1. The prefill state becomes *pending*, by compare-and-set. A running prefill begins again where it is, and does this
    one afterwards. A running replay loses its claim, and begins again after this prefill.
-2. The job is put on `prefill`. After a crash before this, the events behind L are not written yet: the batch that runs
+2. The job is put on `prefill`. After a crash before this, the positions up to L are not done yet: the batch that runs
    again repeats both steps. The state shows which changes are noted already, and the id of the job derives from it.
 
 One prefill has one or more pieces, in the order of their positions: all objects as of the begin of the subscription,
@@ -32,7 +33,7 @@ def next_state(record: Record, state: PrefillState | None, last: int) -> Prefill
 
     >>> next_state(record, state, 1000)  # doctest: +SKIP
     """
-    wanted = [each.until for each in record.past if each.prefill and each.until < last]
+    wanted = [each.until for each in record.past if each.prefill and each.until <= last]
     reached = 0 if state is None else max(state.position, state.through or 0)
     wanted = [position for position in wanted if position > reached]
     if not wanted:
@@ -75,7 +76,7 @@ def request_prefill(address: Address, found: Registered, last: int) -> None:
 
 
 async def begin_prefill(queues: Queues, name: str, incarnation: str, last: int) -> None:
-    """Begin the prefill of the topics that changes before `last` added; do nothing if the subscription is gone."""
+    """Begin the prefill of the topics that changes up to `last` added; do nothing if the subscription is gone."""
     registry = await Registry.open(queues)
     while True:
         try:
