@@ -7,6 +7,7 @@ import httpx
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
+from purveyor.app.running_parts import LDAP, running_parts
 from purveyor.app.telemetry.pipeline_metrics import PipelineMetrics
 from purveyor.app.telemetry.prometheus import render, serve_metrics
 from purveyor.app.telemetry.stage_metrics import StageMetrics, watch_stages
@@ -17,9 +18,12 @@ from purveyor.pipeline.part_supervisor import Part, PartSupervisor, QueryRun, Ru
 from purveyor.queues.client import connect
 from purveyor.stages import SqlStore, Stages
 from tests.deploy.alerting import fired
+from tests.support.command_line import url_of
 from tests.support.deployment import DEPLOY
 from tests.support.dispatch_harness import DispatchHarness, harness
 from tests.support.metrics_page import MetricsPage
+from tests.support.serve_ldap import ServeLdap
+from tests.support.slapd import READER_DN, READER_PASSWORD, SUFFIX, Slapd, require_slapd
 from tests.support.spark_session import spark
 from tests.support.stages import Order, sink
 from tests.support.waiting import PATIENCE_SECONDS, until, wait_until
@@ -105,6 +109,35 @@ class Idle:
 
     def stop(self, patience_seconds: float) -> None:
         self._is_alive = False
+
+
+def test_a_directory_that_no_process_follows(address: Address, tmp_path: Path, unique: str) -> None:
+    """The password of the source is wrong; then the directory accepts it."""
+    require_slapd()
+    settings = {
+        "PURVEYOR_NATS_URL": url_of(address),
+        "PURVEYOR_NATS_INBOX": address.inbox,
+        "PURVEYOR_LDAP_BASE": SUFFIX,
+        "PURVEYOR_LDAP_BIND_DN": READER_DN,
+        "PURVEYOR_LDAP_SOURCE": unique,
+    }
+
+    def page(password: str, event: str) -> str:
+        data = tmp_path / event
+        environment = {**settings, "PURVEYOR_LDAP_URI": slapd.uri, "PURVEYOR_LDAP_PASSWORD": password}
+        process = ServeLdap(data, "--metrics-port", "0", environment=environment)
+        try:
+            process.wait_for(event)
+            (running,) = running_parts(data, LDAP)
+            assert running.metrics_url is not None
+            return httpx.get(running.metrics_url, timeout=PATIENCE_SECONDS, trust_env=False).text
+        finally:
+            process.close()
+
+    with Slapd(tmp_path / "slapd") as slapd:
+        slapd.add_base()
+        assert fired([page("wrong", "problem")]) == {"PurveyorSourceDown"}
+        assert not fired([page(READER_PASSWORD, "following")])
 
 
 @pytest.mark.spark
