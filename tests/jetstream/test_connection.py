@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -45,6 +46,14 @@ async def test_wrong_credentials_fail_at_once_without_showing_them(address: Addr
 async def test_a_missing_server_is_unavailable_after_the_timeout() -> None:
     with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1"):
         await Connection.open(Address.parse("nats://127.0.0.1:1"), patience_seconds=0.5)
+
+
+async def test_a_server_that_says_nothing_is_said_to_give_no_answer() -> None:
+    """A suspended server accepts connections. The client library gives up an attempt after 5 s, without a text."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = Address.parse(f"nats://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ServerUnavailable, match=r"\(no answer\)"):
+            await Connection.open(address, patience_seconds=7)
 
 
 @contextlib.asynccontextmanager

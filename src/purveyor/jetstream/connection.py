@@ -120,7 +120,7 @@ class Connection:
                 fix="check PURVEYOR_NATS_URL and PURVEYOR_NATS_CREDENTIALS",
             )
         return ServerUnavailable(
-            f"no NATS server answers at {self.address} ({cause or 'no answer'})",
+            f"no NATS server answers at {self.address} ({str(cause or '') or 'no answer'})",
             fix="is it running, and is the address right?",
         )
 

@@ -59,7 +59,9 @@ def parse(text: bytes | str, what: str) -> Json:
     except RecursionError:
         raise InvalidInput(f"the {what} is nested too deeply", fix="flatten it") from None
     except ValueError as error:  # broken JSON, or bytes that are not UTF-8
-        raise InvalidInput(f"the {what} is not JSON: {_describe_error(error)}", fix="write one JSON object in UTF-8") from None
+        raise InvalidInput(
+            f"the {what} is not JSON: {_describe_error(error)}", fix="write one JSON object in UTF-8"
+        ) from None
     return mapping(value, what)
 
 

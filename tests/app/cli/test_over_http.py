@@ -300,7 +300,9 @@ def test_messages_are_the_same_both_ways(
         both.direct(*add, stdin=PASSWORD.encode()).ok()
         fill(address, name, range(6))
     both.direct("publish", "--realm", "udm", "--topic", "x", "--new", '{"id": "1"}').ok()  # no pipeline dispatches it
-    both.remote("next", f"{both.name}-r").refused("'admin' (admin) may not do this", "this needs the login of subscription")
+    both.remote("next", f"{both.name}-r").refused(
+        "'admin' (admin) may not do this", "this needs the login of subscription"
+    )
     monkeypatch.setenv("PURVEYOR_API_PASSWORD", PASSWORD)
     both = replace(both, remote=users[f"{both.name}-r"])
     both.alike("next", "{}").ok()

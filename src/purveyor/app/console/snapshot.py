@@ -346,8 +346,9 @@ def recorded_numbers(snapshot: SystemSnapshot) -> Mapping[Key, float]:
     """Return the numbers to record over time. Pure, apart from the counters of this process.
 
     last: how much was ever written to a queue. done: how much of that has left it. floor: how far a reader is.
-    written: how far a prefill is. failed: attempts to push that endpoints refused, since the problem began. pipeline: the last report of any pipeline, as a time. The rest counts from the moment
-    when a problem begins: `Series.still_seconds` of a value that is there only meanwhile is how long it has lasted.
+    written: how far a prefill is. failed: attempts to push that endpoints refused, since the problem began.
+    pipeline: the last report of any pipeline, as a time. The rest counts from the moment when a problem begins:
+    `Series.still_seconds` of a value that is there only meanwhile is how long it has lasted.
     """
     found: dict[Key, float] = {}
     for name, queue in snapshot.queues.items():
@@ -360,10 +361,8 @@ def recorded_numbers(snapshot: SystemSnapshot) -> Mapping[Key, float]:
     for origin, count in snapshot.dead_letters.items():
         found["dead", origin] = count
     found[("pipeline",)] = max((each.at.timestamp() for each in snapshot.pipelines), default=0.0)
+    found |= _failed_attempts(snapshot)
     for name, registered in snapshot.subscriptions.items():
-        if registered.record.definition.push is not None:
-            problem = snapshot.push_problems.get(name)
-            found["failed", name] = sum(each.attempts for each in problem.endpoints) if problem else 0
         if registered.prefill is not None and registered.prefill.status is PrefillStatus.RUNNING:
             found["written", name] = registered.prefill.written
         if registered.record.state is not RecordState.ACTIVE:
@@ -378,6 +377,16 @@ def recorded_numbers(snapshot: SystemSnapshot) -> Mapping[Key, float]:
     for series, counter in (("delivered", DELIVERED), ("redelivered", REDELIVERED), ("returned", RETURNED)):
         for (name,), value in counter.values().items():
             found[series, name] = value
+    return found
+
+
+def _failed_attempts(snapshot: SystemSnapshot) -> dict[Key, float]:
+    """Return how many attempts to push have failed since the problem of each subscription began."""
+    found: dict[Key, float] = {}
+    for name, registered in snapshot.subscriptions.items():
+        if registered.record.definition.push is not None:
+            problem = snapshot.push_problems.get(name)
+            found["failed", name] = sum(each.attempts for each in problem.endpoints) if problem else 0
     return found
 
 
