@@ -33,3 +33,11 @@ def test_headings_are_bold_on_a_terminal_only(cli: Cli, stream: str) -> None:
     assert code == 0
     assert "\x1b[1m" in seen
     assert "\x1b" not in cli("stream", "ls").ok().out
+
+
+@pytest.mark.filterwarnings("ignore:.*use of forkpty.*:DeprecationWarning")
+def test_doctor_shows_that_it_works(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    _, seen = on_terminal("doctor")
+    assert "checking" in seen.partition("ABOUT")[0]
+    assert "checking" not in cli("doctor").err
