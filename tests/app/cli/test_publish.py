@@ -67,7 +67,7 @@ def test_lines_are_stored_in_order_and_an_invalid_line_is_reported(cli: Cli, add
         "{broken",
         json.dumps(EVENT | {"topic": None}),
         json.dumps(EVENT | {"id": 7}),
-        json.dumps(EVENT | {"body": {"new": {"text": "x" * (8 << 20)}}}),
+        json.dumps(EVENT | {"body": {"new": {"text": "x" * (16 << 20)}}}),
         json.dumps(EVENT | {"id": f"{unique}-2", "publisher_name": "hr", "ts": "2026-11-15T12:00:00Z"}),
         json.dumps(EVENT | {"id": f"{unique}-1"}),
     ]
