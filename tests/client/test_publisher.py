@@ -76,7 +76,7 @@ async def test_each_refused_event_of_a_batch_is_named_and_the_others_are_stored(
     events[3] = made(3, unique, realm="r" * 300)  # refused here, by the rules of the edge
     events[17] = {**made(17, unique).to_json(), "topic": ""}  # refused by the API
     events[18] = {**made(18, unique).to_json(), "ts": {1}}
-    events[39] = {**made(39, unique).to_json(), "body": {"old": {}, "new": {"text": "x" * (9 << 20)}}}
+    events[39] = {**made(39, unique).to_json(), "body": {"old": {}, "new": {"text": "x" * (17 << 20)}}}
     async with publisher(running_api.url) as sender:
         with pytest.raises(EventsRefused) as refused:
             await sender.publish_many(events, ids=[f"{unique}-{number}" for number in range(40)])
@@ -99,7 +99,7 @@ async def test_a_single_refused_event_is_an_error_that_names_the_field(running_a
             await sender.publish({**made(1, unique).to_json(), "realm": 7})
         assert refused.value.status == 422
         with pytest.raises(RequestRefused, match="the server takes") as refused:
-            await sender.publish(made(1, unique, new={"text": "x" * (9 << 20)}))
+            await sender.publish(made(1, unique, new={"text": "x" * (17 << 20)}))
         assert refused.value.status == 413
         with pytest.raises(InvalidInput, match="id is 300 bytes"):
             await sender.publish(made(1, unique), id="i" * 300)

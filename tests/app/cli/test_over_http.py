@@ -157,7 +157,7 @@ def test_lines_are_published_the_same_both_ways(
 
     lines = [*map(event, range(40))]
     lines[3:3] = ["", "{broken", event(7, topic=None), lines[2], "[]", event(8, id=9)]
-    lines += [event(9, id=None), event(9, realm=7), event(9, body={"new": {"text": "x" * (8 << 20)}})]
+    lines += [event(9, id=None), event(9, realm=7), event(9, body={"new": {"text": "x" * (16 << 20)}})]
     for name in ("d", "r"):
         text = "\n".join(lines).replace("{}", f"{both.name}-{name}")
         Path(f"{both.name}-{name}.jsonl").write_text(text, encoding="utf-8")

@@ -134,9 +134,9 @@ def test_only_publishers_publish(admin: httpx.Client, api: RunningApi) -> None:
 
 def test_too_much_is_413(events: httpx.Client) -> None:
     large = event()
-    large["body"]["new"]["photo"] = "x" * (9 << 20)
+    large["body"]["new"]["photo"] = "x" * (17 << 20)
     problem(events.post("/v1/messages", json=large), 413)
-    problem(events.post("/v1/messages", content=b"x" * (17 << 20)), 413)
-    chunks = (b"x" * (1 << 20) for _ in range(17))
+    problem(events.post("/v1/messages", content=b"x" * (33 << 20)), 413)
+    chunks = (b"x" * (1 << 20) for _ in range(33))
     with contextlib.suppress(httpx.WriteError):  # refused while it was still being sent
         problem(events.post("/v1/messages", content=chunks), 413)

@@ -41,7 +41,8 @@ HEADERS: Final = "purveyor.headers"
 _PATHS_WITHOUT_LOGIN: Final = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
 _EVENTS_PATH: Final = "/v1/messages"
 MAX_BODY_BYTES: Final = 256 << 10
-MAX_EVENTS_BODY_BYTES: Final = 16 << 20
+MAX_EVENTS_BODY_BYTES: Final = 32 << 20
+"""Twice the largest message of the embedded server: an event may be longer in a request than it is stored."""
 
 
 class AuthMiddleware:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _MAX_LINE_BYTES: Final = 64 << 20
 _MAX_BATCH_BYTES: Final = 4 << 20
-"""Of the lines in one request; the API accepts 16 MiB."""
+"""Of the lines in one request; the API accepts 32 MiB."""
 
 
 @dataclass(slots=True)
