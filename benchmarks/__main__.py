@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks import (
     api,
+    api_bulk,
     bulk,
     latency,
     ldap_live,
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "latency": latency.run,
     "prefill": pipeline.prefill,
     "api": api.run,
+    "api-bulk": api_bulk.run,
     "push": push.run,
     "push-idle": push.idle,
     "migration": migration.run,

@@ -35,11 +35,11 @@ from purveyor.jetstream.bulk import outgoing
 MESSAGE_BYTES: Final = 800
 CONSUMER_COUNT: Final = 20
 LONG_POLL_COUNT: Final = 500
-_ROUND_SECONDS: Final = 2.0
-_ROUND_COUNT: Final = 5
+ROUND_SECONDS: Final = 2.0
+ROUND_COUNT: Final = 5
 _LEASE_SIZE: Final = 100
-_POST_SIZE: Final = 1000
-_PASSWORD: Final = "bench-secret"
+POST_SIZE: Final = 1000
+PASSWORD: Final = "bench-secret"
 _OK: Final = b'{"status": "ok"}'
 _READY_TIMEOUT_SECONDS: Final = 60
 
@@ -52,7 +52,7 @@ def run(address: Address) -> list[Section]:
         settings = {
             "PURVEYOR_NATS_URL": url,
             "PURVEYOR_DATA_DIR": directory,
-            **{f"PURVEYOR_{who}_PASSWORD": _PASSWORD for who in ("ADMIN", "EVENTS", "PREFILL")},
+            **{f"PURVEYOR_{who}_PASSWORD": PASSWORD for who in ("ADMIN", "EVENTS", "PREFILL")},
         }
         serve = ("-c", "from purveyor.app.cli import main; main()", "serve", "api", "--port", str(ours_port))
         with (
@@ -91,12 +91,12 @@ class RequestTimes:
 
 async def _measure(bench: BenchSetup) -> list[Section]:
     names = [f"bench-{number}" for number in range(CONSUMER_COUNT)]
-    async with _session() as session:
-        await _wait_until_ready(session, f"{bench.ours}/readyz")
-        await _wait_until_ready(session, f"{bench.peer}/openapi.json")
+    async with open_session() as session:
+        await wait_until_ready(session, f"{bench.ours}/readyz")
+        await wait_until_ready(session, f"{bench.peer}/openapi.json")
         await peer_api.prepare(nats_url(bench.address), names)
         for name in names:
-            await _subscribe(session, bench, name)
+            await subscribe(session, bench.ours, name)
         peers, ours, leased = await _measure_pulls(session, bench, names)
         print("api: long polls", flush=True)
         idle = await _measure_long_polls(bench, names[0])
@@ -139,7 +139,7 @@ async def _measure(bench: BenchSetup) -> list[Section]:
     words = (
         f"Messages of {MESSAGE_BYTES} bytes; next + ok is one GET and one PATCH. The peer makes two connections per "
         "request and gives one message at a time; it checks no password. "
-        f"Best of {_ROUND_COUNT} rounds in which both take turns."
+        f"Best of {ROUND_COUNT} rounds in which both take turns."
     )
     return [Section("HTTP API", words, rows)]
 
@@ -158,21 +158,21 @@ async def _measure_pulls(
     peers: dict[int, PullResult] = {}
     ours: dict[int, PullResult] = {}
     leased = 0.0
-    for turn in range(_ROUND_COUNT):
+    for turn in range(ROUND_COUNT):
         for consumers in (1, CONSUMER_COUNT):
             few = names[:consumers]
-            await asyncio.to_thread(_fill, bench.address, few, max(400, 6000 // consumers), peer_api.stream_of)
-            _keep_best(peers, consumers, await _pull_round(bench.peer, few))
-            await asyncio.to_thread(_fill, bench.address, few, max(2000, 20_000 // consumers), _subject)
-            _keep_best(ours, consumers, await _pull_round(bench.ours, few))
+            await asyncio.to_thread(fill, bench.address, few, max(400, 6000 // consumers), peer_api.stream_of)
+            _keep_best(peers, consumers, await pull_round(bench.peer, few))
+            await asyncio.to_thread(fill, bench.address, few, max(2000, 20_000 // consumers), queue_subject)
+            _keep_best(ours, consumers, await pull_round(bench.ours, few))
             print(
-                f"api: round {turn + 1} of {_ROUND_COUNT}, {consumers} consumers: {ours[consumers].rate:,.0f}/s, "
+                f"api: round {turn + 1} of {ROUND_COUNT}, {consumers} consumers: {ours[consumers].rate:,.0f}/s, "
                 f"peer {peers[consumers].rate:,.0f}/s",
                 flush=True,
             )
-        await asyncio.to_thread(_fill, bench.address, names[:1], 60_000, _subject)
+        await asyncio.to_thread(fill, bench.address, names[:1], 60_000, queue_subject)
         leased = max(leased, await _lease(session, bench, names[0]))
-        print(f"api: round {turn + 1} of {_ROUND_COUNT}, leases: {leased:,.0f}/s", flush=True)
+        print(f"api: round {turn + 1} of {ROUND_COUNT}, leases: {leased:,.0f}/s", flush=True)
     return peers, ours, leased
 
 
@@ -181,7 +181,7 @@ def _keep_best(found: dict[int, PullResult], consumers: int, pulled: PullResult)
         found[consumers] = pulled
 
 
-async def _pull_round(base: str, names: Sequence[str]) -> PullResult:
+async def pull_round(base: str, names: Sequence[str]) -> PullResult:
     """Run one consumer for each subscription for some seconds: GET next, PATCH ok."""
     times = RequestTimes()
     done = 0
@@ -190,7 +190,7 @@ async def _pull_round(base: str, names: Sequence[str]) -> PullResult:
 
     async def consume(connection: HttpConnection, name: str) -> None:
         nonlocal done
-        path, headers = f"/v1/subscriptions/{name}/messages", _login(name)
+        path, headers = f"/v1/subscriptions/{name}/messages", login(name)
         while True:
             message = await _time_request(times, connection.request("GET", f"{path}/next?timeout=5", headers))
             if message is None:
@@ -206,7 +206,7 @@ async def _pull_round(base: str, names: Sequence[str]) -> PullResult:
     await asyncio.gather(*map(consume, lines, names))
     times, done = RequestTimes(), 0
     began = time.perf_counter()
-    end = began + _ROUND_SECONDS
+    end = began + ROUND_SECONDS
     await asyncio.gather(*map(consume, lines, names))
     rate = done / (time.perf_counter() - began)
     for connection in lines:
@@ -223,9 +223,9 @@ async def _time_request(times: RequestTimes, asking: Awaitable[tuple[int, bytes]
 
 
 async def _lease(session: aiohttp.ClientSession, bench: BenchSetup, name: str) -> float:
-    url, headers = f"{bench.ours}/v1/subscriptions/{name}/messages", _login(name)
+    url, headers = f"{bench.ours}/v1/subscriptions/{name}/messages", login(name)
     done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < _ROUND_SECONDS:
+    while time.perf_counter() - began < ROUND_SECONDS:
         async with session.post(f"{url}/lease", json={"max": _LEASE_SIZE, "timeout": 5}, headers=headers) as answer:
             messages = (await answer.json())["messages"]
         body = {"status": "ok", "up_to": messages[-1]["sequence_number"]}
@@ -245,8 +245,8 @@ class MemoryUse:
 
 async def _measure_long_polls(bench: BenchSetup, name: str) -> MemoryUse:
     """Measure memory during several rounds of long polls without messages."""
-    headers = _login(name)
-    async with _session() as session:
+    headers = login(name)
+    async with open_session() as session:
         while True:  # what is left of the other measurements
             url = f"{bench.ours}/v1/subscriptions/{name}/messages"
             async with session.post(f"{url}/lease", json={"max": 1000}, headers=headers) as answer:
@@ -277,19 +277,19 @@ async def _measure_posts(session: aiohttp.ClientSession, bench: BenchSetup) -> t
     url = f"{bench.ours}/v1/messages"
 
     async def one() -> int:
-        async with session.post(url, json=_event(0), headers=_login("events")) as answer:
+        async with session.post(url, json=make_event(0), headers=login("events")) as answer:
             assert answer.status == 202
         return 1
 
-    many_events = [_event(number) for number in range(_POST_SIZE)]
+    many_events = [make_event(number) for number in range(POST_SIZE)]
 
     async def many() -> int:
-        async with session.post(url, json=many_events, headers=_login("events")) as answer:
+        async with session.post(url, json=many_events, headers=login("events")) as answer:
             assert answer.status == 202
-        return _POST_SIZE
+        return POST_SIZE
 
     one_by_one = in_bulk = 0.0
-    for _ in range(_ROUND_COUNT):
+    for _ in range(ROUND_COUNT):
         one_by_one = max(one_by_one, await _measure_rate(one))
         in_bulk = max(in_bulk, await _measure_rate(many))
     return one_by_one, in_bulk
@@ -307,11 +307,11 @@ async def _measure_validated_posts(session: aiohttp.ClientSession, bench: BenchS
         "Avro": avro,
         "binary Avro": {**avro, "encoding": "binary"},
     }
-    bodies = {"": [_event(number) for number in range(_POST_SIZE)]}
+    bodies = {"": [make_event(number) for number in range(POST_SIZE)]}
     for number, (words, schema) in enumerate(schemas.items()):
         topic = f"checked-{number}"
         body = {"name": topic, "realms_topics": [{"realm": "udm", "topic": topic}], **schema}
-        async with session.post(f"{bench.ours}/v1/schemas", json=body, headers=_login("admin")) as answer:
+        async with session.post(f"{bench.ours}/v1/schemas", json=body, headers=login("admin")) as answer:
             assert answer.status == 201, await answer.text()
         bodies[words] = [{**each, "topic": topic} for each in bodies[""]]
     for each in bodies["binary Avro"]:
@@ -321,12 +321,12 @@ async def _measure_validated_posts(session: aiohttp.ClientSession, bench: BenchS
     rates = dict.fromkeys(bodies, 0.0)
 
     async def many(words: str) -> int:
-        async with session.post(f"{bench.ours}/v1/messages", data=texts[words], headers=_login("events")) as answer:
+        async with session.post(f"{bench.ours}/v1/messages", data=texts[words], headers=login("events")) as answer:
             assert answer.status == 202, await answer.text()
-        return _POST_SIZE
+        return POST_SIZE
 
     texts = {words: json.dumps(each).encode() for words, each in bodies.items()}
-    for _ in range(_ROUND_COUNT):
+    for _ in range(ROUND_COUNT):
         for words in bodies:
             rates[words] = max(rates[words], await _measure_rate(partial(many, words)))
     return rates
@@ -334,17 +334,17 @@ async def _measure_validated_posts(session: aiohttp.ClientSession, bench: BenchS
 
 async def _measure_rate(way: Callable[[], Awaitable[int]]) -> float:
     done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < _ROUND_SECONDS:
+    while time.perf_counter() - began < ROUND_SECONDS:
         done += await way()
     return done / (time.perf_counter() - began)
 
 
-def _login(name: str) -> dict[str, str]:
-    login = base64.b64encode(f"{name}:{_PASSWORD}".encode()).decode()
-    return {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
+def login(name: str) -> dict[str, str]:
+    encoded = base64.b64encode(f"{name}:{PASSWORD}".encode()).decode()
+    return {"Authorization": f"Basic {encoded}", "Content-Type": "application/json"}
 
 
-def _event(number: int) -> dict[str, Any]:
+def make_event(number: int) -> dict[str, Any]:
     new = {"uuid": f"{number:032x}", "username": f"user{number}", "description": ""}
     event = {"publisher_name": "bench", "ts": "2026-01-01T00:00:00Z", "realm": "udm", "topic": "bench"}
     reported: dict[str, Any] = {**event, "body": {"old": {}, "new": new}}
@@ -352,34 +352,39 @@ def _event(number: int) -> dict[str, Any]:
     return reported
 
 
-def _subject(name: str) -> str:
+def queue_subject(name: str) -> str:
     return f"{name}.main"
 
 
 _filled: dict[str, int] = {}
 
 
-def _fill(address: Address, names: Sequence[str], count: int, subject_of: Callable[[str], str]) -> None:
+def fill(address: Address, names: Sequence[str], count: int, subject_of: Callable[[str], str]) -> None:
     """Write `count` messages to each queue, as the dispatcher would."""
     for name in names:
         subject = subject_of(name)
         first = _filled.get(subject, 1)
         _filled[subject] = first + count
         messages = (
-            (subject, json.dumps(_event(number)).encode(), {"Purveyor-Position": str(number)}, f"{subject}-{number}")
+            (
+                subject,
+                json.dumps(make_event(number)).encode(),
+                {"Purveyor-Position": str(number)},
+                f"{subject}-{number}",
+            )
             for number in range(first, first + count)
         )
         publish_many(address, outgoing(messages))
 
 
-async def _subscribe(session: aiohttp.ClientSession, bench: BenchSetup, name: str) -> None:
-    body = {"name": name, "realms_topics": [{"realm": "udm", "topic": "none"}], "password": _PASSWORD}
-    async with session.post(f"{bench.ours}/v1/subscriptions", json=body, headers=_login("admin")) as answer:
+async def subscribe(session: aiohttp.ClientSession, base: str, name: str) -> None:
+    body = {"name": name, "realms_topics": [{"realm": "udm", "topic": "none"}], "password": PASSWORD}
+    async with session.post(f"{base}/v1/subscriptions", json=body, headers=login("admin")) as answer:
         assert answer.status == 201, await answer.text()
 
 
 @asynccontextmanager
-async def _session() -> AsyncIterator[aiohttp.ClientSession]:
+async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -389,7 +394,7 @@ async def _session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def _wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:
+async def wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:
     async with asyncio.timeout(_READY_TIMEOUT_SECONDS):
         while True:
             try:

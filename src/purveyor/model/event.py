@@ -176,8 +176,8 @@ def check_realm_or_topic(word: str, what: str) -> str:
     return word
 
 
-def encode_checked(event: Event) -> bytes:
-    """Return the body of the message for an event, or raise InvalidInput that names the field beyond its limits."""
+def check_limits(event: Event) -> None:
+    """Raise InvalidInput that names the first field beyond its limits. It does not look for halves of surrogates."""
     check_json(event.old, "body.old")
     check_json(event.new, "body.new")
     check_realm_topic(event.realm, event.topic)
@@ -186,6 +186,11 @@ def encode_checked(event: Event) -> bytes:
     _check_attributes(event.attributes)
     if not EARLIEST_TS <= event.ts <= LATEST_TS:
         raise InvalidInput(f"ts is {event.ts.isoformat()}", fix="give a time from the year 1900 to the year 2261")
+
+
+def encode_checked(event: Event) -> bytes:
+    """Return the body of the message for an event, or raise InvalidInput that names the field beyond its limits."""
+    check_limits(event)
     try:
         return json_fields.dump_utf8(event.to_json())
     except UnicodeEncodeError:

@@ -122,11 +122,16 @@ def flag(data: Mapping[str, Any], name: str, what: str) -> bool:
 def moment(data: Mapping[str, Any], name: str, what: str) -> datetime:
     """Read a field that is an ISO 8601 time; a time without a zone is in UTC."""
     try:
-        value = datetime.fromisoformat(text(data, name, what))
+        return to_moment(text(data, name, what))
     except ValueError:
         raise InvalidInput(
             f"the {what} has {data[name]!r} as {name!r}", fix=f"give {name!r} as a time such as 2026-11-15T12:00:00Z"
         ) from None
+
+
+def to_moment(given: str) -> datetime:
+    """Return an ISO 8601 time, in UTC if it names no zone; ValueError if it is none."""
+    value = datetime.fromisoformat(given)
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 

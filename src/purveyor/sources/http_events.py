@@ -120,15 +120,10 @@ class EventPublisher:
         if len(events) == 1:
             receipt = await self.publish(events[0], login, event_trace(events[0]) or trace)
             return BatchReceipt(int(not receipt.duplicate), int(receipt.duplicate), receipt.sequence)
-        for each in events:
-            check_event_size(each.data, self._queues.connection.max_payload)
-        messages = [
-            (SUBJECT, each.data, each.headers(login, event_trace(each) or trace), each.message_id(login))
-            for each in events
-        ]
+        check_event_size(max((each.data for each in events), key=len), self._queues.connection.max_payload)
         await self.ensure()
         loop = asyncio.get_running_loop()
-        stored = await loop.run_in_executor(self._threads, self._publish_batch, messages)
+        stored = await loop.run_in_executor(self._threads, self._publish_batch, events, login, trace)
         PUBLISHED.add("stored", by=stored.stored)
         PUBLISHED.add("duplicate", by=stored.duplicates)
         return stored
@@ -148,11 +143,15 @@ class EventPublisher:
         expect = Expect(stream=incoming().stream)
         return await self._queues.publish(SUBJECT, data, headers=headers, msg_id=message_id, expect=expect)
 
-    def _publish_batch(self, messages: "list[tuple[str, bytes, dict[str, str], str]]") -> BatchReceipt:
+    def _publish_batch(self, events: Sequence[IncomingEvent], login: str, trace: Carrier) -> BatchReceipt:
         from purveyor.jetstream import bulk  # noqa: PLC0415 - it loads Arrow, which only batches need
 
+        messages = [
+            (SUBJECT, each.data, each.headers(login, event_trace(each) or trace), each.message_id(login))
+            for each in events
+        ]
         stream = incoming().stream
-        size = sum(len(data) for _, data, _, _ in messages) + 1
+        size = sum(len(each.data) for each in events) + 1
         options = bulk.PublishOptions(
             mode=bulk.PublishMode.ATOMIC,
             window_bytes=size * 2 + (len(messages) * RESERVED_HEADER_BYTES),  # one batch of any size

@@ -16,6 +16,7 @@ from purveyor.app.http.problems import Problem, document_errors
 from purveyor.model import json_fields, tracing
 from purveyor.model.errors import InvalidInput, SchemaMismatch
 from purveyor.model.json_fields import check_text
+from purveyor.sources.event_arrays import read_events
 from purveyor.sources.http_events import MAX_EVENTS_PER_BATCH, IncomingEvent, event_trace
 from purveyor.sources.schemas.event_validator import EventValidator
 
@@ -171,8 +172,12 @@ class _Publisher:
 
 def _read(data: bytes, by_lines: bool, key: str | None, publisher: _Publisher) -> tuple[list[IncomingEvent], bool]:
     """Return the checked events of a body, and whether the body is a single event."""
+    lines = [line for line in data.splitlines() if line.strip()] if by_lines else []
+    if by_lines or data[:1] == b"[":
+        many = read_events(lines if by_lines else data, publisher.validator, realms=publisher.who.realms, key=key)
+        if many is not None and 0 < len(many) <= MAX_EVENTS_PER_BATCH:
+            return many, False
     if by_lines:
-        lines = [line for line in data.splitlines() if line.strip()]
         found: Any = [json_fields.parse(line, f"line {number}") for number, line in enumerate(lines, start=1)]
     else:
         found = _json(data)

@@ -56,10 +56,15 @@ class SchemaValidator:
         self._validators: dict[int, Validator] = {}
         self._readable: dict[int, bool] = {}
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether events hold their objects in a binary form, which `decode` replaces."""
+        return self.schema.encoding is Encoding.BINARY
+
     def decode(self, fields: Json) -> Json:
         """Return the fields of an event with its objects in place of their binary forms."""
         body = fields.get("body")
-        if self.schema.encoding is not Encoding.BINARY or not isinstance(body, dict):
+        if not self.is_binary or not isinstance(body, dict):
             return fields
         sides = {side: value for side, value in body.items() if side in ("old", "new")}
         attributes = fields.get("attributes")
@@ -76,7 +81,7 @@ class SchemaValidator:
 
     def check(self, event: Event) -> None:
         """Raise SchemaMismatch if an event does not fit."""
-        if not event.new or self.schema.encoding is Encoding.BINARY:
+        if not event.new or self.is_binary:
             return  # a binary form that could be decoded fits
         named = self._named_revision(event.attributes)
         given = dict(event.new)
@@ -197,16 +202,33 @@ class EventValidator:
         validator = None
         if not self._empty and isinstance(realm, str) and isinstance(topic, str):
             check_realm_topic(realm, topic)  # before regular expressions run on them
-            self._require_readable(realm, topic)
-            validator = self._find_validator(realm, topic)
+            validator = self.find(realm, topic)
         event = Event.from_json(fields if validator is None else validator.decode(fields))
         data = encode_checked(event)
+        self.check(event, validator)
+        return event, data
+
+    def find(self, realm: str, topic: str) -> SchemaValidator | None:
+        """Return the validator of a topic that is within its limits; None if it has no schema.
+
+        Raises UnreadableRecord if this version cannot read the schema.
+        """
+        if self._empty:
+            return None
+        self._require_readable(realm, topic)
+        return self._find_validator(realm, topic)
+
+    def check(self, event: Event, validator: SchemaValidator | None) -> None:
+        """Raise SchemaMismatch if a decoded event does not fit the validator of its topic, or must not have its topic.
+
+        It is the last step of `read`, for a caller that decoded the event itself.
+        """
+        realm, topic = event.realm, event.topic
         if realm in self._strict and (realm, topic) not in self._declared:
             what = f"{topic!r} is not declared, and the realm {realm!r} takes declared topics only"
             raise SchemaMismatch(f"topic: {what}", fix="declare it: `purveyor topic add`", mistakes=(("topic", what),))
         if validator is not None:
             validator.check(event)
-        return event, data
 
     def _require_readable(self, realm: str, topic: str) -> None:
         for each in self._unreadable:

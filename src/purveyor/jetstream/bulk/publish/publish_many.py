@@ -89,18 +89,33 @@ def outgoing(messages: Iterable[Outgoing], *, rows: int = 5000, size: int = 8 <<
 def _record_batch(messages: list[Outgoing]) -> Any:
     try:
         subjects, data, headers, ids = zip(*messages, strict=True)
-        maps = [
-            [(name, [value] if isinstance(value, str) else list(value)) for name, value in (each or {}).items()]
-            for each in headers
+        columns = (subjects, data, _header_maps(headers), ids)
+        arrays = [
+            column if isinstance(column, pa.Array) else pa.array(column, kind)
+            for column, kind in zip(columns, OUTGOING_SCHEMA.types, strict=True)
         ]
-        columns = (subjects, data, maps, ids)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, OUTGOING_SCHEMA.types, strict=True)]
     except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(
             f"messages are not (subject, data, headers, msg_id): {error}",
             fix="give str, bytes, a mapping of str or None, and str or None",
         ) from error
     return pa.record_batch(arrays, schema=OUTGOING_SCHEMA)
+
+
+def _header_maps(headers: Iterable[Mapping[str, str | Sequence[str]] | None]) -> Any:
+    """Return headers as a map array. Arrow takes flat columns many times as fast as nested Python objects."""
+    names: list[str] = []
+    values: list[str] = []
+    rows, lists = [0], [0]
+    for each in headers:
+        for name, value in (each or {}).items():
+            names.append(name)
+            values.append(value) if isinstance(value, str) else values.extend(value)
+            lists.append(len(values))
+        rows.append(len(names))
+    kind = OUTGOING_SCHEMA.field("headers").type
+    items = pa.ListArray.from_arrays(pa.array(lists, pa.int32()), pa.array(values, pa.string()), type=kind.item_type)
+    return pa.MapArray.from_arrays(pa.array(rows, pa.int32()), pa.array(names, pa.string()), items, type=kind)
 
 
 def _split_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
