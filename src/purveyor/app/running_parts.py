@@ -49,12 +49,16 @@ class RunningPart:
     """Where clients on this machine reach it, such as `http://127.0.0.1:7777`; None if it has no clients."""
     metrics_url: str | None = None
     """Its page of metrics, which the API of the same data directory includes in its own; None if there is none."""
+    worker: int | None = None
+    """Its number among the processes that share its URL; None if it shares it with no other process."""
     is_alive: bool = True
     """False if the process died without removing its file."""
 
 
 @contextlib.contextmanager
-def announce(data_dir: Path, part: str, *, url: str | None = None, metrics_url: str | None = None) -> Iterator[None]:
+def announce(
+    data_dir: Path, part: str, *, url: str | None = None, metrics_url: str | None = None, worker: int | None = None
+) -> Iterator[None]:
     """Announce this process in the data directory until the end of the block.
 
     A process that cannot write its file, for example on a full disk, works without it.
@@ -63,7 +67,7 @@ def announce(data_dir: Path, part: str, *, url: str | None = None, metrics_url: 
     path = directory / f"{part}-{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
     draft = FileLock(path.with_suffix(".draft"))
     try:
-        _write(draft, path, part, url, metrics_url)
+        _write(draft, path, part, url=url, metrics_url=metrics_url, worker=worker)
     except OSError as error:
         _log.warning("cannot announce %s in %s: %s", part, directory, error)
     try:
@@ -95,7 +99,7 @@ def known_parts(data_dir: Path, part: str | None = None) -> list[RunningPart]:
     return sorted(found, key=lambda each: each.started_at, reverse=True)
 
 
-def _write(draft: FileLock, path: Path, part: str, url: str | None, metrics_url: str | None) -> None:
+def _write(draft: FileLock, path: Path, part: str, **more: str | int | None) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in path.parent.glob(f"{part}-*.json"):
         with contextlib.suppress(OSError):
@@ -108,8 +112,7 @@ def _write(draft: FileLock, path: Path, part: str, url: str | None, metrics_url:
         "pid": owner.pid,
         "host": socket.gethostname(),
         "started_at": owner.started_at,
-        "url": url,
-        "metrics_url": metrics_url,
+        **more,
     }
     draft.try_lock()
     os.write(draft.fd, json.dumps(values).encode())
@@ -130,6 +133,7 @@ def _read(path: Path) -> RunningPart | None:
             started_at=str(values["started_at"]),
             url=_text(values.get("url")),
             metrics_url=_text(values.get("metrics_url")),
+            worker=None if values.get("worker") is None else int(values["worker"]),
             is_alive=is_locked(path),
         )
     except (OSError, InvalidInput, KeyError, TypeError, ValueError):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 PREFIX = "PURVEYOR_"
 DEFAULT_CONNECTIONS = 4096
+MAX_API_WORKERS = 64
 FILE_NAME = "purveyor.toml"
 _MIN_DEAD_LETTER_DAYS = 0.05
 _SECRET = frozenset(
@@ -61,6 +62,7 @@ _FLAGS = {
     "dispatcher_group": "group",
     "api_host": "host",
     "api_port": "port",
+    "api_workers": "workers",
     "api_tls_cert": "tls-cert",
     "api_tls_key": "tls-key",
     "api_url": "api",
@@ -219,6 +221,8 @@ class Settings(BaseSettings):
     """The address of the API."""
     api_port: Annotated[int, Field(ge=0, le=65535)] = 7777
     """The port of the API; 0: a free one."""
+    api_workers: Annotated[int, Field(ge=1, le=MAX_API_WORKERS)] = 1
+    """The number of API processes that share the port."""
     api_tls_cert: File | None = None
     """The certificate of the API (PEM), for HTTPS."""
     api_tls_key: File | None = None

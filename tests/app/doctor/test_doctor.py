@@ -1,12 +1,14 @@
 """`purveyor doctor`: what is wrong is found, with what to do, and the exit code says so."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from purveyor.queues.permissions import component_users
 from tests.support.command_line import invoke, url_of
 from tests.support.nats_servers import FAST, OwnServer
 from tests.support.running_api import RunningApi
+from tests.support.waiting import wait_until
 
 Findings = list[dict[str, Any]]
 
@@ -178,6 +181,42 @@ def test_an_api_is_asked_where_it_listens(api: RunningApi, tmp_path: Path) -> No
     with announce(tmp_path, API, url="http://127.0.0.1:1"):
         ((weight, text),) = checked()
         assert (weight, "does not answer at http://127.0.0.1:1" in text) == ("wrong", True)
+
+
+def test_an_api_of_several_processes_is_asked_once(api: RunningApi, tmp_path: Path) -> None:
+    with announced_worker(tmp_path, api.url, 1), announced_worker(tmp_path, api.url, 2) as second:
+        assert [(each.weight.value, each.text) for each in checked(tmp_path)] == [
+            ("ok", f"the API answers at {api.url}")
+        ]
+        second.send_signal(signal.SIGSTOP)
+        # The signal takes effect a moment later.
+        found = wait_until(lambda: findings if len(findings := checked(tmp_path)) > 1 else None)
+        assert [each.weight.value for each in found] == ["wrong", "ok"]
+        assert f"worker 2 of the API at {api.url} (process {second.pid})" in found[0].text
+
+
+ANNOUNCE_WORKER = (
+    "import sys, time; from pathlib import Path; from purveyor.app.running_parts import announce\n"
+    "with announce(Path(sys.argv[1]), 'api', url=sys.argv[2], worker=int(sys.argv[3])):\n"
+    "    print('ready', flush=True); time.sleep(600)"
+)
+
+
+@contextlib.contextmanager
+def announced_worker(data: Path, url: str, number: int) -> "Iterator[subprocess.Popen[str]]":
+    command = [sys.executable, "-c", ANNOUNCE_WORKER, str(data), url, str(number)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def checked(data: Path) -> list[Finding]:
+    """Return the findings about the API, the worst first."""
+    return sorted(check_api(Settings(data_dir=data)), key=lambda each: each.weight.value, reverse=True)
 
 
 def test_credentials_with_few_rights_are_reported(own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:

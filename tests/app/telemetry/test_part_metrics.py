@@ -12,7 +12,8 @@ import pytest
 from purveyor.app.running_parts import announce
 from purveyor.app.telemetry import metric_catalogue, part_metrics
 from purveyor.app.telemetry.part_metrics import PartMetrics
-from purveyor.app.telemetry.prometheus import MetricValues, render
+from purveyor.app.telemetry.prometheus import MetricValues, render, serve_metrics
+from purveyor.model.metrics import DELIVERED
 from tests.support.metrics_page import MetricsPage
 
 PART = (
@@ -73,3 +74,27 @@ async def test_a_process_that_hangs_or_was_killed_is_down(tmp_path: Path, monkey
 
 async def test_a_page_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
     assert b"purveyor_build_info" in render([], {"push": b"half a {page", "pipeline": b"\xff"})
+
+
+async def test_processes_on_one_port_keep_their_names_and_leave_other_apis_out(tmp_path: Path) -> None:
+    ours, other = "http://127.0.0.1:1", "http://127.0.0.1:2"
+    with (
+        serve_metrics(0) as page_url,
+        announce(tmp_path, "api", url=ours, metrics_url=page_url, worker=2),
+        announce(tmp_path, "api", url=other, metrics_url=page_url, worker=3),
+        announce(tmp_path, "api", url=ours, metrics_url=page_url, worker=1),
+    ):
+        found = await PartMetrics(tmp_path, ours).read()
+        assert {*found.pages} == {"api-1", "api-2"}
+        assert found.up.values == {("api-1",): True, ("api-2",): True}
+        assert (await PartMetrics(tmp_path).read()).pages == {}
+
+
+def test_a_page_of_one_of_several_processes_names_the_process_of_each_series() -> None:
+    DELIVERED.add("own", by=2)
+    up = MetricValues(metric_catalogue.SERVER_UP, {(): 1.0})
+    for others in ({}, {"api-1": b"", "api-2": render()}):
+        shown = MetricsPage(render([up], others, "api-1").decode())
+        assert shown.get("messages_delivered_total", subscription="own") is None
+        assert (shown.get("messages_delivered_total", subscription="own", process="api-1") or 0) >= 2
+        assert shown.get("nats_up") == 1

@@ -60,6 +60,16 @@ class Cli:
         """Load the settings; flags of this command override them."""
         return load(self.root.flags | flags, config=self.root.config)
 
+    def root_words(self) -> tuple[str, ...]:
+        """Return the options before the command, for a child process. None of them is a secret: no flag takes one."""
+        words: list[str] = []
+        for name, value in self.root.flags.items():
+            if value is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        if self.root.config is not None:
+            words += ["--config", str(self.root.config)]
+        return tuple(words)
+
     def address(self, component: str | None = None) -> Address:
         """Return the address of the server that is set, else of the embedded server on the data directory.
 

@@ -51,7 +51,7 @@ def up(
     settings = cli.settings(api_host=host, api_port=port, spark_master=master)
     flags = {"--host": host, "--port": port}
     options = UpOptions(
-        options=_root_options(cli),
+        options=cli.root_words(),
         with_nats=settings.nats_url is None,
         with_ldap=has_directories(settings),
         pipeline=(*(() if master is None else ("--master", master)), *_metrics_port(settings, 0)),
@@ -136,14 +136,3 @@ def _check_port(settings: Settings) -> None:
     from purveyor.app.http.server import listen  # noqa: PLC0415 - as above
 
     listen(settings.api_host, settings.api_port).close()
-
-
-def _root_options(cli: Cli) -> tuple[str, ...]:
-    """Return the options before `up`, for its parts. None of them is a secret: those are refused as flags."""
-    words: list[str] = []
-    for name, value in cli.root.flags.items():
-        if value is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    if cli.root.config is not None:
-        words += ["--config", str(cli.root.config)]
-    return tuple(words)

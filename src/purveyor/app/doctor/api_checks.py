@@ -21,9 +21,15 @@ _MAX_BYTES: Final = 1 << 20
 def check_api(settings: Settings) -> Iterator[Finding]:
     """Ask each API that runs on the data directory whether it can serve requests."""
     known = known_parts(settings.data_dir, API)
+    asked: set[str | None] = set()
     for part in known:
-        if part.is_alive:
+        if part.is_alive and part.worker is None:
             yield _check_running(part)
+        elif part.is_alive and (suspended := suspended_process(part.pid)) is not None:
+            yield _suspended_worker(part, suspended)
+        elif part.is_alive and part.url not in asked:  # any of the processes on a port answers
+            yield _check_running(part)
+            asked.add(part.url)
     if known and not any(part.is_alive for part in known):
         text = f"the API (process {known[0].pid}) ended unexpectedly"
         yield warning("api", text, "start `purveyor up` or `purveyor serve api`; under `up` it starts automatically")
@@ -42,6 +48,11 @@ def _check_running(part: RunningPart) -> Finding:
         f"the API at {part.url} cannot serve requests: {detail or status.phrase}",
         f"it works again when the NATS server answers; {fix or 'see the findings about nats'}",
     )
+
+
+def _suspended_worker(part: RunningPart, suspended: int) -> Finding:
+    text = f"worker {part.worker} of the API at {part.url} (process {part.pid}) does not answer"
+    return wrong("api", text, f"process {suspended} is suspended; continue it: `kill -CONT {suspended}`")
 
 
 def _no_answer(part: RunningPart) -> Finding:

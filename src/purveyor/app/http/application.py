@@ -41,10 +41,11 @@ from purveyor.app.http.authentication import Authenticator, Login
 from purveyor.app.http.context import AuthMiddleware, Services
 from purveyor.app.http.messages import FastPath
 from purveyor.app.http.problems import document_errors
+from purveyor.app.running_parts import API
 from purveyor.app.subscription_input import PushInput
-from purveyor.app.telemetry.part_metrics import PartMetrics
+from purveyor.app.telemetry.part_metrics import PartMetrics, worker_name
 from purveyor.app.telemetry.prometheus import CONTENT_TYPE, render
-from purveyor.app.telemetry.queue_metrics import server_up
+from purveyor.app.telemetry.queue_metrics import QueueMetrics, server_up
 from purveyor.delivery.credentials import Credentials, PasswordHasher, ended_session
 from purveyor.delivery.subscription_changes import RegistrationCache
 from purveyor.jetstream.address import Address
@@ -58,6 +59,7 @@ _RECONNECT_INTERVAL_SECONDS: Final = 1.0
 _CONNECTION_CHECK_INTERVAL_SECONDS: Final = 2.0
 _WATCH_START_TIMEOUT_SECONDS: Final = 5.0
 _TOKEN_CLEANUP_INTERVAL_SECONDS: Final = 3600.0
+_SERIES_CLEANUP_INTERVAL_SECONDS: Final = 600.0
 _READINESS_TIMEOUT_SECONDS: Final = 2.0
 """A probe and `purveyor doctor` get an answer within this time also while the NATS server hangs."""
 _DESCRIPTION: Final = """Every change, to every subscriber, in order, once.
@@ -95,6 +97,10 @@ class ApiOptions:
     dispatcher_group: str = DEFAULT_GROUP
     archive_seconds: float = 2.0
     """How long the archive of this deployment may collect events."""
+    worker: int | None = None
+    """The number of this process among those that share its port; None: it shares it with no other."""
+    url: str | None = None
+    """The URL that these processes share."""
 
 
 class Api:
@@ -111,9 +117,15 @@ class Api:
         self.authenticator = authenticator
         self.push = options.push
         self.console: Console | None = None
-        self.part_metrics = PartMetrics(options.data_dir)
+        self.part_metrics = PartMetrics(options.data_dir, options.url if options.worker is not None else None)
         self.stopping = asyncio.Event()
         """Set it to answer long polls at once."""
+
+    @property
+    def process_name(self) -> str | None:
+        """The name of this process in its metrics; None if it shares its port with no other."""
+        worker = self._options.worker
+        return None if worker is None else worker_name(API, worker)
 
     @property
     def services(self) -> Services:
@@ -179,6 +191,7 @@ class Api:
                 asyncio.create_task(services.schema_cache.follow(schemas_read.set)),
                 asyncio.create_task(services.expiry.run()),
                 asyncio.create_task(_clean_up_tokens(services.credentials)),
+                asyncio.create_task(_drop_old_series(services.queue_metrics)),
             ]
             try:
                 # Before the first request: the start of the watch invalidates every cached login.
@@ -236,6 +249,13 @@ async def _clean_up_tokens(credentials: Credentials) -> None:
         except PurveyorError as error:
             _log.warning("cannot remove expired tokens now, will try again: %s", error)
         await asyncio.sleep(_TOKEN_CLEANUP_INTERVAL_SECONDS)
+
+
+async def _drop_old_series(metrics: QueueMetrics) -> None:
+    """Drop the series of deleted subscriptions periodically, until cancelled: scrapes may all go to other processes."""
+    while True:
+        await asyncio.sleep(_SERIES_CLEANUP_INTERVAL_SECONDS)
+        await metrics.read()
 
 
 def create_app(api: Api) -> ASGIApp:
@@ -367,6 +387,7 @@ async def readyz(request: Request) -> ReadinessBody:
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus, with those of the pipeline and of push under `purveyor up`.
 
+    Of several API processes on one port any can answer: the page has the metrics of all, each with the label `process`.
     While the NATS server does not answer, `purveyor_nats_up` is 0.
     """
     api: Api = request.scope[context.API]
@@ -375,7 +396,6 @@ async def metrics(request: Request) -> Response:
     except Unavailable:  # the API has not reached the server yet
         found = [server_up(there=False)]
     parts = await api.part_metrics.read()
-    page = await asyncio.to_thread(
-        render, [*found, parts.up], parts.pages
-    )  # thousands of lines: keep the event loop free
+    # Thousands of lines: keep the event loop free.
+    page = await asyncio.to_thread(render, [*found, parts.up], parts.pages, api.process_name)
     return Response(page, headers={"Content-Type": CONTENT_TYPE})

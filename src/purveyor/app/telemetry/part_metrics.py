@@ -1,7 +1,8 @@
 """The metrics of the other processes on a data directory: the API includes their pages, so one address has all.
 
-Under `purveyor up`, the pipeline and push serve their pages at free ports and announce them (`running_parts`). A
-process that hangs, or that died and has not been started again, has `purveyor_process_up` 0.
+Under `purveyor up`, the pipeline and push serve their pages at free ports and announce them (`running_parts`), and so
+do the processes that share the port of an API. A process that hangs, or that died and has not been started again, has
+`purveyor_process_up` 0.
 """
 
 import asyncio
@@ -29,10 +30,14 @@ class PartPages:
 
 
 class PartMetrics:
-    """Reads the pages. Scrapes within a second share one result."""
+    """Reads the pages. Scrapes within a second share one result.
 
-    def __init__(self, data_dir: Path | None) -> None:
+    An API process that shares its `url` with others includes their pages. Pages of other APIs are not included.
+    """
+
+    def __init__(self, data_dir: Path | None, url: str | None = None) -> None:
         self._data_dir = data_dir
+        self._url = url
         self._lock = asyncio.Lock()
         self._found = PartPages(MetricValues(metric_catalogue.PROCESS_UP), {})
         self._found_at = float("-inf")
@@ -41,13 +46,14 @@ class PartMetrics:
         """Return the pages of all processes that answer."""
         async with self._lock:
             if self._data_dir is not None and time.monotonic() - self._found_at > _FRESH_SECONDS:
-                self._found = await _collect(self._data_dir)
+                self._found = await _collect(self._data_dir, self._url)
                 self._found_at = time.monotonic()
             return self._found
 
 
-async def _collect(data_dir: Path) -> PartPages:
-    parts = _names(await asyncio.to_thread(known_parts, data_dir))
+async def _collect(data_dir: Path, url: str | None) -> PartPages:
+    known = await asyncio.to_thread(known_parts, data_dir)
+    parts = _names([each for each in known if each.worker is None or each.url == url])
     found = await asyncio.gather(*(_fetch(part) for part in parts.values()))
     pages = dict(zip(parts, found, strict=True))
     up = MetricValues(metric_catalogue.PROCESS_UP)
@@ -57,13 +63,23 @@ async def _collect(data_dir: Path) -> PartPages:
 
 
 def _names(parts: list[RunningPart]) -> dict[str, RunningPart]:
-    """Return the processes with a page by name: `push`, and `push-2` for a second one. The oldest come first."""
+    """Return the processes with a page by name: `push`, and `push-2` for a second one. The oldest come first.
+
+    A worker keeps the name of its number, such as `api-2`, when it is started again.
+    """
     named: dict[str, RunningPart] = {}
     for part in reversed(parts):
-        if part.metrics_url is not None:
+        if part.worker is not None:
+            named[worker_name(part.part, part.worker)] = part
+        elif part.metrics_url is not None:
             number = sum(1 for each in named.values() if each.part == part.part) + 1
             named[part.part if number == 1 else f"{part.part}-{number}"] = part
     return named
+
+
+def worker_name(part: str, worker: int) -> str:
+    """Return the name of one of several processes that share a port, as in the label `process`."""
+    return f"{part}-{worker}"
 
 
 async def _fetch(part: RunningPart) -> bytes | None:

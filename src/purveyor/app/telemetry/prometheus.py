@@ -57,14 +57,23 @@ PROCESS_LABEL: Final = "process"
 """The label of series that come from another process."""
 
 
-def render(looked_up: Iterable[MetricValues] = (), others: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+def render(
+    looked_up: Iterable[MetricValues] = (),
+    others: Mapping[str, bytes] = MappingProxyType({}),
+    own_name: str | None = None,
+) -> bytes:
     """Return the page: the given values, the counters of this process, and process statistics.
 
-    `others` are the pages of other processes by name. Their series get the label `process`.
+    `others` are the pages of other processes by name. Their series get the label `process`, and with `own_name` those
+    of this process as well: any of several processes that share a port may answer, and no series may depend on which.
     """
     registry = CollectorRegistry()
-    registry.register(_StaticCollector([*_build_info(), *_waits(MIGRATION_WAITS), *looked_up], INSTRUMENTS))
-    ProcessCollector(registry=registry)
+    if own_name is None:
+        registry.register(_StaticCollector([*_build_info(), *_waits(MIGRATION_WAITS), *looked_up], INSTRUMENTS))
+        ProcessCollector(registry=registry)
+    else:
+        registry.register(_StaticCollector([*_build_info(), *looked_up], ()))
+        others = {**others, own_name: render()}
     if not others:
         return generate_latest(registry)
     families = {family.name: family for family in registry.collect()}

@@ -47,6 +47,8 @@ class Part:
     grace_seconds: float
     must_be_ready: bool = False
     """Whether the supervisor starts the later parts only when this one is ready."""
+    inherited: tuple[int, ...] = ()
+    """File descriptors that the process inherits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +178,7 @@ class ManagedProcess:
             env=self._environment,
             start_new_session=True,  # Ctrl-C in a terminal is for `up`, which stops the parts in order
             limit=_MAX_LINE_BYTES,
+            pass_fds=self.part.inherited,
         )
         assert process.stdout is not None
         assert process.stderr is not None
