@@ -72,6 +72,11 @@ class IncomingEvent:
         """Return the headers of the message; without a login those of the command line."""
         return {EVENT_ID: self.id, **({LOGIN_HEADER: login} if login else {}), **trace}
 
+    def header_lines(self, login: str, trace: Carrier) -> bytes:
+        """Return the headers as encoded lines. The trace of its attributes takes precedence over the given one."""
+        headers = self.headers(login, event_trace(self) or trace)
+        return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
+
 
 @dataclass(frozen=True, slots=True)
 class BatchReceipt:
@@ -144,23 +149,24 @@ class EventPublisher:
         return await self._queues.publish(SUBJECT, data, headers=headers, msg_id=message_id, expect=expect)
 
     def _publish_batch(self, events: Sequence[IncomingEvent], login: str, trace: Carrier) -> BatchReceipt:
-        from purveyor.jetstream import bulk  # noqa: PLC0415 - it loads Arrow, which only batches need
+        import pyarrow as pa  # noqa: PLC0415 - only batches need Arrow
 
-        messages = [
-            (SUBJECT, each.data, each.headers(login, event_trace(each) or trace), each.message_id(login))
-            for each in events
-        ]
-        stream = incoming().stream
-        size = sum(len(each.data) for each in events) + 1
+        from purveyor.jetstream import bulk  # noqa: PLC0415 - it loads Arrow
+
+        columns = {
+            "subject": pa.array([SUBJECT] * len(events), pa.string()),
+            "data": pa.array([each.data for each in events], pa.binary()),
+            "header_lines": pa.array([each.header_lines(login, trace) for each in events], pa.binary()),
+            "msg_id": pa.array([each.message_id(login) for each in events], pa.string()),
+        }
+        batch, stream = pa.record_batch(columns), incoming().stream
         options = bulk.PublishOptions(
             mode=bulk.PublishMode.ATOMIC,
-            window_bytes=size * 2 + (len(messages) * RESERVED_HEADER_BYTES),  # one batch of any size
+            window_bytes=(batch.nbytes + len(events) * RESERVED_HEADER_BYTES) * 2,  # one batch of any size
             expected_stream=stream,
             patience_seconds=self._queues.connection.patience_seconds,
         )
-        report = bulk.publish_many(
-            self._queues.address, bulk.outgoing(messages, rows=MAX_EVENTS_PER_BATCH, size=size + 1), options
-        )
+        report = bulk.publish_many(self._queues.address, [batch], options)
         return BatchReceipt(report.stored, report.duplicates, report.last_sequences.get(stream, 0))
 
 

@@ -148,3 +148,31 @@ def test_filters_match_like_the_server() -> None:
     batch = pa.record_batch({"subject": ["a.b", "a.b.c", "a", "b", "axb", "b.c"]})
     assert filter_batch(batch, ("a.*", "b")).column(0).to_pylist() == ["a.b", "b"]
     assert filter_batch(batch, ("a.>", "*.c")).column(0).to_pylist() == ["a.b", "a.b.c", "b.c"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [b"A: b", b"A: b\r\nC", b"A:b\r\n", b": b\r\n", b"A b: c\r\n", b"A: b\nC: d\r\n", b"A: \0\r\n", b"A: b\r\n\r\n", b"\r\n"]
+    + [b"Nats-Msg-Id: x\r\n", b"A: b\r\nnats-expected-stream: x\r\n", None],
+)
+def test_encoded_header_lines_are_checked(lines: bytes | None) -> None:
+    columns = {
+        "subject": pa.array(["a", "a"], pa.string()),
+        "data": pa.array([b"", b""], pa.binary()),
+        "header_lines": pa.array([b"A: b\r\n", lines], pa.binary()),
+    }
+    with pytest.raises(InvalidHeader, match="message 6:"):
+        prepare(pa.record_batch(columns), 5, FrameOptions(b"p.", None, 1 << 20))
+
+
+def test_encoded_header_lines_are_sent_as_they_are() -> None:
+    given = [b"", b"A: b\r\nC: \xc3\xa9 : x\r\n", b"A: \xff\r\n"]
+    columns = {
+        "subject": pa.array(["a"] * 3, pa.string()),
+        "data": pa.array([b"x"] * 3, pa.binary()),
+        "header_lines": pa.array(given, pa.binary()),
+        "msg_id": pa.array(["i", "j", None], pa.string()),
+    }
+    rows = prepare(pa.record_batch(columns), 0, FrameOptions(b"p.", None, 1 << 20))
+    ids = (b"i", b"j", b"p.2")
+    assert rows.header_lines.to_pylist() == [b"Nats-Msg-Id: %b\r\n%b" % each for each in zip(ids, given, strict=True)]

@@ -31,6 +31,9 @@ MAX_SUBJECT_BYTES: Final = 3000
 # Printable ASCII without wildcards, tokens separated by dots: such subjects need no further check.
 _PLAIN_SUBJECT: Final = r"^[!-)+\-/-=?-~]+(\.[!-)+\-/-=?-~]+)*$"
 
+_HEADER_LINES: Final = r"^(?:[!-9;-~]+: [^\r\n\x00]*\r\n)*$"
+_SERVER_HEADER: Final = r"(?:^|\n)(?i:nats-)"
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedRows:
@@ -187,7 +190,10 @@ def _header_lines(batch: Any, first_index: int, frame_options: FrameOptions) -> 
     lines: Any = b""
     needs_id = ~given
     column_index = batch.schema.get_field_index("headers")
-    if column_index >= 0:
+    lines_index = batch.schema.get_field_index("header_lines")
+    if lines_index >= 0:
+        lines = _check_lines(_cast(batch.column(lines_index), pa.binary(), "header_lines"), first_index)
+    elif column_index >= 0:
         written = to_lines(
             _cast(batch.column(column_index), HEADERS_TYPE, "headers"),
             first_index=first_index,
@@ -208,6 +214,18 @@ def _header_lines(batch: Any, first_index: int, frame_options: FrameOptions) -> 
         return join(f"{MSG_ID}: ".encode(), ids, b"\r\n", lines, expected)
     id_lines = pc.fill_null(join(f"{MSG_ID}: ".encode(), ids, b"\r\n"), b"")
     return join(id_lines, lines, expected)
+
+
+def _check_lines(lines: Any, first_index: int) -> Any:
+    """Return encoded header lines; raise InvalidHeader for those that no header may have, or the id of a message."""
+    fine = pc.and_not(pc.match_substring_regex(lines, _HEADER_LINES), pc.match_substring_regex(lines, _SERVER_HEADER))
+    if lines.null_count or not pc.all(fine).as_py():
+        at = first_index + pc.index(pc.fill_null(fine, False), False).as_py()
+        raise InvalidHeader(
+            f"message {at}: its header_lines are not lines of the form 'Name: value'",
+            fix="end each line with a carriage return and a line feed; headers of the server have columns of their own",
+        )
+    return lines
 
 
 def _given_ids(batch: Any, first_index: int) -> Any:

@@ -33,7 +33,8 @@ def publish_many(
 
     Columns: `subject` (string), `data` (binary), optionally `headers` (map<string, list<string>>) and `msg_id` (string,
     null allowed). An id in `msg_id` overrides one in the headers. A message without an id gets one: if it is sent again
-    after a lost connection, it is stored once.
+    after a lost connection, it is stored once. In place of `headers`, `header_lines` (binary) holds them encoded, each
+    as `Name: value` with a carriage return and a line feed.
 
     Raise `PublishRefused` (its `index` is the first refused message), `UnknownStream` (no stream takes a subject),
     `InvalidSubject` or `InvalidHeader` (before that row was sent), `PermissionDenied`, `AuthenticationFailed`,
