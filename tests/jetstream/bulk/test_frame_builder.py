@@ -152,7 +152,17 @@ def test_filters_match_like_the_server() -> None:
 
 @pytest.mark.parametrize(
     "lines",
-    [b"A: b", b"A: b\r\nC", b"A:b\r\n", b": b\r\n", b"A b: c\r\n", b"A: b\nC: d\r\n", b"A: \0\r\n", b"A: b\r\n\r\n", b"\r\n"]
+    [
+        b"A: b",
+        b"A: b\r\nC",
+        b"A:b\r\n",
+        b": b\r\n",
+        b"A b: c\r\n",
+        b"A: b\nC: d\r\n",
+        b"A: \0\r\n",
+        b"A: b\r\n\r\n",
+        b"\r\n",
+    ]
     + [b"Nats-Msg-Id: x\r\n", b"A: b\r\nnats-expected-stream: x\r\n", None],
 )
 def test_encoded_header_lines_are_checked(lines: bytes | None) -> None:

@@ -1,8 +1,10 @@
 """`purveyor serve api`: run the HTTP API in the foreground, in one process or in several on one port."""
 
 import asyncio
+import contextlib
 import signal
 import socket
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +41,9 @@ def api(
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     worker: Annotated[int | None, typer.Option(hidden=True, help="The number of this worker.")] = None,
     listener: Annotated[int | None, typer.Option(hidden=True, help="The socket that workers inherit.")] = None,
+    console_socket: Annotated[
+        Path | None, typer.Option(hidden=True, help="The Unix socket for requests to the console.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run the HTTP API: subscriptions, events, and messages for consumers that pull them.
@@ -74,7 +79,7 @@ def api(
             command = (*PROGRAM, *cli.root_words(), "serve", "api", "--json", *words)
             _run_workers(command, settings.api_workers, bound, printer)
         else:
-            _run_api(cli, _Process(settings, logins, console, bound, is_tls, worker), printer)
+            _run_api(cli, _Process(settings, logins, console, bound, is_tls, worker, console_socket), printer)
     printer.print("stopped", "the API")
 
 
@@ -84,16 +89,19 @@ def _run_workers(command: tuple[str, ...], count: int, listener: socket.socket, 
     def on_event(event: str, detail: str, fields: Mapping[str, Any]) -> None:
         printer.print(event, detail, **fields)
 
-    async def supervise() -> None:
+    async def supervise(console_socket: Path) -> None:
         fd = listener.fileno()
-        commands = [(*command, "--worker", str(number), "--listener", str(fd)) for number in range(1, count + 1)]
+        words = ("--listener", str(fd), "--console-socket", str(console_socket))
+        commands = [(*command, *words, "--worker", str(number)) for number in range(1, count + 1)]
         workers = ApiWorkers(commands, fd, on_event)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, workers.stop)
         await workers.run()
 
-    asyncio.run(supervise())
+    # Not in the data directory: the path of a Unix socket may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="purveyor-") as private:
+        asyncio.run(supervise(Path(private) / "console"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +115,14 @@ class _Process:
     is_tls: bool
     worker: int | None
     """Its number among the processes that share the socket; None: it shares it with no other."""
+    console_socket: Path | None
+    """Where one of these processes serves the console to the others."""
 
 
 def _run_api(cli: Cli, process: _Process, printer: StatusPrinter) -> None:
     """Run one API process until a signal."""
     # Here and not at the top, as above.
+    from purveyor.app.console.forwarding import serve_forwarded  # noqa: PLC0415
     from purveyor.app.http.application import ApiOptions  # noqa: PLC0415
     from purveyor.app.http.connections import ConnectionLimits  # noqa: PLC0415
     from purveyor.app.http.server import ApiServer, check_tls  # noqa: PLC0415
@@ -145,6 +156,7 @@ def _run_api(cli: Cli, process: _Process, printer: StatusPrinter) -> None:
                 archive_seconds=settings.archive_seconds,
                 worker=worker,
                 url=local_url,
+                console_socket=process.console_socket,
             )
         )
         server = ApiServer(
@@ -158,7 +170,11 @@ def _run_api(cli: Cli, process: _Process, printer: StatusPrinter) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, server.stop)
         freeze_imports()
-        await server.serve([process.listener])
+        path = process.console_socket
+        async with contextlib.AsyncExitStack() as stack:
+            if path is not None and api.serves_console:
+                await stack.enter_async_context(serve_forwarded(server.app, path))
+            await server.serve([process.listener])
 
     with (
         telemetry(settings, "api"),

@@ -176,7 +176,7 @@ SESSION: Final = "purveyor.session"
 """The key of the session in the scope of a request."""
 LOGIN: Final = "/console/login"
 LOGOUT: Final = "/console/logout"
-_API: Final = "/v1/"
+API_PREFIX: Final = "/v1/"
 """The prefix of nearly all requests, checked first."""
 _FRAMEWORK: Final = ("/_nicegui/", "/_nicegui_ws/")
 _MAX_FORM_BYTES: Final = 8192
@@ -222,7 +222,7 @@ class ConsoleMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the console, or pass the request on to the API unchanged."""
-        if scope["type"] == "lifespan" or scope["path"].startswith(_API) or not is_console(scope["path"]):
+        if scope["type"] == "lifespan" or scope["path"].startswith(API_PREFIX) or not is_console(scope["path"]):
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])

@@ -60,6 +60,7 @@ _CONNECTION_CHECK_INTERVAL_SECONDS: Final = 2.0
 _WATCH_START_TIMEOUT_SECONDS: Final = 5.0
 _TOKEN_CLEANUP_INTERVAL_SECONDS: Final = 3600.0
 _SERIES_CLEANUP_INTERVAL_SECONDS: Final = 600.0
+_CONSOLE_WORKER: Final = 1
 _READINESS_TIMEOUT_SECONDS: Final = 2.0
 """A probe and `purveyor doctor` get an answer within this time also while the NATS server hangs."""
 _DESCRIPTION: Final = """Every change, to every subscriber, in order, once.
@@ -101,6 +102,8 @@ class ApiOptions:
     """The number of this process among those that share its port; None: it shares it with no other."""
     url: str | None = None
     """The URL that these processes share."""
+    console_socket: Path | None = None
+    """The Unix socket at which one of these processes serves the console to the others."""
 
 
 class Api:
@@ -126,6 +129,16 @@ class Api:
         """The name of this process in its metrics; None if it shares its port with no other."""
         worker = self._options.worker
         return None if worker is None else worker_name(API, worker)
+
+    @property
+    def console_socket(self) -> Path | None:
+        """The Unix socket at which one of several processes on a port serves the console to the others."""
+        return self._options.console_socket
+
+    @property
+    def serves_console(self) -> bool:
+        """Whether this process serves the console itself: alone, or as the first of several processes on a port."""
+        return self.console is not None and self._options.worker in (None, _CONSOLE_WORKER)
 
     @property
     def services(self) -> Services:
@@ -261,8 +274,14 @@ async def _drop_old_series(metrics: QueueMetrics) -> None:
 def create_app(api: Api) -> ASGIApp:
     """Return the ASGI application: authentication, fast path, routes, and the console if there is one."""
     app = AuthMiddleware(FastPath(_build_routes(api)), authenticator=api.authenticator, backend=api)
-    console = api.console
-    return app if console is None else ConsoleMiddleware(app, api, console.sessions, console.build_app)
+    console, path = api.console, api.console_socket
+    if console is None:
+        return app
+    if path is not None and not api.serves_console:
+        from purveyor.app.console.forwarding import ConsoleForwarder  # noqa: PLC0415 - only workers need it
+
+        return ConsoleForwarder(app, path)
+    return ConsoleMiddleware(app, api, console.sessions, console.build_app)
 
 
 def describe(api: Api) -> dict[str, Any]:

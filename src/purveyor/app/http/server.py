@@ -51,10 +51,11 @@ class ApiServer(SocketServer):
         self._connection_counts = Connections(limits, trusted_proxies)
         self._tls = None if tls is None else _tls_context(*tls)
         self._accepting: list[asyncio.Task[None]] = []
+        self.app = create_app(api)
         protocol: Any = partial(LimitedProtocol, self._connection_counts)
         super().__init__(
             uvicorn.Config(
-                create_app(api),
+                self.app,
                 http=protocol,
                 ws="none" if api.console is None else "websockets-sansio",
                 lifespan="on",
