@@ -14,7 +14,7 @@ import pytest
 
 from purveyor.app.console.console_login import COOKIE
 from purveyor.jetstream.address import Address
-from tests.app.cli.test_serve_api_workers import Workers
+from tests.support.api_workers import Workers
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 _REQUESTS = 12

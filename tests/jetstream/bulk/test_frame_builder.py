@@ -162,8 +162,10 @@ def test_filters_match_like_the_server() -> None:
         b"A: \0\r\n",
         b"A: b\r\n\r\n",
         b"\r\n",
-    ]
-    + [b"Nats-Msg-Id: x\r\n", b"A: b\r\nnats-expected-stream: x\r\n", None],
+        b"Nats-Msg-Id: x\r\n",
+        b"A: b\r\nnats-expected-stream: x\r\n",
+        None,
+    ],
 )
 def test_encoded_header_lines_are_checked(lines: bytes | None) -> None:
     columns = {

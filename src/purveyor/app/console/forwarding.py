@@ -2,7 +2,7 @@
 
 A page of the console is state in the memory of the process that built it, and its WebSocket is a connection of its own,
 which any process on the port may accept. So worker 1 serves the console also on a Unix socket in a private directory,
-and the others forward there. The headers that tell it the address of the client are trusted on that socket only.
+and the others forward there. Worker 1 trusts the headers with the address of the client on that socket only.
 """
 
 import asyncio
