@@ -102,7 +102,10 @@ def test_events_without_an_id_get_new_ones() -> None:
 @pytest.mark.parametrize(
     "given",
     [
+        b"",
         b"[",
+        b"[]",
+        json.dumps([event()] * 1001).encode(),
         b"{}",
         b"[{}]",
         b"[1]",

@@ -17,7 +17,7 @@ import msgspec
 from purveyor.model import json_fields
 from purveyor.model.errors import PurveyorError
 from purveyor.model.event import Event, check_event_id, check_limits
-from purveyor.sources.http_events import IncomingEvent
+from purveyor.sources.http_events import MAX_EVENTS_PER_BATCH, IncomingEvent
 from purveyor.sources.schemas.event_validator import EventValidator
 
 _ID_BYTES: Final = 16
@@ -61,6 +61,8 @@ def read_events(
     """
     try:
         found = _ARRAY.decode(given) if isinstance(given, bytes) else [_LINE.decode(line) for line in given]
+        if not 0 < len(found) <= MAX_EVENTS_PER_BATCH:
+            return None
         new_ids = _new_ids(len(found)) if key is None else [f"{key}:{number}" for number in range(len(found))]
         if realms is not None and not realms.issuperset({each.realm for each in found}):
             return None

@@ -175,7 +175,7 @@ def _read(data: bytes, by_lines: bool, key: str | None, publisher: _Publisher) -
     lines = [line for line in data.splitlines() if line.strip()] if by_lines else []
     if by_lines or data[:1] == b"[":
         many = read_events(lines if by_lines else data, publisher.validator, realms=publisher.who.realms, key=key)
-        if many is not None and 0 < len(many) <= MAX_EVENTS_PER_BATCH:
+        if many is not None:
             return many, False
     if by_lines:
         found: Any = [json_fields.parse(line, f"line {number}") for number, line in enumerate(lines, start=1)]
