@@ -2,12 +2,14 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from purveyor.model.file_lock import FileLock, LockOwner, is_locked, read_owner
+from purveyor.model.file_lock import FileLock, LockOwner, PendingLock, is_locked, read_owner, record_lock_holder
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
 
 
@@ -74,3 +76,44 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path, path: Path) -> None:
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"x\.lock"):
         FileLock(path).try_lock()
+
+
+def test_a_pending_lock_is_taken_when_it_is_free(path: Path) -> None:
+    first = FileLock(path)
+    first.lock()
+    pending = PendingLock(path)
+    assert not pending.wait(0.05)
+    first.release()
+    assert pending.wait(PATIENCE_SECONDS)
+    lock = pending.take()
+    assert lock.is_held
+    assert not FileLock(path).try_lock()
+    lock.release()
+
+
+def test_an_abandoned_wait_leaves_the_lock_to_others(path: Path) -> None:
+    first, second = FileLock(path), FileLock(path)
+    first.lock()
+    pending = PendingLock(path)
+    pending.abandon()
+    first.release()
+    wait_until(second.try_lock)
+    second.release()
+
+
+def test_the_holder_of_a_record_lock_is_found_if_it_has_the_file_open(path: Path) -> None:
+    assert record_lock_holder(path) is None
+    path.touch()
+    assert record_lock_holder(path) is None
+    code = (
+        "import fcntl, sys, time\n"
+        "held = open(sys.argv[1], 'r+'); fcntl.lockf(held, fcntl.LOCK_EX); print('held', flush=True)\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert record_lock_holder(path) == other.pid
+        other.kill()
+        other.wait(PATIENCE_SECONDS)
+    assert record_lock_holder(path) is None

@@ -4,9 +4,13 @@ A holder may write a note about itself into the file. The note only explains a r
 decides. The system uses pids again, so the note also has the start time of the process.
 """
 
+import contextlib
 import fcntl
 import json
 import os
+import struct
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -172,6 +176,46 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+class PendingLock:
+    """A wait for a lock in a thread that the kernel wakes at the moment when the lock is free.
+
+    Every `PendingLock` ends with `take` or `abandon`: else its thread would take the lock later and keep it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = FileLock(path)
+        self._guard = threading.Lock()
+        self._is_abandoned = False
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name=f"waits-for-{path.name}", daemon=True).start()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Return whether the wait is over: `take` returns the lock then."""
+        return self._over.wait(timeout_seconds)
+
+    def take(self) -> FileLock:
+        """Return the lock, which is held unless the file could not be opened."""
+        self._over.wait()
+        return self._lock
+
+    def abandon(self) -> None:
+        """Give up; the thread releases the lock at once when it gets it."""
+        with self._guard:
+            self._is_abandoned = True
+            self._lock.release()
+
+    def _run(self) -> None:
+        try:
+            self._lock.lock()
+        except OSError:  # the caller tries again, and sees the reason
+            pass
+        finally:
+            with self._guard:
+                if self._is_abandoned:
+                    self._lock.release()
+            self._over.set()
+
+
 _held: set[FileLock] = set()
 
 
@@ -185,6 +229,42 @@ def _forget_in_fork() -> None:
 os.register_at_fork(after_in_child=_forget_in_fork)
 
 
+_POSIX_LOCK: Final = struct.Struct("hhqqi4x")
+"""The structure `flock` of Linux on a 64-bit machine: type, whence, start, length, process."""
+
+
+def record_lock_holder(path: Path) -> int | None:
+    """Return the process of this machine that holds a POSIX record lock on a whole file, as Java takes them.
+
+    None if the lock is free, or if its holder is not a process that this one can see with the file open: on a shared
+    file system the holder may run on another machine, where the same number is another process.
+    """
+    if not sys.platform.startswith("linux") or struct.calcsize("P") != 8:
+        return None
+    try:
+        with path.open("rb+") as file:
+            wanted = _POSIX_LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = _POSIX_LOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+            identity = os.fstat(file.fileno())
+    except OSError:
+        return None
+    if kind == fcntl.F_UNLCK or pid <= 0 or pid == os.getpid():
+        return None
+    return pid if _has_open(pid, identity) else None
+
+
+def _has_open(pid: int, identity: os.stat_result) -> bool:
+    try:
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    for each in descriptors:
+        with contextlib.suppress(OSError):  # it was closed in the meantime
+            if os.path.samestat(each.stat(), identity):
+                return True
+    return False
+
+
 def _start_time(pid: int) -> str | None:
     """Return the start time of a process, in clock ticks since boot; None if it has ended, or without /proc."""
     try:
@@ -195,4 +275,12 @@ def _start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]  # a zombie holds nothing any more
 
 
-__all__ = ["FileLock", "LockOwner", "is_locked", "process_exists", "read_owner"]
+__all__ = [
+    "FileLock",
+    "LockOwner",
+    "PendingLock",
+    "is_locked",
+    "process_exists",
+    "read_owner",
+    "record_lock_holder",
+]
