@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -23,14 +23,17 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import LongType, StructField, StructType
 
 from purveyor.model.errors import SetupError
 from purveyor.spark.java import find_java, gc_option, prepare_fast_start, user_cache_dir
-from purveyor.spark.pyspark_internals import jvm_process
+from purveyor.spark.pyspark_internals import jvm_process, map_in_arrow, transform_with_state
 from purveyor.spark.session import session
 
 _SAMPLE_ROWS = 10
+_STATE_ROW = StructType([StructField("count", LongType())])
+_STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _TIMEOUT_SECONDS = 600
 
 
@@ -96,8 +99,32 @@ class _SampleSource(DataSource):
         return _SampleWriter()
 
 
+class _SampleProcessor(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", _STATE_ROW)
+        self._keys = handle.getMapState("keys", _STATE_ROW, _STATE_ROW)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803 - Spark's
+        del key, timerValues
+        count = sum(1 for _ in rows)
+        self._count.update((count,))
+        self._keys.updateValue((count,), (count,))
+        yield Row(count=count)
+
+    def close(self) -> None:
+        pass
+
+
+def _pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def _collect_batch(batch: DataFrame, _number: int) -> None:
+    map_in_arrow(batch.repartition(1), _pass_on, "count bigint").collect()
+
+
 def run_sample_queries(spark: SparkSession, scratch: Path) -> None:
-    """Do what a pipeline does: batch and stream through a Python source and sink, a shuffle, JSON, Parquet."""
+    """Do what a pipeline does: batch and stream through a Python source and sink, a shuffle, JSON, Parquet, state."""
     spark.dataSource.register(_SampleSource)
     batch = spark.read.format("training").load()
     parsed = batch.selectExpr("key", "from_json(cast(data as string), 'a string') as object")
@@ -107,6 +134,10 @@ def run_sample_queries(spark: SparkSession, scratch: Path) -> None:
     stream = spark.readStream.format("training").load().repartition(2, "key")
     writing = stream.writeStream.format("training").option("checkpointLocation", str(scratch / "checkpoint"))
     writing.trigger(availableNow=True).start().awaitTermination()
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", _STATE_STORE)
+    kept = transform_with_state(spark.readStream.format("training").load(), "key", _SampleProcessor(), _STATE_ROW)
+    writing = kept.writeStream.outputMode("append").option("checkpointLocation", str(scratch / "state"))
+    writing.foreachBatch(_collect_batch).trigger(availableNow=True).start().awaitTermination()
 
 
 def write_archive(archive: Path, cache: Path) -> None:
