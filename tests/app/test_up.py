@@ -1,5 +1,6 @@
 """`purveyor up`: all parts on one machine, with parts that die, until it is stopped."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,14 @@ def test_directories_are_followed_only_where_the_settings_name_one() -> None:
     assert parts["LDAP"][-5:] == ("serve", "ldap", "--json", "--metrics-port", "0")
 
 
+def test_a_standby_is_a_second_process_of_the_pipeline() -> None:
+    parts = {part.name: part for part in make_parts(UpOptions(with_standby=True, pipeline=("--master", "local[2]")))}
+    assert [*parts] == ["NATS", "pipeline", "standby", "push", "API"]
+    assert parts["standby"].command == parts["pipeline"].command
+    assert [name for name, part in parts.items() if part.has_partner] == ["pipeline", "standby"]
+    assert [name for name, part in parts.items() if part.starts_last] == ["standby"]
+
+
 def program(text: str, name: str = "part", *, must_be_ready: bool = False) -> Part:
     return Part(name, (sys.executable, "-u", "-c", f"import json, os, sys, time\n{text}"), 60, must_be_ready)
 
@@ -83,6 +93,36 @@ async def test_parts_are_started_in_order_and_stopped_in_the_opposite_one() -> N
         *(("ready", name) for name in "abc"),
         *(("stopped", name) for name in "cba"),
     ]
+
+
+STANDS_BY = READY.replace('"ready"', '"standby"')
+
+
+@pytest.mark.parametrize(("first", "second"), [(READY, STANDS_BY), (STANDS_BY, READY)])
+async def test_a_process_that_stands_by_starts_last_and_stops_first(first: str, second: str) -> None:
+    """Which of the two stands by changes over time; the one that works stops in its turn."""
+    events: list[PartEvent] = []
+    farewell = "import signal\nsignal.signal(15, lambda *_: (print(json.dumps({'event': 'stopped'})), sys.exit(0)))\n"
+
+    def part(name: str, says: str) -> Part:
+        is_pair, is_second = name != "API", name == "standby"
+        begun = program(farewell + says + "time.sleep(600)", name)
+        return replace(begun, has_partner=is_pair, starts_last=is_second)
+
+    parts = [part("pipeline", first), part("standby", second), part("API", READY)]
+    both = asyncio.Event()
+
+    def on_event(event: PartEvent) -> None:
+        events.append(event)
+        if event.part == "standby":
+            both.set()
+
+    async with Supervisor(parts, on_event).running():
+        await both.wait()
+    started = [each.part for each in events if each.event in ("ready", "standby")]
+    assert started[-1] == "standby"
+    stands_by, works = ("standby", "pipeline") if second == STANDS_BY else ("pipeline", "standby")
+    assert [each.part for each in events if each.event == "stopped"] == [stands_by, "API", works]
 
 
 async def test_a_part_that_dies_is_reported_and_restarted(tmp_path: Path) -> None:

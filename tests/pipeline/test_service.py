@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from purveyor.pipeline.checkpoints import CheckpointLocks, EngineLocks
 from purveyor.pipeline.engine import EngineLost
 from purveyor.pipeline.part_status import PartStatus, State, status_path
 from purveyor.pipeline.part_supervisor import Part, ThreadRun
-from purveyor.pipeline.service import PartFailed, PartName, PipelineService, PipelineSettings
+from purveyor.pipeline.pipeline_settings import PartName, PipelineSettings
+from purveyor.pipeline.service import PartFailed, PipelineService
 from tests.support.broker import Broker
 from tests.support.nats_servers import OwnServer
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
@@ -47,9 +50,11 @@ class Heard:
 class SharedEngine:
     """The session of the tests, which outlives each service."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, scratch: Path) -> None:
         self.spark = spark
+        self.scratch = scratch
         self.lost = False
+        self.started = False
         self.stopped = False
 
     def check(self) -> None:
@@ -66,12 +71,29 @@ class RunningPart:
     def __init__(
         self, settings: PipelineSettings, spark: SparkSession, **parts: Callable[[threading.Event], None]
     ) -> None:
-        self.reporter, self.engine, self.stop = Heard(), SharedEngine(spark), threading.Event()
+        self.engine = SharedEngine(spark, settings.data_dir / "scratch")
+        self.reporter, self.stop = Heard(), threading.Event()
+        self.warmed: list[tuple[str, ...]] = []
         self.error: PurveyorError | None = None
         made = [Part(name, partial(ThreadRun, name, work)) for name, work in parts.items()]
-        self.service = PipelineService(settings, lambda *_: made, self.reporter, start_engine=lambda *_: self.engine)
+        self.service = PipelineService(
+            settings,
+            lambda *_: made,
+            self.reporter,
+            start_engine=self._start_engine,
+            warm_up=self._warm_up,
+        )
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
+
+    def _start_engine(self, *_: object) -> SharedEngine:
+        self.engine.started = True
+        return self.engine
+
+    def _warm_up(self, _spark: SparkSession, parts: Sequence[PartName], *_: object) -> bool:
+        assert not self.reporter.received("ready")
+        self.warmed.append(tuple(part.value for part in parts))
+        return True
 
     def _run(self) -> None:
         try:
@@ -248,7 +270,11 @@ def test_a_second_pipeline_waits_and_reports_it(
     try:
         running = RunningPart(wanted, spark, transform=idle)
         running.hears("standby")
-        assert f"is run by process {first.pid}" in running.reporter.steps[0][1]
+        assert [event for event, _ in running.reporter.steps] == ["warming", "standby"]
+        assert all(f"is run by process {first.pid}" in text for _, text in running.reporter.steps)
+        assert running.warmed == [("transform",)]
+        assert running.engine.started
+        assert not list(tmp_path.glob("pipeline-status*"))
         impatient = PipelineSettings(
             data_dir=tmp_path, find_address=settings.find_address, parts=(PartName.TRANSFORM,), wait=False
         )
@@ -258,6 +284,98 @@ def test_a_second_pipeline_waits_and_reports_it(
     running.hears("ready")
     running.stop.set()
     assert running.ends() is None
+    assert running.warmed == [("transform",)]  # not again
+
+
+def test_a_standby_that_is_not_warm_takes_over_at_once(
+    settings: PipelineSettings, spark: SparkSession, tmp_path: Path
+) -> None:
+    first = owner(tmp_path / "checkpoints", "transform")
+    reporter, engine, stop = Heard(), SharedEngine(spark, tmp_path / "scratch"), threading.Event()
+    was_stopped: list[bool] = []
+
+    def warm_up(_: SparkSession, _parts: Sequence[PartName], _scratch: Path, go_on: Callable[[], bool]) -> bool:
+        if not was_stopped:
+            assert go_on()
+            end(first)
+            wait_until(lambda: not go_on())
+        was_stopped.append(True)
+        return len(was_stopped) > 1
+
+    wanted = replace(settings, parts=(PartName.TRANSFORM,))
+    parts = [Part("transform", partial(ThreadRun, "transform", idle))]
+    service = PipelineService(wanted, lambda *_: parts, reporter, start_engine=lambda *_: engine, warm_up=warm_up)
+    thread = threading.Thread(target=service.run, args=[stop])
+    thread.start()
+    wait_until(lambda: reporter.received("ready"))
+    stop.set()
+    thread.join(PATIENCE_SECONDS)
+    assert [event for event, _ in reporter.steps] == ["warming", "ready", "stopping"]
+    assert len(was_stopped) == 2  # again, before it was ready
+
+
+def test_a_standby_whose_engine_dies_says_so(settings: PipelineSettings, spark: SparkSession, tmp_path: Path) -> None:
+    first = owner(tmp_path / "checkpoints", "transform")
+    wanted = replace(settings, parts=(PartName.TRANSFORM,))
+    try:
+        running = RunningPart(wanted, spark, transform=idle)
+        running.hears("standby")
+        running.engine.lost = True
+        assert isinstance(running.ends(), EngineLost)
+    finally:
+        end(first)
+
+
+def test_a_standby_that_is_stopped_leaves_the_lock_to_others(
+    settings: PipelineSettings, spark: SparkSession, tmp_path: Path
+) -> None:
+    first = owner(tmp_path / "checkpoints", "transform")
+    try:
+        running = RunningPart(replace(settings, parts=(PartName.TRANSFORM,)), spark, transform=idle)
+        running.hears("standby")
+        running.stop.set()
+        assert running.ends() is None
+    finally:
+        end(first)
+    # The thread that waited in the kernel may get the lock for a moment.
+    with CheckpointLocks(tmp_path / "checkpoints", ["transform"]) as locks:
+        wait_until(lambda: locks.take() is None)
+
+
+def test_parts_without_work_are_warm_before_the_pipeline_is_ready(
+    settings: PipelineSettings, spark: SparkSession
+) -> None:
+    wanted = replace(settings, warm_up=True)
+    running = RunningPart(wanted, spark, prefill=idle)
+    running.hears("ready")
+    running.stop.set()
+    assert running.ends() is None
+    assert running.warmed == [("prefill",)]
+    cold = RunningPart(replace(settings, warm_up=False), spark, prefill=idle)
+    cold.hears("ready")
+    cold.stop.set()
+    assert cold.ends() is None
+    assert cold.warmed == []
+
+
+def test_dispatch_starts_first(settings: PipelineSettings, spark: SparkSession) -> None:
+    began: list[str] = []
+
+    def part(name: str) -> Work:
+        def work(stop: threading.Event) -> None:
+            began.append(name)
+            idle(stop)
+
+        return work
+
+    names = ("transform", "dispatch", "archive")
+    running = RunningPart(settings, spark, **{name: part(name) for name in names})
+    running.hears("ready")
+    running.stop.set()
+    assert running.ends() is None
+    assert began[0] == "dispatch"
+    assert sorted(began) == sorted(names)
+    assert tuple(part.name for part in running.reporter.parts) == names
 
 
 def test_an_engine_that_outlives_its_process_keeps_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
@@ -273,7 +391,7 @@ def test_an_engine_that_outlives_its_process_keeps_the_checkpoint(spark: SparkSe
     assert done.returncode == 7
 
 
-def test_an_engine_waits_for_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_engine_that_outlives_its_process_is_killed_by_the_next_one(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "archive.engine.lock"
     path.touch()
     code = (
@@ -284,14 +402,11 @@ def test_an_engine_waits_for_the_one_before(spark: SparkSession, tmp_path: Path)
     other = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
-    waits: list[str] = []
-
-    def hear(name: str) -> None:
-        waits.append(name)
+    try:
+        assert EngineLocks(spark, tmp_path, ["archive"]).wait(lambda: True, lambda _: None)
+        assert other.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+    finally:
         end(other)
-
-    assert EngineLocks(spark, tmp_path, ["archive"]).wait(lambda: True, hear)
-    assert waits == ["archive"]
 
 
 def test_groups_have_checkpoints_of_their_own(tmp_path: Path) -> None:

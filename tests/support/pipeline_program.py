@@ -23,7 +23,8 @@ class Pipeline:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(PURVEYOR_NATS_URL=url),
+            # A warm-up at each start would cost the tests seconds; a standby warms up in any case.
+            env=environment(PURVEYOR_NATS_URL=url, PURVEYOR_WARM_UP="false"),
             start_new_session=True,
         )
         self.lines: list[str] = []
@@ -68,6 +69,11 @@ class Pipeline:
         below = descendants(self.process.pid, "org.apache.spark.deploy.SparkSubmit")
         (found,) = [pid for pid in below if _program(pid).endswith("java")]
         return found
+
+    def kill_program(self) -> None:
+        """Kill only the program with SIGKILL: its JVM learns of that later."""
+        self.process.kill()
+        self.ends()
 
     def kill(self) -> None:
         """Kill the process group with SIGKILL: the program, its JVM, and other children."""

@@ -23,7 +23,7 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, "PURVEYOR_WARM_UP": "false", **(environment or {})},  # it would cost the tests seconds
         )
         self.events: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read)

@@ -207,6 +207,10 @@ class Settings(BaseSettings):
     """The database of an application with stages, for the commands that read it."""
     spark_master: Annotated[str, Field(min_length=1)] = "local[*]"
     """The Spark master."""
+    standby: bool = False
+    """Whether `up` runs a second pipeline that takes over within seconds when the first one dies."""
+    warm_up: bool = True
+    """Whether the pipeline runs batches on queues of its own before it is ready: then the first event is quick."""
     spark_ui: bool = False
     """Whether Spark serves its own web interface; the console links to it."""
     dispatcher_group: Annotated[str, validated_by(check_group)] = DEFAULT_GROUP

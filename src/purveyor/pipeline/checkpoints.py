@@ -2,7 +2,8 @@
 
 **Locks.** Two queries on one checkpoint would destroy it, so each checkpoint has two locks. This process holds a file
 lock; another process that finds it taken waits and takes over when it is free. The JVM holds a second one: when this
-process is killed the JVM ends a moment later, and until then its queries still write.
+process is killed the JVM ends a moment later, and until then its queries still write. The process that has the file
+locks kills a JVM that holds the second ones: the process that started that JVM is gone.
 
 **Recovery.** When a part starts, `recover` decides whether its checkpoint fits.
 
@@ -20,11 +21,14 @@ it (an operator restored a backup of the NATS store). What each part does then:
 The rules are pure functions; `recover` asks the server and acts.
 """
 
+import contextlib
 import json
 import logging
+import os
 import shutil
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +37,7 @@ from typing import Final, Self
 from pyspark.sql import SparkSession
 
 from purveyor.model.errors import DataLost, StoreInUse, UnreadableRecord
-from purveyor.model.file_lock import FileLock
+from purveyor.model.file_lock import FileLock, PendingLock, record_lock_holder
 from purveyor.spark.checkpoint_files import batch_end, committed_offset, newest_batch, roll_back
 from purveyor.spark.offsets import Offset, StreamView, check_identity, lost_range
 from purveyor.spark.options import ReadSettings
@@ -41,6 +45,10 @@ from purveyor.spark.pyspark_internals import jvm
 from purveyor.spark.stream_control import StreamControl
 
 _POLL_INTERVAL_SECONDS = 0.2
+_UNREPORTED_SECONDS = 1.0
+"""A JVM that was killed is gone within this time, so a shorter wait is not reported."""
+_ENDING_POLL_SECONDS = 0.02
+"""Between two looks at the lock of a JVM that was killed."""
 
 ShouldContinue = Callable[[], bool]
 
@@ -52,31 +60,61 @@ class CheckpointLocks:
         self._directory = directory
         self._names = sorted(names)
         self._held: list[FileLock] = []
+        self._refused = directory
 
     def take(self) -> StoreInUse | None:
         """Try once to take all locks; return the owner of one that is taken."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for name in self._names:
-            lock = FileLock(self._directory / f"{name}.lock")
-            if not lock.try_lock():
-                self.release()
-                return self._in_use(name, lock)
-            self._held.append(lock)
-            lock.write_owner()
-        return None
+        return self._take({})
 
     def wait(self, should_continue: ShouldContinue, on_wait: Callable[[StoreInUse], None]) -> bool:
-        """Wait until the locks are free; call `on_wait` once for each owner. Return False if the wait is stopped."""
+        """Wait until the locks are free; call `on_wait` once for each owner. Return False if the wait is stopped.
+
+        A thread waits in the kernel for the lock that was refused, so this returns at the moment when it is free.
+        `should_continue` is asked several times a second, and may raise an error.
+        """
         reported = ""
+        freed: dict[Path, FileLock] = {}
         while should_continue():
-            refused = self.take()
+            refused = self._take(freed)
             if refused is None:
                 return True
             if refused.message != reported:
                 reported = refused.message
                 on_wait(refused)
-            time.sleep(_POLL_INTERVAL_SECONDS)
+            freed = self._wait_for_refused(should_continue)
+        for lock in freed.values():
+            lock.release()
         return False
+
+    def _take(self, freed: Mapping[Path, FileLock]) -> StoreInUse | None:
+        """Take all locks; those in `freed` are held already."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._held += freed.values()
+        for name in self._names:
+            path = self._directory / f"{name}.lock"
+            lock = freed.get(path) or FileLock(path)
+            if not lock.try_lock():
+                self.release()
+                self._refused = path
+                return self._in_use(name, lock)
+            if lock not in self._held:
+                self._held.append(lock)
+            lock.write_owner()
+        return None
+
+    def _wait_for_refused(self, should_continue: ShouldContinue) -> dict[Path, FileLock]:
+        """Wait for the lock that was refused last, and return it; nothing if the wait is stopped."""
+        pending = PendingLock(self._refused)
+        try:
+            while not pending.wait(_POLL_INTERVAL_SECONDS):
+                if not should_continue():
+                    pending.abandon()
+                    return {}
+        except BaseException:
+            pending.abandon()
+            raise
+        lock = pending.take()
+        return {self._refused: lock} if lock.is_held else {}
 
     def release(self) -> None:
         """Release all locks."""
@@ -111,21 +149,36 @@ class EngineLocks:
         self._held: list[object] = []
 
     def wait(self, should_continue: ShouldContinue, on_wait: Callable[[str], None]) -> bool:
-        """Wait until no earlier JVM holds the locks. Return False if `should_continue` ends the wait."""
+        """Wait until no earlier JVM holds the locks. Return False if `should_continue` ends the wait.
+
+        Call this only with the file locks of these checkpoints: it kills a JVM of this machine that has outlived the
+        process that started it.
+        """
         for name in self._names:
-            channel = self._java.java.io.RandomAccessFile(
-                str(self._directory / f"{name}.engine.lock"), "rw"
-            ).getChannel()
-            reported = False
+            path = self._directory / f"{name}.engine.lock"
+            channel = self._java.java.io.RandomAccessFile(str(path), "rw").getChannel()
+            killed: set[int] = set()
+            report_at, reported = time.monotonic() + _UNREPORTED_SECONDS, False
             while (lock := channel.tryLock()) is None:
                 if not should_continue():
                     return False
-                if not reported:
+                if not reported and time.monotonic() >= report_at:
                     on_wait(name)
                     reported = True
-                time.sleep(_POLL_INTERVAL_SECONDS)
+                holder = record_lock_holder(path)
+                if holder is not None and holder not in killed:
+                    killed.add(holder)
+                    _kill(holder)
+                time.sleep(_ENDING_POLL_SECONDS if killed else _POLL_INTERVAL_SECONDS)
             self._held += [channel, lock]
         return True
+
+
+def _kill(engine: int) -> None:
+    """Kill a JVM whose driver is gone: this process needs its checkpoints."""
+    _log.warning("process %d, an engine that has outlived its pipeline, is killed", engine)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(engine, signal.SIGKILL)
 
 
 REPLACED: Final = ".replaced-"

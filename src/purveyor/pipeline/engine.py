@@ -2,7 +2,8 @@
 
 The JVM and its Python workers inherit standard output and error when they start, so both are redirected for that
 moment. Spark logs to `logs/pipeline.log`, the driver to `logs/pipeline-driver.log`; `logs/pipeline.out` has what
-processes print when they start or die.
+processes print when they start or die. A second process on the same data directory, such as a standby, logs to
+`logs/pipeline-2.log` and so on.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from itertools import count
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from purveyor.model.errors import PurveyorError, SetupError
+from purveyor.model.file_lock import FileLock
 from purveyor.pipeline.job_failures import explain
 from purveyor.spark.pyspark_internals import jvm_process, silence_accumulator_server
 from purveyor.spark.session import session
@@ -60,10 +63,12 @@ class EngineLost(PurveyorError):
 class Engine:
     """A running Spark."""
 
-    def __init__(self, spark: SparkSession, scratch: Path) -> None:
+    def __init__(self, spark: SparkSession, scratch: Path, log_lock: FileLock) -> None:
         self.spark = spark
+        self._log_lock = log_lock
+        self.scratch = scratch
+        """A directory that is removed with it."""
         self._process = jvm_process(spark)
-        self._scratch = scratch
         silence_accumulator_server(spark)
 
     def check(self) -> None:
@@ -76,7 +81,8 @@ class Engine:
         ending = threading.Thread(target=self._stop, name="engine-stop", daemon=True)
         ending.start()
         ending.join(STOP_TIMEOUT_SECONDS)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._log_lock.release()
 
     def _stop(self) -> None:
         with contextlib.suppress(PySparkException, Py4JError, OSError):  # it was already stopping
@@ -90,9 +96,11 @@ def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
     """
     logs, scratch = data_dir / "logs", _scratch_directory(data_dir / "spark")
     logs.mkdir(parents=True, exist_ok=True)
-    _log_to_file(logs / "pipeline-driver.log")
-    config = logs / "pipeline-log4j2.properties"
-    config.write_text(_LOG4J_CONFIG.format(log=logs / "pipeline.log"), encoding="utf-8")
+    log_lock = _lock_log_name(logs)
+    name = log_lock.path.stem
+    _log_to_file(logs / f"{name}-driver.log")
+    config = logs / f"{name}-log4j2.properties"
+    config.write_text(_LOG4J_CONFIG.format(log=logs / f"{name}.log"), encoding="utf-8")
     options = {
         "spark.driver.defaultJavaOptions": (
             f"-Dlog4j2.configurationFile={config.absolute().as_uri()} -XX:+ExitOnOutOfMemoryError"
@@ -111,7 +119,7 @@ def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
     }
     if master.startswith("local"):
         options |= _LOOPBACK
-    output = logs / "pipeline.out"
+    output = logs / f"{name}.out"
     if output.exists():
         output.replace(output.with_name(f"{output.name}.1"))
     try:
@@ -119,8 +127,18 @@ def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
             spark = session("purveyor-pipeline", master=master, options=options)
     except (PySparkException, Py4JError, OSError) as error:
         reason = explain(error).message
+        log_lock.release()
         raise SetupError(f"Spark does not start on {master}: {reason}", fix=f"see {output}") from error
-    return Engine(spark, scratch)
+    return Engine(spark, scratch, log_lock)
+
+
+def _lock_log_name(logs: Path) -> FileLock:
+    """Lock the first free name of `pipeline`, `pipeline-2` and so on: two processes cannot rotate the same files."""
+    for number in count(1):
+        lock = FileLock(logs / ("pipeline.lock" if number == 1 else f"pipeline-{number}.lock"))
+        if lock.try_lock():
+            return lock
+    raise AssertionError("the count has no end")
 
 
 def _log_to_file(path: Path) -> None:

@@ -22,7 +22,7 @@ from purveyor.jetstream.address import Address
 from purveyor.model.errors import PurveyorError
 from purveyor.model.json_fields import Json
 from purveyor.pipeline.job_failures import Failure
-from purveyor.queues.status_board import post_notice
+from purveyor.queues.status_board import STANDBY_PREFIX, post_notice
 
 STATUS_FILE = "pipeline-status.json"
 PUBLISH_INTERVAL_SECONDS: Final = 2.0
@@ -130,9 +130,9 @@ def remove_status(path: Path) -> None:
 class StatusPublisher:
     """Publishes the status of one pipeline on the status board; of several waiting statuses only the newest."""
 
-    def __init__(self, find_address: Callable[[], Address], label: str, *, replicas: int = 1) -> None:
+    def __init__(self, find_address: Callable[[], Address], key: str, *, replicas: int = 1) -> None:
         self._find_address = find_address
-        self._key = status_key(label)
+        self._key = key
         self._replicas = replicas
         self._newest: Json | None = None
         self._shown: tuple[object, ...] = ()
@@ -141,9 +141,9 @@ class StatusPublisher:
         self._thread = threading.Thread(target=self._run, name="posting", daemon=True)
 
     def publish(self, about: Mapping[str, Any], parts: Sequence[PartStatus]) -> None:
-        """Take the newest status. A change of a part's state is published at once, everything else at an interval."""
+        """Take the newest status. A change of a state is published at once, everything else at an interval."""
         self._newest = status_message(about, parts)
-        seen = tuple((part.state, part.error, part.restarts) for part in parts)
+        seen = about.get("state"), *((part.state, part.error, part.restarts) for part in parts)
         if seen != self._shown:
             self._shown = seen
             self._wake.set()
@@ -166,19 +166,31 @@ class StatusPublisher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
+        """Publish that this process has stopped; `__exit__` waits for that."""
         if self._newest is not None:
             self._newest = {**self._newest, "stopped": True}
         self._over.set()
         self._wake.set()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
         self._thread.join(_LAST_PUBLISH_SECONDS)
 
 
 def status_key(label: str) -> str:
     """Return the board's key of a pipeline; the usual one has no label."""
     return f"pipeline.{label or 'all'}"
+
+
+def standby_key(label: str) -> str:
+    """Return the board's key of the standby of a pipeline.
+
+    It has another prefix than pipelines: an earlier version would take it for a pipeline without parts.
+    """
+    return f"{STANDBY_PREFIX}.{label or 'all'}"
 
 
 def status_message(about: Mapping[str, Any], parts: Sequence[PartStatus]) -> Json:

@@ -1,120 +1,63 @@
 """The pipeline as one program: keeps transform, dispatch, archive and prefill running in one Spark application.
 
-The order of a start: the locks on the checkpoints (a second process waits here), the queues (the service waits for the
-server if it is away), Spark, and then each part with its supervisor. A crash at any point leaves nothing to clean up:
-locks end with their process, ensuring the queues again changes nothing, and parts continue from their checkpoints.
+The order of a start: the locks on the checkpoints, the queues (the service waits for the server if it is away), Spark,
+and then each part with its supervisor, dispatch first. Parts that have nothing to do then are warmed up (`warm_up`), so
+that the first event after `ready` is as quick as later ones; a part that has run a batch is warm already.
 
-`make_parts` builds the parts: which settings each gets, and how it starts. Every start, also the one after a failure,
-looks up the address of the server and ensures the queues again.
+A process that finds the locks taken is a standby. It starts Spark and warms it up first, with no effect on queues,
+checkpoints or archive. Then it waits for the locks: it gets them at the moment when the active process ends, and has
+nothing left to load.
+
+A crash at any point leaves nothing to clean up: locks end with their process, ensuring the queues again changes
+nothing, and parts continue from their checkpoints.
 """
 
-import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import Enum
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from pyspark.sql import SparkSession
 
-from purveyor.jetstream.address import Address
-from purveyor.model.errors import InvalidConfig, PurveyorError, StoreInUse, Unavailable
-from purveyor.pipeline.archive.reader import ArchiveSource
-from purveyor.pipeline.archive.writer import ArchiveSettings, start_archive
+from purveyor.model.errors import PurveyorError, StoreInUse, Unavailable
 from purveyor.pipeline.checkpoints import CheckpointLocks, EngineLocks
-from purveyor.pipeline.dispatch import DispatchSettings, start_dispatch
 from purveyor.pipeline.engine import start_engine
 from purveyor.pipeline.migration_monitor import MigrationMonitor
+from purveyor.pipeline.part_starts import ensure_queues
 from purveyor.pipeline.part_status import (
     PartStatus,
     State,
     StatusPublisher,
     remove_status,
+    standby_key,
+    status_key,
     status_path,
     write_status,
 )
-from purveyor.pipeline.part_supervisor import Part, PartSupervisor, QueryRun, RunningPart, ThreadRun
-from purveyor.pipeline.prefill.worker import PrefillWorker, WorkerOptions
-from purveyor.pipeline.transform.mapping_file import DEFAULT_MAPPING, load_mapping
-from purveyor.pipeline.transform.transform_query import TransformSettings, start_transform
-from purveyor.queues.catalogue import DEFAULT_GROUP, internal_queues
-from purveyor.queues.client import connect
-from purveyor.queues.migration.events import EventListener, MigrationOptions, log_event
-from purveyor.queues.migration.record import QueueStatus
-from purveyor.queues.registry import Registry
+from purveyor.pipeline.part_supervisor import Part, PartSupervisor
+from purveyor.pipeline.pipeline_settings import PartName, PipelineSettings
+from purveyor.pipeline.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _STATUS_INTERVAL_SECONDS = 1.0
 _STOP_TIMEOUT_SECONDS = 10.0
-_CONNECT_TIMEOUT_SECONDS = 2.0
-
-
-class PartName(Enum):
-    """The names of the parts."""
-
-    TRANSFORM = "transform"
-    DISPATCH = "dispatch"
-    ARCHIVE = "archive"
-    PREFILL = "prefill"
-
-
-ALL_PARTS = tuple(PartName)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
-    """Which parts run, and on what."""
-
-    data_dir: Path
-    find_address: Callable[[], Address] = field(repr=False)
-    """Returns the address of the server: an embedded one may come back at another port."""
-    parts: tuple[PartName, ...] = ALL_PARTS
-    master: str = "local[*]"
-    group: str = DEFAULT_GROUP
-    mapping: str | Path = DEFAULT_MAPPING
-    """The name of a built-in mapping of directory entries, or a TOML file."""
-    archive_seconds: float = 2.0
-    replicas: int = 1
-    migrate: bool = True
-    """Migrate a queue that exists in another shape, instead of giving up."""
-    wait: bool = True
-    """Wait while another process runs these parts, instead of giving up."""
-
-    def __post_init__(self) -> None:
-        if not self.parts:
-            raise InvalidConfig("no part of the pipeline is chosen", fix=f"choose from {_names(ALL_PARTS)}")
-
-    def checkpoint(self, part: PartName) -> Path:
-        """Return the checkpoint directory of a part."""
-        return self.data_dir / "checkpoints" / self.checkpoint_name(part)
-
-    def checkpoint_name(self, part: PartName) -> str:
-        """Return the name of a part's checkpoint. Dispatch has one for each group."""
-        return f"{part.value}-{self.group}" if part is PartName.DISPATCH else part.value
-
-    @property
-    def locked_checkpoints(self) -> list[str]:
-        """The checkpoints that only one process may use. Prefill workers share a queue and need none."""
-        return [self.checkpoint_name(part) for part in self.parts if part is not PartName.PREFILL]
-
-    @property
-    def label(self) -> str:
-        """Distinguishes this pipeline from others on the same data; empty for the usual one."""
-        group = [] if self.group == DEFAULT_GROUP else [self.group]
-        return "-".join(group if set(self.parts) == set(ALL_PARTS) else [*group, *(part.value for part in self.parts)])
+_RETRY_SECONDS = 1.0
+_HEAD_START_SECONDS = 5.0
+"""How long the other parts wait at most for the first batch of dispatch."""
+WARMING: Final = "warming"
+STANDBY: Final = "standby"
+"""The states of a standby on the status board: it starts, and it can take over."""
 
 
 class Reporter(Protocol):
     """Receives what happens in the pipeline. The service calls it from one thread."""
 
     def report_step(self, event: str, text: str) -> None:
-        """Report a step of the service: standby, waiting, starting, ready, stopping, stopped."""
+        """Report a step of the service: warming, standby, waiting, starting, ready, stopping, stopped."""
 
     def report_parts(self, parts: Sequence[PartStatus]) -> None:
         """Report the status of the parts, several times a second."""
@@ -127,6 +70,10 @@ class RunnableEngine(Protocol):
     def spark(self) -> SparkSession:
         """Its session."""
 
+    @property
+    def scratch(self) -> Path:
+        """A directory that is removed with it."""
+
     def check(self) -> None:
         """Raise EngineLost if the JVM is gone."""
 
@@ -136,6 +83,33 @@ class RunnableEngine(Protocol):
 
 MakeParts = Callable[[PipelineSettings, SparkSession], Sequence[Part]]
 StartEngine = Callable[[str, Path], RunnableEngine]
+WarmUp = Callable[[SparkSession, Sequence[PartName], Path, Callable[[], bool]], bool]
+
+
+class StagedStart:
+    """Starts the parts: dispatch first, and the others when it runs, or after some seconds.
+
+    The first batches of all queries need much processor time. Dispatch delivers events, so it gets that time first.
+    """
+
+    def __init__(self, supervisors: Sequence[PartSupervisor]) -> None:
+        self.supervisors = supervisors
+        first = [each for each in supervisors if each.status.name == PartName.DISPATCH.value]
+        self.started: list[PartSupervisor] = []
+        self._waiting = [each for each in supervisors if each not in first]
+        self._until = time.monotonic() + _HEAD_START_SECONDS
+        self._start(first or self._waiting)
+
+    def go_on(self) -> None:
+        """Start the others if it is time."""
+        is_starting = any(each.status.state is State.STARTING for each in self.started)
+        if len(self.started) < len(self.supervisors) and (not is_starting or time.monotonic() >= self._until):
+            self._start(self._waiting)
+
+    def _start(self, chosen: Sequence[PartSupervisor]) -> None:
+        for supervisor in chosen:
+            supervisor.start()
+            self.started.append(supervisor)
 
 
 class PipelineService:
@@ -148,43 +122,77 @@ class PipelineService:
         reporter: Reporter,
         *,
         start_engine: StartEngine = start_engine,
+        warm_up: WarmUp = warm_up,
     ) -> None:
         self._settings = settings
         self._make_parts = make_parts
         self._reporter = reporter
         self._start_engine = start_engine
+        self._warm_up = warm_up
         self._migrations = MigrationMonitor(lambda listener: ensure_queues(settings, listener), reporter.report_step)
-        self._status_publisher = StatusPublisher(settings.find_address, settings.label, replicas=settings.replicas)
+        self._status_publisher = self._make_publisher(status_key(settings.label))
+        self._is_warm = not settings.warm_up
         self._spark_ui: str | None = None
         self._status_at = 0.0
         self._written: list[PartStatus] | None = None
 
+    def _make_publisher(self, key: str) -> StatusPublisher:
+        return StatusPublisher(self._settings.find_address, key, replicas=self._settings.replicas)
+
     def run(self, stop: threading.Event) -> None:
         """Run until `stop` is set. Raise what ends it: a part that cannot work, StoreInUse, EngineLost."""
-        with (
-            CheckpointLocks(self._settings.data_dir / "checkpoints", self._settings.locked_checkpoints) as locks,
-        ):
-            if not self._take_locks(locks, stop) or not self._wait_for_queues(stop):
-                return
-            self._reporter.report_step("starting", f"Spark on {self._settings.master}")
-            engine = self._start_engine(self._settings.master, self._settings.data_dir)
-            try:
-                self._run_on(engine, stop)
-            finally:
-                engine.stop()
-                remove_status(self._status_path)
-
-    def _take_locks(self, locks: CheckpointLocks, stop: threading.Event) -> bool:
-        if not self._settings.wait:
+        with CheckpointLocks(self._settings.data_dir / "checkpoints", self._settings.locked_checkpoints) as locks:
             refused = locks.take()
-            if refused is not None:
+            if refused is None:
+                self._start(stop)
+            elif self._settings.wait:
+                self._stand_by(refused, locks, stop)
+            else:
                 raise refused
-            return True
 
-        def report_standby(owner: StoreInUse) -> None:
-            self._reporter.report_step("standby", f"{owner.message}; waiting to take over")
+    def _start(self, stop: threading.Event) -> None:
+        """Ensure the queues, start Spark, and run the parts."""
+        if not self._wait_for_queues(stop):
+            return
+        self._reporter.report_step("starting", f"Spark on {self._settings.master}")
+        engine = self._start_engine(self._settings.master, self._settings.data_dir)
+        try:
+            self._run_on(engine, stop)
+        finally:
+            engine.stop()
 
-        return locks.wait(lambda: not stop.is_set(), report_standby)
+    def _stand_by(self, owner: StoreInUse, locks: CheckpointLocks, stop: threading.Event) -> None:
+        """Start and warm up Spark, wait for the locks, and run the parts."""
+        self._reporter.report_step(WARMING, f"a standby: {owner.message}; Spark on {self._settings.master}")
+        engine = self._start_engine(self._settings.master, self._settings.data_dir)
+        state, is_active = WARMING, False
+        try:
+            with self._make_publisher(standby_key(self._settings.label)) as publisher:
+
+                def should_continue() -> bool:
+                    engine.check()
+                    names = [part.value for part in self._settings.parts]
+                    publisher.publish({"group": self._settings.group, "state": state, "stands_by_for": names}, ())
+                    return not stop.is_set()
+
+                def should_warm() -> bool:
+                    nonlocal is_active
+                    is_active = is_active or locks.take() is None  # it may end before this one is warm
+                    return should_continue() and not is_active
+
+                def report_standby(owner: StoreInUse) -> None:
+                    self._reporter.report_step(STANDBY, f"{owner.message}; waiting to take over")
+
+                if should_warm():
+                    self._is_warm |= self._warm_up(engine.spark, self._settings.parts, engine.scratch, should_warm)
+                if not is_active:
+                    state = STANDBY
+                    is_active = locks.wait(should_continue, report_standby)
+                publisher.end()
+                if is_active and self._wait_for_queues(stop):
+                    self._run_on(engine, stop)
+        finally:
+            engine.stop()
 
     def _wait_for_queues(self, stop: threading.Event) -> bool:
         """Ensure all queues, however long the server is away. Return False if `stop` is set before."""
@@ -196,7 +204,7 @@ class PipelineService:
                 if not reported:
                     self._reporter.report_step("waiting", f"for the NATS server: {error.message}")
                     reported = True
-                stop.wait(1.0)
+                stop.wait(_RETRY_SECONDS)
             else:
                 return True
         return False
@@ -211,33 +219,51 @@ class PipelineService:
             return
         self._spark_ui = engine.spark.sparkContext.uiWebUrl
         supervisors = [PartSupervisor(part) for part in self._make_parts(self._settings, engine.spark)]
-        for supervisor in supervisors:
-            supervisor.start()
+        starts = StagedStart(supervisors)
         try:
             with self._status_publisher:
-                self._watch(engine, supervisors, stop)
+                self._watch(engine, starts, stop)
         finally:
             self._reporter.report_step("stopping", "after the batches that are under way")
-            for supervisor in supervisors:
+            for supervisor in starts.started:
                 supervisor.stop(_STOP_TIMEOUT_SECONDS)
             deadline = time.monotonic() + 2 * _STOP_TIMEOUT_SECONDS
-            for supervisor in supervisors:
+            for supervisor in starts.started:
                 supervisor.join(max(deadline - time.monotonic(), 0.0))
+            remove_status(self._status_path)
 
-    def _watch(self, engine: RunnableEngine, supervisors: Sequence[PartSupervisor], stop: threading.Event) -> None:
-        ready = False
+    def _watch(self, engine: RunnableEngine, starts: StagedStart, stop: threading.Event) -> None:
+        ready, warming = False, None
         while not stop.wait(_POLL_SECONDS):
             engine.check()
             self._migrations.poll()
-            parts = [supervisor.status for supervisor in supervisors]
+            starts.go_on()
+            parts = [supervisor.status for supervisor in starts.supervisors]
             self._write_status_if_due(parts)
             self._reporter.report_parts(parts)
             for part in parts:
                 if part.state is State.FAILED and part.error is not None:
                     raise PartFailed(f"{part.name} cannot work: {part.error.message}", fix=part.error.fix)
             if not ready and all(part.state is State.RUNNING for part in parts):
-                ready = True
-                self._reporter.report_step("ready", ", ".join(part.name for part in parts))
+                warming = warming or self._begin_warm_up(engine, parts, stop)
+                if not warming.is_alive():
+                    ready = True
+                    self._reporter.report_step("ready", ", ".join(part.name for part in parts))
+
+    def _begin_warm_up(
+        self, engine: RunnableEngine, parts: Sequence[PartStatus], stop: threading.Event
+    ) -> threading.Thread:
+        """Warm up the parts that run and have had nothing to do, in a thread: the others go on meanwhile."""
+        idle = {part.name for part in parts if not part.progress.rows}
+        cold = [part for part in self._settings.parts if part.value in idle and not self._is_warm]
+
+        def run() -> None:
+            if cold:
+                self._warm_up(engine.spark, cold, engine.scratch, lambda: not stop.is_set())
+
+        thread = threading.Thread(target=run, name="warm-up", daemon=True)
+        thread.start()
+        return thread
 
     def _write_status_if_due(self, parts: list[PartStatus]) -> None:
         if parts != self._written or time.monotonic() >= self._status_at + _STATUS_INTERVAL_SECONDS:
@@ -256,101 +282,3 @@ class PipelineService:
 
 class PartFailed(PurveyorError):
     """A part cannot work with its settings; the service has stopped the others too."""
-
-
-def ensure_queues(settings: PipelineSettings, on_event: EventListener = log_event) -> bool:
-    """Every internal queue with the durables of its readers, before the first of them reads; whether all are ready.
-
-    One that is not is being migrated: its readers drain it.
-    """
-
-    async def ensure() -> bool:
-        where = settings.find_address()
-        options = MigrationOptions(on_event=on_event)
-        async with connect(
-            where, name="purveyor-pipeline", patience_seconds=_CONNECT_TIMEOUT_SECONDS, migration_options=options
-        ) as queues:
-            ready = True
-            for queue in internal_queues((settings.group,)):
-                found = await queues.ensure(queue, replicas=settings.replicas, migrate=settings.migrate)
-                ready &= found.require_usable().status is QueueStatus.READY
-            await Registry.open(queues, replicas=settings.replicas)
-            return ready
-
-    return asyncio.run(ensure())
-
-
-def _names(parts: Sequence[PartName]) -> str:
-    return ", ".join(part.value for part in parts)
-
-
-Start = Callable[[SparkSession, PipelineSettings, Address], RunningPart]
-
-
-def make_parts(settings: PipelineSettings, spark: SparkSession) -> Sequence[Part]:
-    """Build the parts that the settings choose."""
-    chosen = [(part.value, _STARTS[part]) for part in settings.parts]
-    return [Part(name, partial(_start, name, start, spark, settings)) for name, start in chosen]
-
-
-def check_files(settings: PipelineSettings) -> None:
-    """Check the files that the parts need, before Spark starts."""
-    if PartName.TRANSFORM in settings.parts:
-        load_mapping(settings.mapping)
-
-
-def _start(name: str, start: Start, spark: SparkSession, settings: PipelineSettings) -> RunningPart:
-    ensure_queues(settings)
-    spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)  # the jobs of this thread share the cores fairly
-    return start(spark, settings, settings.find_address())
-
-
-def _transform(spark: SparkSession, settings: PipelineSettings, address: Address) -> RunningPart:
-    wanted = TransformSettings(
-        address=address, checkpoint=str(settings.checkpoint(PartName.TRANSFORM)), mapping=settings.mapping
-    )
-    return QueryRun(start_transform(spark, wanted))
-
-
-def _dispatch(spark: SparkSession, settings: PipelineSettings, address: Address) -> RunningPart:
-    wanted = DispatchSettings(
-        address=address,
-        checkpoint=settings.checkpoint(PartName.DISPATCH),
-        archive=archive_source(settings.data_dir, address),
-        group=settings.group,
-        replicas=settings.replicas,
-    )
-    return QueryRun(start_dispatch(spark, wanted))
-
-
-def _archive(spark: SparkSession, settings: PipelineSettings, address: Address) -> RunningPart:
-    wanted = ArchiveSettings(
-        source=archive_source(settings.data_dir, address),
-        checkpoint=settings.checkpoint(PartName.ARCHIVE),
-        trigger_seconds=settings.archive_seconds,
-    )
-    return QueryRun(start_archive(spark, wanted))
-
-
-def _prefill(spark: SparkSession, settings: PipelineSettings, address: Address) -> RunningPart:
-    source = archive_source(settings.data_dir, address)
-    worker = PrefillWorker(spark, address, source, WorkerOptions(replicas=settings.replicas))
-
-    def count_handled() -> int:
-        spark.sparkContext.statusTracker().getActiveJobsIds()  # a worker whose JVM hangs does not answer, but is alive
-        return worker.handled
-
-    return ThreadRun("prefill", worker.run, count_handled)
-
-
-def archive_source(data_dir: Path, address: Address) -> ArchiveSource:
-    """Return the archive in a data directory."""
-    return ArchiveSource(address, data_dir / "archive")
-
-
-_STARTS: dict[PartName, Start] = {
-    PartName.TRANSFORM: _transform,
-    PartName.DISPATCH: _dispatch,
-    PartName.ARCHIVE: _archive,
-    PartName.PREFILL: _prefill,
-}

@@ -24,6 +24,8 @@ STATUS: Final = "status"
 _STREAM: Final = f"KV_{STATUS}"
 SILENT_SECONDS: Final = 20.0
 """A part that does not write for this time hangs or died: a healthy one writes every two seconds."""
+STANDBY_PREFIX: Final = "standby"
+"""The first token of the keys of pipelines that stand by."""
 _NOTICE_AGE: Final = timedelta(days=1)
 
 

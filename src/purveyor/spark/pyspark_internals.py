@@ -6,6 +6,8 @@ these names; no other module uses a private name of pyspark.
 - `map_in_arrow`, `arrow_function` and `transform_with_state` do what `DataFrame.mapInArrow`, `arrow_udf` and
   `GroupedData.transformWithState` do. The public methods refuse to run without pandas, although these three use nothing
   of it. So the same user-defined functions are built here directly.
+- `clone_session` does what Spark does for each streaming query, for which pyspark has no way. `SparkSession.newSession`
+  does not know the data sources of its origin.
 - `jvm`, `jvm_process` and `disable_checksum_files` reach the Java side, for which pyspark has no public way.
 - `silence_accumulator_server` keeps pyspark from printing a stack trace when the JVM has died.
 """
@@ -94,6 +96,11 @@ def transform_with_state(frame: DataFrame, key: str, processor: StatefulProcesso
         "",
     )
     return DataFrame(result, session)
+
+
+def clone_session(spark: SparkSession) -> SparkSession:
+    """Return another session of the same context, with the same settings and data sources."""
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - see above
 
 
 def jvm(spark: SparkSession) -> Any:

@@ -7,12 +7,12 @@ from html import escape
 
 import pytest
 
-from purveyor.app.console.alert_groups import group_alerts
+from purveyor.app.console.alert_groups import all_alerts, group_alerts
 from purveyor.app.console.alerts import Kind, Level
 from purveyor.app.console.flow_graph import Flow, build_flow
 from purveyor.app.console.html import MAX_MEMBERS
 from purveyor.app.console.html import alerts as alerts_html
-from purveyor.app.console.pages.overview import sources_table
+from purveyor.app.console.pages.overview import processes_table, sources_table
 from purveyor.app.console.snapshot import (
     PipelineSnapshot,
     QueueKind,
@@ -391,3 +391,17 @@ def test_each_alert_keeps_its_next_step_in_the_page() -> None:
     flow = flow_of(replace(many(["a"]), dead_letters={"x": 2}, pipelines=(failing("failed"),)), seen_for=20_000)
     text = alerts_html(flow.alerts)
     assert all(f"Next: {escape(alert.next)}." in text for alert in flow.alerts)
+
+
+def test_a_standby_is_among_the_processes_and_raises_no_alert() -> None:
+    def shown(**changes: object) -> str:
+        return processes_table(world(standbys=(replace(standby, **changes),)))  # type: ignore[arg-type]  # of the test
+
+    standby = replace(PIPELINE, pid=12, state="standby", parts=())
+    assert "12 on here" in shown()
+    assert "standby</" in shown()
+    assert "starting, to stand by" in shown(state="warming")
+    assert "12 on here" not in shown(stopped=True)
+    assert "12 on here" not in shown(at=NOW - timedelta(minutes=1))
+    assert "12 on here" not in processes_table(world())
+    assert list(all_alerts(world(standbys=(standby,)), History())) == list(all_alerts(world(), History()))

@@ -117,6 +117,21 @@ def test_an_idle_and_a_busy_system_have_no_conditions() -> None:
     assert not problems(just_written)
 
 
+def test_a_standby_is_no_problem_and_no_pipeline() -> None:
+    standby = report(pid=12, state="standby")
+    facts = [each.fact for each in judge(observed(standbys=[standby]))]
+    assert "process 12 on elsewhere stands by" in facts
+    assert not problems(observed(standbys=[standby, report(state="warming")]))
+    assert not problems(observed(standbys=[replace(standby, at=ago(3600))]))  # it died
+    backlog = (waiting("dispatcher", 3, 100), waiting("archive", 3, 100))
+    alone = problems(observed(pipelines=[], standbys=[standby], backlogs=backlog))
+    assert [each.fact.partition(",")[0] for each in alone] == [
+        "no pipeline runs dispatch",
+        "no pipeline runs archive",
+        "no pipeline has reported since the NATS server started",
+    ]
+
+
 def test_a_part_that_does_not_move_is_wrong_and_one_that_moves_is_only_behind() -> None:
     parts = (part("dispatch", moved=200), *(each for each in ALL if each["part"] != "dispatch"))
     still = only(observed(pipelines=[report(*parts)], backlogs=(waiting("dispatcher", 20_000, 240),)))

@@ -45,7 +45,7 @@ def pipeline(
         typer.Option(metavar="NAME|FILE", help="How entries become objects: udm (the default), plain, or a TOML file."),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait while another process runs these parts, or fail.")
+        bool, typer.Option("--wait/--no-wait", help="Stand by while another process runs these parts, or fail.")
     ] = True,
     metrics_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics there; default: not at all.")
@@ -56,6 +56,8 @@ def pipeline(
 
     The pipeline restarts a part that fails, and waits for a NATS server that is away. Ctrl-C or SIGTERM stops it after
     the running batches; a second Ctrl-C stops it at once. Spark logs to logs/ in the data directory.
+
+    A second process on the same data directory starts Spark, stands by, and takes over when the first one ends.
     """
     require_extras("`purveyor serve pipeline`", "spark")
     cli = Cli.of(ctx, as_json)
@@ -65,13 +67,9 @@ def pipeline(
     from purveyor.app.telemetry.pipeline_metrics import PipelineMetrics  # noqa: PLC0415
     from purveyor.app.telemetry.setup import telemetry  # noqa: PLC0415
     from purveyor.pipeline.engine import EngineLost, start_engine  # noqa: PLC0415
-    from purveyor.pipeline.service import (  # noqa: PLC0415
-        PartName,
-        PipelineService,
-        PipelineSettings,
-        check_files,
-        make_parts,
-    )
+    from purveyor.pipeline.part_starts import check_files, make_parts  # noqa: PLC0415
+    from purveyor.pipeline.pipeline_settings import PartName, PipelineSettings  # noqa: PLC0415
+    from purveyor.pipeline.service import PipelineService  # noqa: PLC0415
 
     chosen = []
     for word in parts.split(","):
@@ -90,6 +88,7 @@ def pipeline(
         replicas=settings.replicas,
         migrate=settings.migrate,
         wait=wait,
+        warm_up=settings.warm_up,
     )
     check_files(wanted)
     restrict_permissions(settings.data_dir)

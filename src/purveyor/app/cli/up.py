@@ -36,11 +36,18 @@ def up(
         int | None, typer.Option(metavar="PORT", help="The port of the API; default: 7777; 0: a free port.")
     ] = None,
     master: Annotated[str | None, typer.Option(metavar="URL", help="The Spark master; default: local[*].")] = None,
+    standby: Annotated[
+        bool | None,
+        typer.Option("--standby/--no-standby", help="Run a second pipeline that takes over if the first one dies."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run all parts on this machine: the NATS server (unless one is set), the pipeline, push and the HTTP API.
 
     If the settings name directories (PURVEYOR_LDAP_URI, or `[[ldap]]` tables), `up` follows them as well.
+
+    With `--standby` (PURVEYOR_STANDBY), a second pipeline starts and loads everything, and takes over within seconds if
+    the first one dies. It needs about 1.5 GB of memory.
 
     Each part prints a line with its address when it is ready, and each line begins with its time (UTC). `up` restarts a
     part that dies. Ctrl-C or SIGTERM stops the API, then push and the pipeline, and the NATS server last; a second
@@ -48,12 +55,13 @@ def up(
     owner can read.
     """
     cli = Cli.of(ctx, as_json)
-    settings = cli.settings(api_host=host, api_port=port, spark_master=master)
+    settings = cli.settings(api_host=host, api_port=port, spark_master=master, standby=standby)
     flags = {"--host": host, "--port": port}
     options = UpOptions(
         options=cli.root_words(),
         with_nats=settings.nats_url is None,
         with_ldap=has_directories(settings),
+        with_standby=settings.standby,
         pipeline=(*(() if master is None else ("--master", master)), *_metrics_port(settings, 0)),
         push=_metrics_port(settings, 1),
         ldap=_metrics_port(settings, 2),

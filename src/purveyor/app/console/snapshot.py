@@ -30,7 +30,7 @@ from purveyor.queues.catalogue import DEFAULT_GROUP, keeps_newest
 from purveyor.queues.client import Queues
 from purveyor.queues.dead_letters.store import DeadLetterStore
 from purveyor.queues.registry import Registered, Unreadable
-from purveyor.queues.status_board import Notice
+from purveyor.queues.status_board import STANDBY_PREFIX, Notice
 from purveyor.sources.ldap.source_status import SourceReport, read_sources
 
 _ARCHIVE: Final = "archive"
@@ -123,6 +123,8 @@ class PipelineSnapshot:
     group: str = ""
     spark_ui: str | None = None
     stopped: bool = False
+    state: str | None = None
+    """Of a standby: `warming` or `standby`."""
     parts: tuple[PartSnapshot, ...] = ()
 
 
@@ -139,6 +141,8 @@ class SystemSnapshot:
     unreadable: Mapping[str, Unreadable] = field(default_factory=dict)
     """Subscriptions whose records this version cannot read."""
     pipelines: tuple[PipelineSnapshot, ...] = ()
+    standbys: tuple[PipelineSnapshot, ...] = ()
+    """The pipelines that wait to take over."""
     sources: tuple[SourceReport, ...] = ()
     """The sources that follow directories."""
     push_problems: Mapping[str, PushProblem] = field(default_factory=dict)
@@ -277,6 +281,7 @@ class Collector:
             subscriptions=registered.subscriptions,
             unreadable=registered.unreadable,
             pipelines=tuple(map(pipeline_snapshot, await status_board.read_notices(queues, "pipeline"))),
+            standbys=tuple(map(pipeline_snapshot, await status_board.read_notices(queues, STANDBY_PREFIX))),
             sources=tuple(await read_sources(queues, datetime.now(UTC))),
             push_problems=await read_problems(queues, [*registered.subscriptions.values()]),
             dead_letters=await DeadLetterStore(queues).counts(),
@@ -336,6 +341,7 @@ def pipeline_snapshot(notice: Notice) -> PipelineSnapshot:
         group=str(status.get("group") or ""),
         spark_ui=str(status["spark_ui"]) if status.get("spark_ui") else None,
         stopped=status.get("stopped") is True,
+        state=str(status["state"]) if status.get("state") else None,
         parts=tuple(PartSnapshot.of(part) for part in parts if isinstance(part, dict))
         if isinstance(parts, list)
         else (),

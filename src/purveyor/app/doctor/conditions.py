@@ -93,6 +93,15 @@ def _judge_pipelines(seen: Observation, group: str, archive_seconds: float) -> I
                 fact=f"no pipeline runs {name}, and {_waiting(waiting.pending)} for it",
                 fix=f"start it: `purveyor up`, or `purveyor serve pipeline --parts {name}`",
             )
+    for report in seen.standbys:
+        # One that is silent has died. `up` starts it again, and without `up` nothing says that there should be one.
+        if not report.stopped and seen.age_seconds(report.at) <= SILENT_SECONDS:
+            is_ready = report.values.get("state") == "standby"
+            yield Condition(
+                about=_ABOUT_PIPELINE,
+                weight=Weight.OK,
+                fact=f"{report.name} stands by" if is_ready else f"{report.name} starts, to stand by",
+            )
     if not seen.pipelines:
         yield Condition(
             about=_ABOUT_PIPELINE,

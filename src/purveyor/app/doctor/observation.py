@@ -18,7 +18,7 @@ from purveyor.model.errors import PermissionDenied, UnknownStream
 from purveyor.queues.backlog import Backlog, FirstSeen, read_backlogs
 from purveyor.queues.client import Queues
 from purveyor.queues.registry import Snapshot
-from purveyor.queues.status_board import Notice, read_notices
+from purveyor.queues.status_board import STANDBY_PREFIX, Notice, read_notices
 from purveyor.sources.ldap.source_status import SourceReport, read_sources
 
 PIPELINE: Final = "pipeline"
@@ -60,6 +60,8 @@ class Observation:
     pipelines: Sequence[Report]
     push_workers: Sequence[Report]
     sources: Sequence[SourceReport] = ()
+    standbys: Sequence[Report] = ()
+    """The pipelines that wait to take over."""
 
     def age_seconds(self, since: datetime | None) -> float:
         """Return how long ago something was; 0 if it is unknown."""
@@ -87,6 +89,7 @@ async def observe(
         pipelines=[_report(each) for each in await read_notices(queues, PIPELINE)],
         push_workers=[_report(each) for each in await read_notices(queues, PUSH)],
         sources=await read_sources(queues, now),
+        standbys=[_report(each) for each in await read_notices(queues, STANDBY_PREFIX)],
     )
 
 

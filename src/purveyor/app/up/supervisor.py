@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,14 +28,21 @@ PROGRAM: Final = (sys.executable, "-c", "from purveyor.app.cli import main; main
 """The command of this program."""
 NATS: Final = "NATS"
 PIPELINE: Final = "pipeline"
+STANDBY: Final = "standby"
+"""The second process of the pipeline. Which of the two runs the parts, and which one stands by, changes over time."""
 API: Final = "API"
 PUSH: Final = "push"
 LDAP: Final = "LDAP"
 _MAX_LINE_BYTES: Final = 1 << 20
 _KEPT_ERROR_LINES: Final = 20
 RESTART_POLICY: Final = RestartPolicy(max_deaths=None, first_pause_seconds=0.5, max_pause_seconds=30.0)
+_PARTNER_PAUSE_SECONDS: Final = 5.0
+"""The process that is started again becomes the standby. Its start must not slow down the one that is taking over."""
 LOG: Final = "log"
 """The event of a log line in JSON, which `up` passes on unchanged."""
+_READY: Final = "ready"
+_STANDING_BY: Final = "standby"
+"""The event of a process that has started, and waits to take over from another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,10 @@ class Part:
     """Whether the supervisor starts the later parts only when this one is ready."""
     inherited: tuple[int, ...] = ()
     """File descriptors that the process inherits."""
+    starts_last: bool = False
+    """Whether the supervisor starts it only when all others are ready, and waits for nothing of it."""
+    has_partner: bool = False
+    """Whether it is one of two processes of which one works and the other one stands by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +69,7 @@ class UpOptions:
     options: tuple[str, ...] = ()
     with_nats: bool = True
     with_ldap: bool = False
+    with_standby: bool = False
     pipeline: tuple[str, ...] = ()
     push: tuple[str, ...] = ()
     api: tuple[str, ...] = ()
@@ -72,15 +84,20 @@ def make_parts(options: UpOptions) -> tuple[Part, ...]:
     ['NATS', 'pipeline', 'push', 'API']
     >>> [part.name for part in make_parts(UpOptions(with_ldap=True))]
     ['NATS', 'pipeline', 'LDAP', 'push', 'API']
+    >>> [part.name for part in make_parts(UpOptions(with_standby=True))]
+    ['NATS', 'pipeline', 'standby', 'push', 'API']
     """
 
     def command(name: str, *flags: str) -> tuple[str, ...]:
         return (*PROGRAM, *options.options, "serve", name, "--json", *flags)
 
     nats = Part(NATS, command("nats", *options.nats), grace_seconds=20, must_be_ready=True)
+    run_pipeline = command("pipeline", *options.pipeline)
+    pipeline = Part(PIPELINE, run_pipeline, grace_seconds=60, has_partner=options.with_standby)
     return (
         *((nats,) if options.with_nats else ()),
-        Part(PIPELINE, command("pipeline", *options.pipeline), grace_seconds=60),
+        pipeline,
+        *((replace(pipeline, name=STANDBY, starts_last=True),) if options.with_standby else ()),
         *((Part(LDAP, command("ldap", *options.ldap), grace_seconds=20),) if options.with_ldap else ()),
         Part(PUSH, command("push", *options.push), grace_seconds=20),
         Part(API, command("api", *options.api), grace_seconds=20),
@@ -114,8 +131,14 @@ class ManagedProcess:
         self.part = part
         self.ready = asyncio.Event()
         """Set when the part was ready once."""
+        self.is_active = False
+        """Whether its process is ready, and does not stand by."""
         self._on_event = on_event
-        self._restart_policy = restart_policy
+        self._restart_policy = (
+            replace(restart_policy, first_pause_seconds=max(restart_policy.first_pause_seconds, _PARTNER_PAUSE_SECONDS))
+            if part.has_partner
+            else restart_policy
+        )
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -168,6 +191,7 @@ class ManagedProcess:
     async def _run_once(self) -> tuple[int, RunEnd]:
         """Start the process, and wait until it ends."""
         self._was_ready = False
+        self.is_active = False
         self._error_lines.clear()
         began = time.monotonic()
         process = self._process = await asyncio.create_subprocess_exec(
@@ -205,8 +229,9 @@ class ManagedProcess:
         if event == "progress":
             self._progress(fields)
             return
-        if event == "ready":
+        if event in (_READY, _STANDING_BY):
             self._was_ready = True
+            self.is_active = event == _READY
             self.ready.set()
         self._report(event, str(fields.pop("detail", "")), fields)
 
@@ -301,16 +326,23 @@ class Supervisor:
         """Run all parts during the block, or until `stop`."""
         try:
             for process in self._processes:
-                if self._stop_requested.is_set():
-                    break
-                self._running.append((process, asyncio.create_task(process.run())))
-                if process.part.must_be_ready:
-                    await self._wait_until_ready(process)
+                if not process.part.starts_last:
+                    await self._start(process)
             for process, _ in self._running:
                 await self._wait_until_ready(process)
+            for process in self._processes:
+                if process.part.starts_last:
+                    await self._start(process)
             yield
         finally:
             await self._stop_all()
+
+    async def _start(self, process: ManagedProcess) -> None:
+        if self._stop_requested.is_set():
+            return
+        self._running.append((process, asyncio.create_task(process.run())))
+        if process.part.must_be_ready:
+            await self._wait_until_ready(process)
 
     def _report(self, event: PartEvent) -> None:
         try:
@@ -335,8 +367,13 @@ class Supervisor:
                 each.cancel()
 
     async def _stop_all(self) -> None:
-        """Stop the parts one after another, clients before their servers."""
+        """Stop the parts one after another, clients before their servers.
+
+        A process that stands by comes first: else it would take over.
+        """
+        place = {process: number for number, process in enumerate(self._processes)}
         while self._running:
+            self._running.sort(key=lambda each: (each[0].part.has_partner and not each[0].is_active, place[each[0]]))
             process, task = self._running.pop()
             await process.stop()
             await asyncio.gather(task, return_exceptions=True)

@@ -91,6 +91,8 @@ class DispatchSettings:
     """How many tasks write a large batch; by default one for every two cores, because the server needs some too."""
     replicas: int = 1
     append: AppendOptions = field(default_factory=AppendOptions)
+    is_traced: bool = True
+    """Whether each batch is a span."""
 
     def __post_init__(self) -> None:
         if self.max_offsets < 1 or (self.writers is not None and self.writers < 1):
@@ -204,7 +206,8 @@ class Dispatcher:
             "group": self._settings.group,
         }
         links = [{tracing.TRACEPARENT: trace} for trace in report.traces[: tracing.MOST_LINKS]]
-        tracing.record("dispatch", seconds, tracing.NO_TRACE, links=links, **attributes)
+        if self._settings.is_traced:
+            tracing.record("dispatch", seconds, tracing.NO_TRACE, links=links, **attributes)
         _log.debug("dispatched %d to %d in %.3f s", batch.first, batch.last, seconds, extra=attributes)
 
     def _batch_range(self, number: int) -> PositionRange:

@@ -182,7 +182,7 @@ def install_pipeline(console: Console) -> None:
             about = [each for each in all_alerts(snapshot, history) if each.about.partition(":")[0] in _ABOUT]
             alerts.show(html.alerts(about, expanded=True) if about else "")
             parts.show(_parts(snapshot, history))
-            processes.show(_processes(snapshot))
+            processes.show(processes_table(snapshot))
             if now - plotted_at >= _CHART_SECONDS:
                 plotted_at = now
                 _draw(times, _times(history, now))
@@ -241,13 +241,15 @@ def _state(snapshot: SystemSnapshot, pipeline: PipelineSnapshot, part: PartSnaps
     return html.badge(part.state, _STATES.get(part.state, Level.NOTE))
 
 
-def _processes(snapshot: SystemSnapshot) -> str:
+def processes_table(snapshot: SystemSnapshot) -> str:
+    """Return the processes of the pipeline, with those that stand by."""
     if not snapshot.pipelines:
         return html.empty("None", "A running pipeline reports every two seconds.")
+    standbys = [each for each in snapshot.standbys if not each.stopped and not is_silent(snapshot, each)]
     heads = (
         TableColumn("Process"),
         TableColumn("Group", hint="The dispatcher group. Each group gets all events"),
-        TableColumn("Parts"),
+        TableColumn("Parts", hint="A standby runs none until it takes over"),
         TableColumn("Last report"),
         TableColumn("Spark UI"),
     )
@@ -255,13 +257,19 @@ def _processes(snapshot: SystemSnapshot) -> str:
         (
             f"{each.pid or '?'} on {each.host or '?'}",
             each.group or None,
-            ", ".join(part.name for part in each.parts),
+            _parts_of(each),
             f"{format_duration(max((snapshot.at - each.at).total_seconds(), 0.0))} ago",
             _spark(each),
         )
-        for each in snapshot.pipelines
+        for each in (*snapshot.pipelines, *standbys)
     ]
     return html.table(heads, rows, label="Processes")
+
+
+def _parts_of(each: PipelineSnapshot) -> html.Cell:
+    if each.state is None:
+        return ", ".join(part.name for part in each.parts)
+    return html.badge("standby", Level.FINE) if each.state == "standby" else html.badge("starting, to stand by")
 
 
 def _spark(each: PipelineSnapshot) -> html.Cell:
