@@ -19,6 +19,7 @@ from benchmarks import (
     push,
     spark,
     stages,
+    takeover,
 )
 from benchmarks.report import RESULTS, Section, record, table
 from purveyor.jetstream.address import Address
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Address], list[Section]]] = {
     "dispatch-latency": pipeline.latency,
     "latency": latency.run,
     "prefill": pipeline.prefill,
+    "takeover": takeover.run,
     "api": api.run,
     "api-bulk": api_bulk.run,
     "push": push.run,
