@@ -389,7 +389,8 @@ def test_a_subscription_with_an_endpoint_that_refuses_is_not_shown_as_active(
     async def work(page: Page) -> None:
         await page.goto("/console/subscriptions")
         await page.get_by_placeholder("Filter subscriptions").fill(name)
-        await expect(page.locator("tbody tr .badge")).to_contain_text("not pushed")
+        row = page.locator("tbody tr", has_text=name)
+        await expect(row.locator(".badge")).to_contain_text("not pushed")
         await page.goto(f"/console/subscriptions/{name}")
         await expect(page.locator(".alert")).to_contain_text("answers 503")
         state = page.locator("section", has_text="Definition").locator("dl > div", has_text="State")
