@@ -21,7 +21,7 @@ def posted(address: Address, label: str) -> Any:
 
 
 def test_what_a_pipeline_does_is_posted_and_its_end_too(address: Address, unique: str) -> None:
-    with StatusPublisher(lambda: address, unique) as publisher:
+    with StatusPublisher(lambda: address, status_key(unique)) as publisher:
         publisher.publish({"group": "main", "spark_ui": None}, [part(State.RUNNING)])
         wait_until(lambda: (posted(address, unique) or {}).get("parts", [{}])[0].get("state") == "running")
         publisher.publish({"group": "main"}, [part(State.WAITING, Failure("the disk is full"))])
@@ -32,6 +32,6 @@ def test_what_a_pipeline_does_is_posted_and_its_end_too(address: Address, unique
 
 def test_a_server_that_is_away_does_not_block_the_pipeline(unique: str) -> None:
     nowhere = Address.parse("nats://127.0.0.1:1")
-    with StatusPublisher(lambda: nowhere, unique) as publisher:
+    with StatusPublisher(lambda: nowhere, status_key(unique)) as publisher:
         for _ in range(10_000):  # each would wait for two seconds, if it waited
             publisher.publish({}, [part(State.RUNNING)])
