@@ -43,7 +43,7 @@ from purveyor.spark.session import is_local
 
 _log = logging.getLogger(__name__)
 
-ROUNDS: Final = 3
+ROUNDS: Final = 5
 """How many batches each query runs: in the first one everything is loaded, in the next ones the JVM compiles."""
 _LONGEST_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.02
