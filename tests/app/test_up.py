@@ -196,6 +196,21 @@ async def test_a_part_that_cannot_start_ends_all_with_its_error() -> None:
     assert not alive(int(next(each.detail for each in events if each.part == "fine")))
 
 
+async def test_a_standby_that_cannot_start_is_started_again_and_ends_no_other_part() -> None:
+    events: list[PartEvent] = []
+
+    def on_event(event: PartEvent) -> None:
+        events.append(event)
+        if [each.event for each in events].count("died") == 2:
+            supervisor.stop()
+
+    standby = replace(program('sys.exit("error: no memory")', "standby"), starts_last=True)
+    supervisor = Supervisor([program(STAYS, "working"), standby], on_event, restart_policy=SWIFT)
+    await supervisor.run()
+    died = [each for each in events if each.event == "died"]
+    assert [(each.part, each.detail.partition(";")[0]) for each in died] == [("standby", "no memory")] * 2
+
+
 async def test_unknown_output_is_passed_on_and_a_part_that_ignores_signals_is_killed() -> None:
     events: list[PartEvent] = []
     stub = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('no JSON'); print('x' * 3_000_000); print('[1]')\n"

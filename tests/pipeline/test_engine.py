@@ -1,8 +1,10 @@
-"""The engine survives a failing task."""
+"""The engine survives a failing task, and leaves the files of other engines alone."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+from purveyor.model.file_lock import FileLock
 
 _PROGRAM = """
 import sys
@@ -26,3 +28,36 @@ def test_a_stack_that_overflows_in_a_task_fails_the_job_and_not_the_engine(tmp_p
         [sys.executable, "-c", _PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
     )
     assert ran.stdout.splitlines() == ["StackOverflowError", "True"], ran.stderr
+
+
+_SCRATCH_PROGRAM = """
+import sys
+from pathlib import Path
+from purveyor.pipeline.engine import start_engine
+
+engine = start_engine("local[1]", Path(sys.argv[1]))
+print(engine.scratch.relative_to(sys.argv[1]))
+engine.stop()
+print(engine.scratch.exists())
+"""
+
+
+def test_an_engine_removes_only_its_own_files_for_shuffles(tmp_path: Path) -> None:
+    """Another one may run on the same data: as a standby, or on another machine, where its process id means nothing."""
+    left, other = tmp_path / "spark" / "pipeline-2" / "left", tmp_path / "spark" / "pipeline" / "blockmgr"
+    for each in (left, other):
+        each.mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    living = FileLock(tmp_path / "logs" / "pipeline.lock")
+    assert living.try_lock()
+    ran = subprocess.run(
+        [sys.executable, "-c", _SCRATCH_PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.stdout.splitlines() == ["spark/pipeline-2", "False"], ran.stderr
+    assert other.exists()
+    assert not left.exists()
+    living.release()

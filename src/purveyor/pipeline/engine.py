@@ -63,9 +63,9 @@ class EngineLost(PurveyorError):
 class Engine:
     """A running Spark."""
 
-    def __init__(self, spark: SparkSession, scratch: Path, log_lock: FileLock) -> None:
+    def __init__(self, spark: SparkSession, scratch: Path, name_lock: FileLock) -> None:
         self.spark = spark
-        self._log_lock = log_lock
+        self._name_lock = name_lock
         self.scratch = scratch
         """A directory that is removed with it."""
         self._process = jvm_process(spark)
@@ -82,7 +82,7 @@ class Engine:
         ending.start()
         ending.join(STOP_TIMEOUT_SECONDS)
         shutil.rmtree(self.scratch, ignore_errors=True)
-        self._log_lock.release()
+        self._name_lock.release()
 
     def _stop(self) -> None:
         with contextlib.suppress(PySparkException, Py4JError, OSError):  # it was already stopping
@@ -94,10 +94,11 @@ def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
 
     SetupError says why Spark does not start.
     """
-    logs, scratch = data_dir / "logs", _scratch_directory(data_dir / "spark")
+    logs = data_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    log_lock = _lock_log_name(logs)
-    name = log_lock.path.stem
+    name_lock = _lock_name(logs)
+    name = name_lock.path.stem
+    scratch = _scratch_directory(data_dir / "spark" / name)
     _log_to_file(logs / f"{name}-driver.log")
     config = logs / f"{name}-log4j2.properties"
     config.write_text(_LOG4J_CONFIG.format(log=logs / f"{name}.log"), encoding="utf-8")
@@ -127,13 +128,13 @@ def start_engine(master: str, data_dir: Path, *, ui: bool = False) -> Engine:
             spark = session("purveyor-pipeline", master=master, options=options)
     except (PySparkException, Py4JError, OSError) as error:
         reason = explain(error).message
-        log_lock.release()
+        name_lock.release()
         raise SetupError(f"Spark does not start on {master}: {reason}", fix=f"see {output}") from error
-    return Engine(spark, scratch, log_lock)
+    return Engine(spark, scratch, name_lock)
 
 
-def _lock_log_name(logs: Path) -> FileLock:
-    """Lock the first free name of `pipeline`, `pipeline-2` and so on: two processes cannot rotate the same files."""
+def _lock_name(logs: Path) -> FileLock:
+    """Lock the first free name of `pipeline`, `pipeline-2` and so on: two processes never use the same files."""
     for number in count(1):
         lock = FileLock(logs / ("pipeline.lock" if number == 1 else f"pipeline-{number}.lock"))
         if lock.try_lock():
@@ -152,14 +153,11 @@ def _log_to_file(path: Path) -> None:
     logger.addHandler(handler)
 
 
-def _scratch_directory(home: Path) -> Path:
-    """Make a directory of this process for shuffles, and remove those of dead processes."""
-    for left in home.glob("*") if home.is_dir() else ():
-        if left.name.isdigit() and not Path(f"/proc/{left.name}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    this_process = home / str(os.getpid())
-    this_process.mkdir(parents=True, exist_ok=True)
-    return this_process.absolute()
+def _scratch_directory(directory: Path) -> Path:
+    """Make an empty directory for shuffles: a process that died may have left one. This process has locked its name."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory.absolute()
 
 
 @contextlib.contextmanager

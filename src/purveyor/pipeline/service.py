@@ -189,6 +189,7 @@ class PipelineService:
                     state = STANDBY
                     is_active = locks.wait(should_continue, report_standby)
                 publisher.end()
+                engine.check()
                 if is_active and self._wait_for_queues(stop):
                     self._run_on(engine, stop)
         finally:

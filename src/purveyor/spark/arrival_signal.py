@@ -46,13 +46,12 @@ class ArrivalWait:
             doubled = 2 * self._storing_seconds
             self._storing_seconds = doubled if doubled <= _LONGEST_STORING_POLL_SECONDS else None
             return
-        was_armed = self._signal.is_armed(subjects)
         if not self._signal.arm(subjects):
             time.sleep(min(self._poll_seconds, at_most_seconds))
             self._poll_seconds = min(self._poll_seconds * _POLL_GROWTH, _LONGEST_POLL_SECONDS)
             return
-        # A message may have come just before the subscription, so the first look after it is soon.
-        seconds = _SIGNAL_POLL_SECONDS if was_armed else _SHORTEST_POLL_SECONDS
+        # The first look after a new subscription is soon.
+        seconds = _SHORTEST_POLL_SECONDS if self._signal.was_armed_now else _SIGNAL_POLL_SECONDS
         if self._signal.wait(min(seconds, at_most_seconds)):
             self._storing_seconds = _STORING_POLL_SECONDS
 
@@ -77,6 +76,8 @@ class ArrivalSignal:
         self._address = address
         self._connection: BulkConnection | None = None
         self._armed: dict[int, str] = {}
+        self.was_armed_now = False
+        """Whether the last call of `arm` made a subscription: a message may have come just before it."""
         self._refused = False
         self._connect_at = 0.0
 
@@ -98,7 +99,9 @@ class ArrivalSignal:
             while connection.pump(0.0):
                 self._receive(connection)  # what came while the last batch ran
             self._receive(connection)
-            for subject in set(subjects) - set(self._armed.values()):
+            missing = set(subjects) - set(self._armed.values())
+            self.was_armed_now = bool(missing)
+            for subject in missing:
                 sid = connection.subscribe(subject)
                 connection.unsubscribe(sid, after_messages=1)
                 self._armed[sid] = subject

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import parse_qs, quote, urlsplit
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -179,7 +180,7 @@ LOGOUT: Final = "/console/logout"
 API_PREFIX: Final = "/v1/"
 """The prefix of nearly all requests, checked first."""
 _FRAMEWORK: Final = ("/_nicegui/", "/_nicegui_ws/")
-_MAX_FORM_BYTES: Final = 8192
+MAX_FORM_BYTES: Final = 8192
 _LOGOUT_WAIT_SECONDS: Final = 3.0
 """How long a logout waits until the other processes know of it."""
 _LOGOUT_RETRY_SECONDS: Final = 2.0
@@ -282,7 +283,11 @@ class ConsoleMiddleware:
             return HTMLResponse(login_page(wanted), headers={"cache-control": "no-store"})
         if scope["method"] != "POST":
             return PlainTextResponse("", HTTPStatus.METHOD_NOT_ALLOWED)
-        form = parse_qs((await _body(receive)).decode("utf-8", "replace"), keep_blank_values=True)
+        try:
+            body = await read_body(receive, MAX_FORM_BYTES)
+        except ClientDisconnect:  # half a password is no attempt to log in
+            return PlainTextResponse("", HTTPStatus.BAD_REQUEST)
+        form = parse_qs((body or b"").decode("utf-8", "replace"), keep_blank_values=True)
         user, password = (form.get(name, [""])[0] for name in ("user", "password"))
         wanted = _console_path(form.get("next", [wanted])[0])
         client = scope.get("client")
@@ -379,15 +384,18 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: HTTPStatus
     await PlainTextResponse(status.phrase, status)(scope, receive, send)
 
 
-async def _body(receive: Receive) -> bytes:
-    data = b""
+async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
+    """Return the body of a request; None if it is too large. Raise ClientDisconnect if the client leaves before."""
+    data = bytearray()
     while True:
         message = await receive()
-        data += bytes(message.get("body", b""))
-        if len(data) > _MAX_FORM_BYTES:
-            return b""
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        data += message.get("body", b"")
+        if len(data) > max_bytes:
+            return None
         if not message.get("more_body"):
-            return data
+            return bytes(data)
 
 
 def _with_headers(send: Send) -> Send:

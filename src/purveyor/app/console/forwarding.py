@@ -15,16 +15,23 @@ from typing import Any, Final
 
 import aiohttp
 import uvicorn
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
-from purveyor.app.console.console_login import API_PREFIX, is_console
+from purveyor.app.console.console_login import API_PREFIX, MAX_FORM_BYTES, Sessions, is_console, read_body
 from purveyor.app.http.uvicorn_adapter import SocketServer
+from purveyor.model.errors import SetupError
 
 _CLIENT: Final = b"x-purveyor-client"
 _SCHEME: Final = b"x-purveyor-scheme"
 _MAX_BODY_BYTES: Final = 4 << 20
+"""Of a request with a session. Without one, only the form of the login has a body."""
+_CONNECT_TIMEOUT_SECONDS: Final = 5.0
+_ANSWER_TIMEOUT_SECONDS: Final = 60.0
+"""Longer than a poll of the browser waits."""
+_START_POLL_SECONDS: Final = 0.01
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
@@ -39,9 +46,10 @@ _log = logging.getLogger(__name__)
 class ConsoleForwarder:
     """ASGI middleware of the other workers: it forwards requests for the console, and passes all others on."""
 
-    def __init__(self, app: ASGIApp, path: Path) -> None:
+    def __init__(self, app: ASGIApp, path: Path, sessions: Sessions) -> None:
         self._app = app
         self._path = path
+        self._sessions = sessions
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,14 +72,20 @@ class ConsoleForwarder:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(str(self._path), limit=0),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=_CONNECT_TIMEOUT_SECONDS, sock_read=_ANSWER_TIMEOUT_SECONDS
+                ),
                 auto_decompress=False,
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             )
         return self._session
 
     async def _forward_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _read_body(receive)
+        cookie = dict(scope["headers"]).get(b"cookie", b"").decode("latin-1")
+        try:
+            body = await read_body(receive, _MAX_BODY_BYTES if self._sessions.read(cookie) else MAX_FORM_BYTES)
+        except ClientDisconnect:
+            return
         if body is None:
             await PlainTextResponse("", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)(scope, receive, send)
             return
@@ -100,10 +114,11 @@ class ConsoleForwarder:
         await receive()  # the request to connect
         headers = [each for each in _headers(scope) if not each[0].startswith("sec-websocket-")]
         try:
-            connecting = self._client().ws_connect(
-                _url(scope), headers=headers, protocols=scope.get("subprotocols", ()), max_msg_size=0
-            )
-            async with connecting as socket:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
+                connected = await self._client().ws_connect(
+                    _url(scope), headers=headers, protocols=scope.get("subprotocols", ()), max_msg_size=0
+                )
+            async with connected as socket:
                 await send({"type": "websocket.accept", "subprotocol": socket.protocol})
                 await _pump(socket, receive, send)
         except aiohttp.WSServerHandshakeError:
@@ -157,21 +172,9 @@ def _headers(scope: Scope) -> list[tuple[str, str]]:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in (*kept, *added)]
 
 
-async def _read_body(receive: Receive) -> bytes | None:
-    """Return the body of a request; None if it is too large."""
-    data = bytearray()
-    while True:
-        message: Message = await receive()
-        data += message.get("body", b"")
-        if len(data) > _MAX_BODY_BYTES:
-            return None
-        if not message.get("more_body"):
-            return bytes(data)
-
-
 @contextlib.asynccontextmanager
 async def serve_forwarded(app: ASGIApp, path: Path) -> AsyncIterator[None]:
-    """Serve forwarded requests on a Unix socket until the end of the block."""
+    """Serve forwarded requests on a Unix socket until the end of the block. SetupError says why it cannot."""
 
     async def restore(scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -190,13 +193,20 @@ async def serve_forwarded(app: ASGIApp, path: Path) -> AsyncIterator[None]:
         ws="websockets-sansio",
         lifespan="off",
         log_config=None,
-        access_log=False,
+        access_log=logging.getLogger().isEnabledFor(logging.DEBUG),
         proxy_headers=False,
         server_header=False,
+        date_header=False,  # the other worker adds its own
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     server = SocketServer(config)
     serving = asyncio.create_task(server.serve())
+    while not server.started and not serving.done():
+        await asyncio.wait((serving,), timeout=_START_POLL_SECONDS)
+    if not server.started:
+        raise SetupError(
+            f"the console cannot listen on {path}: {serving.exception()}", fix="set TMPDIR to a short, writable path"
+        )
     try:
         yield
     finally:

@@ -280,7 +280,7 @@ def create_app(api: Api) -> ASGIApp:
     if path is not None and not api.serves_console:
         from purveyor.app.console.forwarding import ConsoleForwarder  # noqa: PLC0415 - only workers need it
 
-        return ConsoleForwarder(app, path)
+        return ConsoleForwarder(app, path, console.sessions)
     return ConsoleMiddleware(app, api, console.sessions, console.build_app)
 
 

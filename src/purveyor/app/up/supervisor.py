@@ -204,6 +204,8 @@ class ManagedProcess:
             limit=_MAX_LINE_BYTES,
             pass_fds=self.part.inherited,
         )
+        if self._stopping.is_set():  # `stop` came while the process was being created, and did not see it
+            _kill_group(process.pid)
         assert process.stdout is not None
         assert process.stderr is not None
         readers = [
@@ -217,7 +219,9 @@ class ManagedProcess:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
         ran_seconds = time.monotonic() - began
-        return code, RunEnd(ran_seconds=ran_seconds, was_ready=self._was_ready, exit_code=code)
+        # The others work without a part that starts last, so an error of its start does not end them.
+        was_ready = self._was_ready or self.part.starts_last
+        return code, RunEnd(ran_seconds=ran_seconds, was_ready=was_ready, exit_code=code)
 
     def _read_output(self, line: str) -> None:
         try:
