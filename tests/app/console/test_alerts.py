@@ -27,7 +27,17 @@ from purveyor.model.control_events import JobKind, job_id
 from purveyor.model.delivery_policy import Push
 from purveyor.model.registration import DispatchState, PrefillState, PrefillStatus, RecordState, Suspension
 from purveyor.sources.ldap.source_status import SourceReport
-from tests.app.console.worlds import NOW, PARTS, PIPELINE, flow_of, only, registered, unreadable, waiting, world
+from tests.app.console.sample_systems import (
+    NOW,
+    PARTS,
+    PIPELINE,
+    flow_of,
+    only,
+    registered,
+    sample_system,
+    unreadable,
+    waiting,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,19 +57,19 @@ def test_a_failing_endpoint_is_red_with_its_cause_and_fitting_advice(
         window=1,
     )
     problem = PushProblem(failure.reason, failure.since, (failure,))
-    queues = {**world().queues, "ox": waiting("ox", 20_000, 360)}
+    queues = {**sample_system().queues, "ox": waiting("ox", 20_000, 360)}
     pushed = {"ox": registered("ox", push=Push(endpoints=("http://ox/in",))), "ux": registered("ux")}
-    failing = world(queues=queues, subscriptions=pushed, push_problems={"ox": problem})
+    failing = sample_system(queues=queues, subscriptions=pushed, push_problems={"ox": problem})
     alert = only(flow_of(failing, seen_for=1.0))
     assert recorded_numbers(failing)["failed", "ox"] == 20
-    assert recorded_numbers(world(subscriptions=pushed))["failed", "ox"] == 0
+    assert recorded_numbers(sample_system(subscriptions=pushed))["failed", "ox"] == 0
     assert (alert.about, alert.level) == ("sub:ox", Level.STUCK)
     assert failure.reason in alert.title
     assert "6 min" in alert.reason
     assert "20 attempts failed, circuit breaker open, window 1" in alert.reason
     assert advice in alert.next
     keeps = registered("ox", retention_seconds=7200.0, push=Push(endpoints=("http://ox/in",)))
-    expiring = world(
+    expiring = sample_system(
         subscriptions={"ox": keeps, "ux": registered("ux")},
         queues={**queues, "ox": waiting("ox", 20_000, 7000)},
         push_problems={"ox": problem},
@@ -80,7 +90,7 @@ def test_a_source_that_does_not_follow_its_directory_is_a_warning(
     values: dict[str, str], is_silent: bool, words: str
 ) -> None:
     report = SourceReport(source="people", values=values, at=NOW - timedelta(seconds=60), is_silent=is_silent)
-    alert = only(flow_of(world(sources=(report,))))
+    alert = only(flow_of(sample_system(sources=(report,))))
     assert (alert.about, alert.level, alert.kind) == ("source:people", Level.WARNING, Kind.SOURCE_STOPPED)
     assert words in alert.reason
 
@@ -89,28 +99,28 @@ def test_the_overview_shows_the_directories() -> None:
     values = {"state": "following", "base": "dc=<b>", "uri": "ldap://a", "entries": 1234, "lag_seconds": 0.004}
     values |= {"mode": "syncrepl", "last_change": (NOW - timedelta(seconds=30)).isoformat()}
     report = SourceReport(source="people", values=values, at=NOW)
-    shown = sources_table(world(sources=(report,)))
-    assert not flow_of(world(sources=(report,))).alerts
+    shown = sources_table(sample_system(sources=(report,)))
+    assert not flow_of(sample_system(sources=(report,))).alerts
     for words in ("people", "dc=&lt;b&gt;", "following", "30 s ago", "4 ms"):
         assert words in shown
-    assert sources_table(world(sources=(SourceReport(source="x", values={}, at=None),)))
+    assert sources_table(sample_system(sources=(SourceReport(source="x", values={}, at=None),)))
 
 
 def test_while_the_server_is_unreachable_there_is_only_that_alert() -> None:
-    alert = only(flow_of(world(problem="no NATS server answers", fix="is it running?", dead_letters={"x": 1})))
+    alert = only(flow_of(sample_system(problem="no NATS server answers", fix="is it running?", dead_letters={"x": 1})))
     assert (alert.level, alert.next) == (Level.STUCK, "is it running?")
 
 
 def pending(count: int) -> dict[str, tuple[ReaderSnapshot, ...]]:
     """Return readers of which the dispatcher has work."""
     readers = (ReaderSnapshot(durable="dispatcher", pending=count), ReaderSnapshot(durable="archive"))
-    return {**world().readers, "incoming": readers}
+    return {**sample_system().readers, "incoming": readers}
 
 
 def test_a_pipeline_that_is_dead_is_red_when_messages_wait_for_it_and_a_restart_is_not() -> None:
     def flow(silent_seconds: int, count: int) -> Flow:
         dead = replace(PIPELINE, at=NOW - timedelta(seconds=silent_seconds))
-        return flow_of(world(pipelines=(dead,), readers=pending(count)))
+        return flow_of(sample_system(pipelines=(dead,), readers=pending(count)))
 
     assert flow(8, 0).alerts == ()
     levels = {(seconds, count): only(flow(seconds, count)).level for seconds in (40, 90) for count in (0, 5)}
@@ -128,18 +138,18 @@ def test_a_pipeline_that_is_dead_is_red_when_messages_wait_for_it_and_a_restart_
 
 
 def test_a_pipeline_that_starts_with_the_system_is_given_time_to_report() -> None:
-    assert only(flow_of(world(pipelines=()), seen_for=20)).level is Level.NOTE
-    assert only(flow_of(world(pipelines=(), readers=pending(5)), seen_for=900)).level is Level.STUCK
+    assert only(flow_of(sample_system(pipelines=()), seen_for=20)).level is Level.NOTE
+    assert only(flow_of(sample_system(pipelines=(), readers=pending(5)), seen_for=900)).level is Level.STUCK
 
 
 def test_a_missing_pipeline_is_an_alert_only_when_there_is_work() -> None:
     assert flow_of(SystemSnapshot(at=NOW)).alerts == ()
-    assert only(flow_of(world(pipelines=()))).title == "No pipeline runs"
+    assert only(flow_of(sample_system(pipelines=()))).title == "No pipeline runs"
 
 
 def test_of_two_pipelines_the_living_one_counts() -> None:
     gone = replace(PIPELINE, label="old", at=NOW - timedelta(hours=1))
-    assert flow_of(world(pipelines=(gone, PIPELINE))).alerts == ()
+    assert flow_of(sample_system(pipelines=(gone, PIPELINE))).alerts == ()
 
 
 def failing(state: str) -> PipelineSnapshot:
@@ -162,7 +172,7 @@ def failing(state: str) -> PipelineSnapshot:
 def test_a_part_that_fails_is_red_when_the_restart_does_not_help(
     state: str, seconds: float, level: Level, title: str
 ) -> None:
-    flow = flow_of(world(pipelines=(failing(state),)), seen_for=seconds)
+    flow = flow_of(sample_system(pipelines=(failing(state),)), seen_for=seconds)
     alert = only(flow)
     assert (alert.about, alert.level, alert.title) == ("part:archive", level, title)
     assert alert.reason == "no space left (free some)"
@@ -170,20 +180,20 @@ def test_a_part_that_fails_is_red_when_the_restart_does_not_help(
 
 
 def test_a_part_that_does_not_answer_is_red_at_once() -> None:
-    alert = only(flow_of(world(pipelines=(failing("unresponsive"),)), seen_for=1))
+    alert = only(flow_of(sample_system(pipelines=(failing("unresponsive"),)), seen_for=1))
     assert (alert.about, alert.level, alert.title) == ("part:archive", Level.STUCK, "archive does not answer")
 
 
 def test_a_part_that_does_not_run_is_an_alert_when_it_has_work() -> None:
     some = replace(PIPELINE, parts=PARTS[:2])
-    assert flow_of(world(pipelines=(some,))).alerts == ()
-    readers = {**world().readers, "prefill": (ReaderSnapshot(durable="prefill", pending=1),)}
-    assert "--parts prefill" in only(flow_of(world(pipelines=(some,), readers=readers))).next
+    assert flow_of(sample_system(pipelines=(some,))).alerts == ()
+    readers = {**sample_system().readers, "prefill": (ReaderSnapshot(durable="prefill", pending=1),)}
+    assert "--parts prefill" in only(flow_of(sample_system(pipelines=(some,), readers=readers))).next
 
 
 def test_a_part_that_runs_and_does_not_move_is_noticed() -> None:
-    readers = {**world().readers, "ldif": (ReaderSnapshot(durable="transformer", ack_floor=3, pending=9),)}
-    snapshot = world(readers=readers)
+    readers = {**sample_system().readers, "ldif": (ReaderSnapshot(durable="transformer", ack_floor=3, pending=9),)}
+    snapshot = sample_system(readers=readers)
     assert flow_of(snapshot, seen_for=30).alerts == ()
     assert only(flow_of(snapshot, seen_for=90)).level is Level.WARNING
     assert only(flow_of(snapshot, seen_for=900)).level is Level.STUCK
@@ -192,8 +202,8 @@ def test_a_part_that_runs_and_does_not_move_is_noticed() -> None:
 def test_a_part_that_has_processed_what_its_durable_has_not_passed_is_well() -> None:
     """The archive moves its durable minutes later, so that the messages can be read again."""
     readers = (ReaderSnapshot(durable="dispatcher", ack_floor=50), ReaderSnapshot(durable="archive", pending=50))
-    queues = {**world().queues, "incoming": waiting("incoming", 50, 119, last_sequence=50)}
-    snapshot = world(queues=queues, readers={**world().readers, "incoming": readers})
+    queues = {**sample_system().queues, "incoming": waiting("incoming", 50, 119, last_sequence=50)}
+    snapshot = sample_system(queues=queues, readers={**sample_system().readers, "incoming": readers})
 
     def with_position(position: int | None, seen_for: float = 900) -> Flow:
         parts = tuple(replace(part, position=position) if part.name == "archive" else part for part in PARTS)
@@ -211,8 +221,10 @@ def test_a_part_that_has_processed_what_its_durable_has_not_passed_is_well() -> 
 def test_a_prefill_that_writes_is_no_part_that_does_not_move() -> None:
     def snapshot(written: int) -> SystemSnapshot:
         state = PrefillState(incarnation="i", status=PrefillStatus.RUNNING, position=1, written=written)
-        readers = {**world().readers, "prefill": (ReaderSnapshot(durable="prefill", unanswered=1),)}
-        return world(readers=readers, subscriptions={"ox": registered("ox", prefill=state), "ux": registered("ux")})
+        readers = {**sample_system().readers, "prefill": (ReaderSnapshot(durable="prefill", unanswered=1),)}
+        return sample_system(
+            readers=readers, subscriptions={"ox": registered("ox", prefill=state), "ux": registered("ux")}
+        )
 
     history = History()
     for seconds, written in ((900, 10), (10, 20), (0, 20)):
@@ -226,7 +238,7 @@ def test_a_suspended_subscription_says_why_and_how_to_go_on() -> None:
     suspended = DispatchState(
         incarnation="i", next=9, suspended=Suspension(position=9, reason="the queue is full", at=NOW)
     )
-    flow = flow_of(world(subscriptions={"ox": registered("ox", dispatch=suspended), "ux": registered("ux")}))
+    flow = flow_of(sample_system(subscriptions={"ox": registered("ox", dispatch=suspended), "ux": registered("ux")}))
     alert = only(flow)
     assert "the queue is full" in alert.reason
     assert "resume" in alert.next
@@ -239,18 +251,19 @@ def test_a_suspended_subscription_says_why_and_how_to_go_on() -> None:
 )
 def test_a_prefill_that_is_not_done_explains_why_nothing_comes(status: PrefillStatus, level: Level) -> None:
     state = PrefillState(incarnation="i", status=status, position=1, total=10, written=3, reason="no archive")
-    assert only(flow_of(world(subscriptions={"ox": registered("ox", prefill=state)}))).level is level
+    assert only(flow_of(sample_system(subscriptions={"ox": registered("ox", prefill=state)}))).level is level
 
 
 def test_a_replay_is_not_called_a_prefill() -> None:
     replay = PrefillState(
         incarnation="i", status=PrefillStatus.RUNNING, position=1, job="1f0e2c1a-5b7f-4c38-9b1e-0d5b2f1f4a11"
     )
-    alert = only(flow_of(world(subscriptions={"ox": registered("ox", prefill=replay)})))
+    alert = only(flow_of(sample_system(subscriptions={"ox": registered("ox", prefill=replay)})))
     assert alert.title == "A replay to ox runs"
     prefill = replace(replay, job=job_id("00000000-0000-0000-0000-000000000001", JobKind.PREFILL, 1))
     assert (
-        only(flow_of(world(subscriptions={"ox": registered("ox", prefill=prefill)}))).title == "ox is being prefilled"
+        only(flow_of(sample_system(subscriptions={"ox": registered("ox", prefill=prefill)}))).title
+        == "ox is being prefilled"
     )
 
 
@@ -269,19 +282,24 @@ def test_a_replay_is_not_called_a_prefill() -> None:
 def test_a_subscription_without_an_active_consumer_is_a_note_then_a_warning_and_never_red(
     messages: int, seconds: float, level: Level | None
 ) -> None:
-    flow = flow_of(world(queues={**world().queues, "ox": waiting("ox", messages, seconds)}), seen_for=100_000)
+    flow = flow_of(
+        sample_system(queues={**sample_system().queues, "ox": waiting("ox", messages, seconds)}), seen_for=100_000
+    )
     assert [alert.level for alert in flow.alerts] == ([] if level is None else [level])
 
 
 def test_a_queue_that_is_old_and_moves_is_behind_and_no_alert() -> None:
-    assert flow_of(world(queues={**world().queues, "ox": waiting("ox", 4, 9000)}), seen_for=10).alerts == ()
+    assert (
+        flow_of(sample_system(queues={**sample_system().queues, "ox": waiting("ox", 4, 9000)}), seen_for=10).alerts
+        == ()
+    )
 
 
 @pytest.mark.parametrize(("seconds", "level"), [(30, None), (90, Level.WARNING), (900, Level.STUCK)])
 def test_a_push_subscription_that_no_worker_serves_is_red_within_minutes(seconds: float, level: Level | None) -> None:
     pushed = registered("ox", push=Push(endpoints=("http://ox/in",)))
-    snapshot = world(
-        queues={**world().queues, "ox": waiting("ox", 2, seconds)},
+    snapshot = sample_system(
+        queues={**sample_system().queues, "ox": waiting("ox", 2, seconds)},
         subscriptions={"ox": pushed, "ux": registered("ux")},
     )
     flow = flow_of(snapshot, seen_for=100_000)
@@ -294,8 +312,8 @@ def test_a_push_subscription_that_no_worker_serves_is_red_within_minutes(seconds
 )
 def test_messages_that_expire_unread_are_a_warning(age: float, retention: float, warned: bool) -> None:
     """A retention time below an hour is chosen by subscribers that want no old messages."""
-    snapshot = world(
-        queues={**world().queues, "ox": waiting("ox", 2, age)},
+    snapshot = sample_system(
+        queues={**sample_system().queues, "ox": waiting("ox", 2, age)},
         subscriptions={"ox": registered("ox", retention_seconds=retention)},
     )
     expiring = [alert for alert in flow_of(snapshot, seen_for=5).alerts if alert.kind is Kind.EXPIRING]
@@ -304,8 +322,9 @@ def test_messages_that_expire_unread_are_a_warning(age: float, retention: float,
 
 
 def test_a_paused_subscription_is_not_stuck() -> None:
-    snapshot = world(
-        queues={**world().queues, "ox": waiting("ox", 4, 9000)}, subscriptions={"ox": registered("ox", paused=True)}
+    snapshot = sample_system(
+        queues={**sample_system().queues, "ox": waiting("ox", 4, 9000)},
+        subscriptions={"ox": registered("ox", paused=True)},
     )
     alert = only(flow_of(snapshot))
     assert alert.level is Level.NOTE  # an operator wanted it so
@@ -314,15 +333,15 @@ def test_a_paused_subscription_is_not_stuck() -> None:
 
 @pytest.mark.parametrize("state", [RecordState.REGISTERING, RecordState.DELETING])
 def test_what_was_interrupted_says_how_to_end_it(state: RecordState) -> None:
-    snapshot = world(subscriptions={"ox": registered("ox", state=state)})
+    snapshot = sample_system(subscriptions={"ox": registered("ox", state=state)})
     assert "again" in only(flow_of(snapshot)).next
     assert flow_of(snapshot, seen_for=5).alerts == ()  # the request is under way
 
 
 def test_sealed_queues_dead_letters_and_failed_prefills_are_alerts() -> None:
-    queues = {**world().queues, "ldif": waiting("ldif", 1, 5, sealed=True)}
+    queues = {**sample_system().queues, "ldif": waiting("ldif", 1, 5, sealed=True)}
     queues["prefill-failures"] = waiting("prefill-failures", 2, 5)
-    flow = flow_of(world(queues=queues, dead_letters={"intake": 2}, unreadable={"bad": unreadable("bad")}))
+    flow = flow_of(sample_system(queues=queues, dead_letters={"intake": 2}, unreadable={"bad": unreadable("bad")}))
     assert [alert.level for alert in flow.alerts] == [Level.STUCK, Level.WARNING, Level.WARNING, Level.NOTE]
 
 
@@ -335,7 +354,7 @@ def many(names: Iterable[str], messages: int = 3) -> SystemSnapshot:
         for number, name in enumerate(names)
     }
     subscriptions = {name: registered(name) for name in ("ox", "ux", *found)}
-    return world(queues={**world().queues, **found}, subscriptions=subscriptions)
+    return sample_system(queues={**sample_system().queues, **found}, subscriptions=subscriptions)
 
 
 def test_many_subscriptions_with_the_same_problem_are_one_line_with_each_of_them_and_the_next_step() -> None:
@@ -377,7 +396,7 @@ def test_only_the_most_urgent_line_is_open_and_notes_share_the_last_one() -> Non
     paused = {name: registered(name, paused=True) for name in ("ox", "ux")}
     queues = {name: waiting(name, 3, 90) for name in paused}
     queues["prefill-failures"] = waiting("prefill-failures", 2, 5)
-    snapshot = world(queues={**world().queues, **queues}, subscriptions=paused, dead_letters={"x": 2})
+    snapshot = sample_system(queues={**sample_system().queues, **queues}, subscriptions=paused, dead_letters={"x": 2})
     text = alerts_html(flow_of(replace(snapshot, pipelines=(failing("failed"),)), seen_for=20_000).alerts)
     assert text.count(" open>") == 1
     assert (
@@ -395,7 +414,7 @@ def test_each_alert_keeps_its_next_step_in_the_page() -> None:
 
 def test_a_standby_is_among_the_processes_and_raises_no_alert() -> None:
     def shown(**changes: object) -> str:
-        return processes_table(world(standbys=(replace(standby, **changes),)))  # type: ignore[arg-type]  # of the test
+        return processes_table(sample_system(standbys=(replace(standby, **changes),)))  # type: ignore[arg-type]  # of the test
 
     standby = replace(PIPELINE, pid=12, state="standby", parts=())
     assert "12 on here" in shown()
@@ -403,5 +422,7 @@ def test_a_standby_is_among_the_processes_and_raises_no_alert() -> None:
     assert "starting, to stand by" in shown(state="warming")
     assert "12 on here" not in shown(stopped=True)
     assert "12 on here" not in shown(at=NOW - timedelta(minutes=1))
-    assert "12 on here" not in processes_table(world())
-    assert list(all_alerts(world(standbys=(standby,)), History())) == list(all_alerts(world(), History()))
+    assert "12 on here" not in processes_table(sample_system())
+    assert list(all_alerts(sample_system(standbys=(standby,)), History())) == list(
+        all_alerts(sample_system(), History())
+    )

@@ -14,11 +14,20 @@ from purveyor.app.console.html import alerts as as_html
 from purveyor.app.console.snapshot import QueueKind, QueueSnapshot, ReaderSnapshot, recorded_numbers
 from purveyor.app.console.time_series import History
 from purveyor.model.registration import DispatchState, Suspension
-from tests.app.console.worlds import NOW, PARTS, PIPELINE, flow_of, registered, unreadable, waiting, world
+from tests.app.console.sample_systems import (
+    NOW,
+    PARTS,
+    PIPELINE,
+    flow_of,
+    registered,
+    sample_system,
+    unreadable,
+    waiting,
+)
 
 
 def test_all_is_well() -> None:
-    flow = flow_of(world())
+    flow = flow_of(sample_system())
     assert flow.alerts == ()
     assert flow.level is Level.FINE
     assert {box.title for box in flow.boxes} >= {
@@ -36,12 +45,12 @@ def test_the_age_on_an_arrow_is_that_of_what_its_own_reader_has_not_done() -> No
     history = History()
     for second, last in ((0, 0), (100, 10), (200, 20), (300, 30)):
         history.add(NOW.timestamp() - 300 + second, {("last", "incoming"): last})
-    queues = {**world().queues, "incoming": waiting("incoming", 30, 290, last_sequence=30)}
+    queues = {**sample_system().queues, "incoming": waiting("incoming", 30, 290, last_sequence=30)}
     quick, slow = (
         ReaderSnapshot(durable="dispatcher", ack_floor=20, pending=10),
         ReaderSnapshot(durable="archive", pending=30),
     )
-    snapshot = world(queues=queues, readers={**world().readers, "incoming": (quick, slow)})
+    snapshot = sample_system(queues=queues, readers={**sample_system().readers, "incoming": (quick, slow)})
     age = oldest_age(snapshot, history, "incoming", "dispatcher")
     assert age is not None
     assert age <= 100
@@ -52,7 +61,7 @@ def test_of_a_thousand_subscriptions_those_in_need_are_drawn() -> None:
     queues = {f"s{n}": QueueSnapshot(name=f"s{n}", kind=QueueKind.SUBSCRIPTION, messages=n % 50) for n in range(1000)}
     suspended = DispatchState(incarnation="i", next=9, suspended=Suspension(position=9, reason="full", at=NOW))
     subscriptions = {name: registered(name) for name in queues} | {"s7": registered("s7", dispatch=suspended)}
-    flow = flow_of(world(queues={**world().queues, **queues}, subscriptions=subscriptions))
+    flow = flow_of(sample_system(queues={**sample_system().queues, **queues}, subscriptions=subscriptions))
     assert "sub:s7" in {box.id for box in flow.boxes}
     assert sum(box.id.startswith("sub:") for box in flow.boxes) == MAX_SUBSCRIPTIONS
     assert flow.hidden == 1002 - MAX_SUBSCRIPTIONS
@@ -62,7 +71,7 @@ def test_of_a_thousand_subscriptions_those_in_need_are_drawn() -> None:
 def test_nothing_that_comes_from_outside_becomes_markup() -> None:
     evil = '<img src=x onerror="alert(1)">'
     silent = replace(PIPELINE, host=evil, at=NOW - timedelta(days=1))
-    flow = flow_of(world(unreadable={evil: unreadable(evil)}, pipelines=(silent,)))
+    flow = flow_of(sample_system(unreadable={evil: unreadable(evil)}, pipelines=(silent,)))
     assert "<img" not in as_html(flow.alerts) + render_svg(flow)
 
 
@@ -71,8 +80,8 @@ def test_an_idle_part_shows_no_batch_time() -> None:
         history = History()
         for number, batch in enumerate(batches):
             parts = tuple(replace(part, batch=batch, batch_ms=4068) for part in PARTS)
-            readers = {**world().readers, "ldif": (ReaderSnapshot(durable="transformer", pending=pending),)}
-            snapshot = world(pipelines=(replace(PIPELINE, parts=parts),), readers=readers)
+            readers = {**sample_system().readers, "ldif": (ReaderSnapshot(durable="transformer", pending=pending),)}
+            snapshot = sample_system(pipelines=(replace(PIPELINE, parts=parts),), readers=readers)
             history.add(NOW.timestamp() - 4 * (len(batches) - number), recorded_numbers(snapshot))
         return next(box.note for box in build_flow(snapshot, history).boxes if box.id == "part:transform")
 
@@ -82,7 +91,7 @@ def test_an_idle_part_shows_no_batch_time() -> None:
 
 
 def test_the_labels_of_the_arrows_keep_their_distance() -> None:
-    drawn = render_svg(flow_of(world()))
+    drawn = render_svg(flow_of(sample_system()))
     label = re.compile(
         r'class="label" transform="translate\((\S+) (\S+)\)">.*?<rect x="\S+" y="\S+" width="(\S+)" height="(\S+)"'
     )
@@ -96,7 +105,9 @@ def test_the_labels_of_the_arrows_keep_their_distance() -> None:
 def test_a_long_name_is_cut_to_its_box_and_keeps_its_end() -> None:
     name = "W" * 40 + "-europe-west"
     queues = {name: QueueSnapshot(name=name, kind=QueueKind.SUBSCRIPTION)}
-    drawn = render_svg(flow_of(world(queues={**world().queues, **queues}, subscriptions={name: registered(name)})))
+    drawn = render_svg(
+        flow_of(sample_system(queues={**sample_system().queues, **queues}, subscriptions={name: registered(name)}))
+    )
     assert f"<title>{name}</title>" in drawn
     assert f">{name}<" not in drawn.replace(f"<title>{name}</title>", "")
     assert text_width(fit(name, 12)) <= 12

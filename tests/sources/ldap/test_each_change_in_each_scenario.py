@@ -101,7 +101,7 @@ class Subscriber:
 
 
 @dataclass
-class World:
+class FollowedSystem:
     """A directory, the source that follows it, and a subscriber."""
 
     harness: SourceHarness
@@ -139,28 +139,28 @@ class World:
             await self.until_equal()
 
 
-def restart(world: World) -> None:
-    world.slapd.restart()
+def restart(system: FollowedSystem) -> None:
+    system.slapd.restart()
 
 
-def crash(world: World) -> None:
-    world.slapd.kill()
-    world.slapd.start()
+def crash(system: FollowedSystem) -> None:
+    system.slapd.kill()
+    system.slapd.start()
 
 
-def overflow(world: World) -> None:
+def overflow(system: FollowedSystem) -> None:
     for number in range(SESSION_LOG * 2):
-        world.slapd.replace(person("modified"), sn=str(number))
+        system.slapd.replace(person("modified"), sn=str(number))
 
 
-def restore(world: World) -> None:
-    world.slapd.stop()
-    world.slapd.restore(world.snapshot)
-    world.slapd.start()
-    world.slapd.replace(person("renamed"), sn="changed since")
+def restore(system: FollowedSystem) -> None:
+    system.slapd.stop()
+    system.slapd.restore(system.snapshot)
+    system.slapd.start()
+    system.slapd.replace(person("renamed"), sn="changed since")
 
 
-def nothing(_: World) -> None:
+def nothing(_: FollowedSystem) -> None:
     """The source was stopped, and nothing else."""
 
 
@@ -170,48 +170,50 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 
 
 @pytest.fixture
-def world(queues: Queues, unique: str, tmp_path: Path, mode: Mode) -> Iterator[World]:
+def system(queues: Queues, unique: str, tmp_path: Path, mode: Mode) -> Iterator[FollowedSystem]:
     settings = SlapdOptions(session_log=SESSION_LOG, accesslog=mode is Mode.ACCESSLOG)
     with Slapd(tmp_path / "slapd", settings) as slapd:
         slapd.add_base()
         fill(slapd)
         given = FILTER if mode is Mode.SYNCREPL else DEFAULT_FILTER
         harness = SourceHarness.of(queues, slapd, unique, mode=mode, filter=given)
-        yield World(harness, slapd, tmp_path / "snapshot")
+        yield FollowedSystem(harness, slapd, tmp_path / "snapshot")
 
 
-async def test_changes_while_the_source_follows(world: World) -> None:
-    await world.follow(lambda: change_each_way(world.slapd))
+async def test_changes_while_the_source_follows(system: FollowedSystem) -> None:
+    await system.follow(lambda: change_each_way(system.slapd))
 
 
 @pytest.mark.parametrize("meanwhile", [nothing, restart, crash, overflow])
-async def test_changes_while_the_source_is_stopped(world: World, meanwhile: Callable[[World], None]) -> None:
-    await world.follow()
-    change_each_way(world.slapd)
-    meanwhile(world)
-    await world.follow()
+async def test_changes_while_the_source_is_stopped(
+    system: FollowedSystem, meanwhile: Callable[[FollowedSystem], None]
+) -> None:
+    await system.follow()
+    change_each_way(system.slapd)
+    meanwhile(system)
+    await system.follow()
 
 
-async def test_a_restart_of_slapd_while_the_source_follows(world: World) -> None:
+async def test_a_restart_of_slapd_while_the_source_follows(system: FollowedSystem) -> None:
     def change() -> None:
-        world.slapd.restart()
-        change_each_way(world.slapd)
+        system.slapd.restart()
+        change_each_way(system.slapd)
 
-    await world.follow(change)
-
-
-async def test_an_older_database(world: World) -> None:
-    world.slapd.stop()
-    world.slapd.snapshot(world.snapshot)
-    world.slapd.start()
-    await world.follow(lambda: change_each_way(world.slapd))
-    restore(world)
-    await world.follow()
+    await system.follow(change)
 
 
-async def test_a_deleted_cookie(world: World) -> None:
-    await world.follow()
-    change_each_way(world.slapd)
-    store = await SourceStore.open(world.harness.queues)
-    assert await store.forget(world.harness.directory.source)
-    await world.follow()
+async def test_an_older_database(system: FollowedSystem) -> None:
+    system.slapd.stop()
+    system.slapd.snapshot(system.snapshot)
+    system.slapd.start()
+    await system.follow(lambda: change_each_way(system.slapd))
+    restore(system)
+    await system.follow()
+
+
+async def test_a_deleted_cookie(system: FollowedSystem) -> None:
+    await system.follow()
+    change_each_way(system.slapd)
+    store = await SourceStore.open(system.harness.queues)
+    assert await store.forget(system.harness.directory.source)
+    await system.follow()

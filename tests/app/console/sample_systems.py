@@ -45,7 +45,7 @@ def registered(name: str, **more: Any) -> Registered:
     return Registered(record=record, revision=1, **more)
 
 
-def world(**more: Any) -> SystemSnapshot:
+def sample_system(**more: Any) -> SystemSnapshot:
     """Return a healthy system: two subscriptions, no backlog."""
     queues = {name: QueueSnapshot(name=name, kind=QueueKind.INTERNAL) for name in ("ldif", "incoming", "prefill")}
     queues |= {name: QueueSnapshot(name=name, kind=QueueKind.SUBSCRIPTION) for name in ("ox", "ux")}
