@@ -365,8 +365,8 @@ class Connection:
         if self.connected:
             with contextlib.suppress(PurveyorError):
                 await self.flush()
-        # The server is gone: uvloop raises RuntimeError, and unsent data raises ConnectionError.
-        with contextlib.suppress(RuntimeError, ConnectionError):
+        # The server is gone: uvloop raises RuntimeError, unsent data ConnectionError, and on Python 3.13 TypeError.
+        with contextlib.suppress(RuntimeError, ConnectionError, TypeError):
             await self._client.close()
 
     async def __aenter__(self) -> Self:
